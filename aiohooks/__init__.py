@@ -1,0 +1,164 @@
+"""An asyncio-native monitored session: a loop of steps, and everything around the step is a hook.
+
+The loop, as `AsyncMonitoredSession` runs it:
+
+    for hook in hooks: await hook.begin()                       # may add to the graph
+    session = await creator.create_session()
+    await together(hook.after_create_session(session, coord))
+    while not should_stop():
+        requests = await together(hook.before_run(run_context)) # fetches and feeds to add
+        values = await session.run(joined fetches, joined feeds)
+        await together(hook.after_run(run_context, its own values))
+        # an error that means "try again": close the session, make a new one, tell the hooks, run again
+    for hook in hooks: await hook.end(session)                  # on a clean end only
+    await session.aclose()
+    for hook in reversed(hooks): await hook.close(error)        # always
+
+`together` awaits one after the other while none suspends, and overlaps them from then on.
+"""
+
+from aiohooks._clock import Clock as Clock
+from aiohooks._clock import current_clock as current_clock
+from aiohooks._coordinator import Coordinator as Coordinator
+from aiohooks._errors import AbortedError as AbortedError
+from aiohooks._errors import AiohooksError as AiohooksError
+from aiohooks._errors import FeedConflictError as FeedConflictError
+from aiohooks._errors import FetchError as FetchError
+from aiohooks._errors import GraphError as GraphError
+from aiohooks._errors import GraphFinalizedError as GraphFinalizedError
+from aiohooks._errors import HookCancelledError as HookCancelledError
+from aiohooks._errors import HookTimeoutError as HookTimeoutError
+from aiohooks._errors import InvalidArgumentError as InvalidArgumentError
+from aiohooks._errors import InvalidHookError as InvalidHookError
+from aiohooks._errors import NanLossDuringTrainingError as NanLossDuringTrainingError
+from aiohooks._errors import NestedRunError as NestedRunError
+from aiohooks._errors import NotReadyError as NotReadyError
+from aiohooks._errors import OutOfRangeError as OutOfRangeError
+from aiohooks._errors import PublisherFailedError as PublisherFailedError
+from aiohooks._errors import PublisherFinishedError as PublisherFinishedError
+from aiohooks._errors import RecoveryExhaustedError as RecoveryExhaustedError
+from aiohooks._errors import SessionClosedError as SessionClosedError
+from aiohooks._errors import SessionNotReadyError as SessionNotReadyError
+from aiohooks._errors import StepResetError as StepResetError
+from aiohooks._errors import StepTimeoutError as StepTimeoutError
+from aiohooks._errors import StopRequestedError as StopRequestedError
+from aiohooks._errors import StoreClosedError as StoreClosedError
+from aiohooks._errors import UnavailableError as UnavailableError
+from aiohooks._errors import WrongLoopError as WrongLoopError
+from aiohooks._every import Every as Every
+from aiohooks._every import EveryTimer as EveryTimer
+from aiohooks._graph import Graph as Graph
+from aiohooks._graph import Operation as Operation
+from aiohooks._graph import Placeholder as Placeholder
+from aiohooks._graph import Variable as Variable
+from aiohooks._graph import get_default_graph as get_default_graph
+from aiohooks._hook import HookRegistration as HookRegistration
+from aiohooks._hook import SessionRunArgs as SessionRunArgs
+from aiohooks._hook import SessionRunContext as SessionRunContext
+from aiohooks._hook import SessionRunHook as SessionRunHook
+from aiohooks._hook import SessionRunValues as SessionRunValues
+from aiohooks._hook import configure as configure
+from aiohooks._monitored_session import AsyncMonitoredSession as AsyncMonitoredSession
+from aiohooks._recovery import Backoff as Backoff
+from aiohooks._recovery import RecoveryPolicy as RecoveryPolicy
+from aiohooks._run import run as run
+from aiohooks._session import Session as Session
+from aiohooks._session_creator import ChiefSessionCreator as ChiefSessionCreator
+from aiohooks._session_creator import Scaffold as Scaffold
+from aiohooks._session_creator import SessionCreator as SessionCreator
+from aiohooks._session_creator import WorkerSessionCreator as WorkerSessionCreator
+from aiohooks._singular_session import AsyncSingularMonitoredSession as AsyncSingularMonitoredSession
+from aiohooks._status import SessionStatus as SessionStatus
+from aiohooks._step_context import StepContext as StepContext
+from aiohooks._steps import Steps as Steps
+from aiohooks._variables import Variables as Variables
+from aiohooks.hooks import BlockingHook as BlockingHook
+from aiohooks.hooks import FeedFnHook as FeedFnHook
+from aiohooks.hooks import FinalOpsHook as FinalOpsHook
+from aiohooks.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
+from aiohooks.hooks import LoggingHook as LoggingHook
+from aiohooks.hooks import NanHook as NanHook
+from aiohooks.hooks import StepCounterHook as StepCounterHook
+from aiohooks.hooks import StopAtStepHook as StopAtStepHook
+from aiohooks.stores import Mark as Mark
+from aiohooks.stores import MemoryStepStore as MemoryStepStore
+from aiohooks.stores import StepStore as StepStore
+
+__all__ = [
+    "AbortedError",
+    "AiohooksError",
+    "AsyncMonitoredSession",
+    "AsyncSingularMonitoredSession",
+    "Backoff",
+    "BlockingHook",
+    "ChiefSessionCreator",
+    "Clock",
+    "Coordinator",
+    "Every",
+    "EveryTimer",
+    "FeedConflictError",
+    "FeedFnHook",
+    "FetchError",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "Graph",
+    "GraphError",
+    "GraphFinalizedError",
+    "HookCancelledError",
+    "HookRegistration",
+    "HookTimeoutError",
+    "InvalidArgumentError",
+    "InvalidHookError",
+    "LoggingHook",
+    "Mark",
+    "MemoryStepStore",
+    "NanHook",
+    "NanLossDuringTrainingError",
+    "NestedRunError",
+    "NotReadyError",
+    "Operation",
+    "OutOfRangeError",
+    "Placeholder",
+    "PublisherFailedError",
+    "PublisherFinishedError",
+    "RecoveryExhaustedError",
+    "RecoveryPolicy",
+    "Scaffold",
+    "Session",
+    "SessionClosedError",
+    "SessionCreator",
+    "SessionNotReadyError",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "SessionStatus",
+    "StepContext",
+    "StepCounterHook",
+    "StepResetError",
+    "StepStore",
+    "StepTimeoutError",
+    "Steps",
+    "StopAtStepHook",
+    "StopRequestedError",
+    "StoreClosedError",
+    "UnavailableError",
+    "Variable",
+    "Variables",
+    "WorkerSessionCreator",
+    "WrongLoopError",
+    "configure",
+    "current_clock",
+    "get_default_graph",
+    "run",
+]
+
+
+def _show_public_path() -> None:
+    """Makes tracebacks and docs say `aiohooks.Graph`, not the private module."""
+    for name in __all__:
+        globals()[name].__module__ = __name__
+
+
+_show_public_path()
+del _show_public_path

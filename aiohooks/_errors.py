@@ -1,0 +1,188 @@
+"""The error tree, and what counts as a clean end.
+
+    AiohooksError
+     ├─ OutOfRangeError                     the input has ended: a clean end
+     ├─ StopRequestedError (RuntimeError)   a stop was asked for: a clean end
+     │   └─ PublisherFinishedError          nobody is left who could reach the step
+     ├─ AbortedError                        the work was lost, try again: recovered
+     ├─ UnavailableError                    the other side is away, try again: recovered
+     ├─ RecoveryExhaustedError              used again after recovery gave up
+     ├─ SessionClosedError (RuntimeError)   the session is not open
+     ├─ NestedRunError (RuntimeError)       `run` was called from inside a hook of that run
+     ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
+     ├─ NotReadyError (RuntimeError)        initialisation left something missing
+     ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
+     ├─ InvalidArgumentError (ValueError)   a value that cannot be meant
+     ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
+     ├─ HookCancelledError                  a hook was cancelled by somebody else
+     ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
+     ├─ GraphError (ValueError)             a graph that cannot be built or planned
+     ├─ GraphFinalizedError (RuntimeError)  a graph was changed after `begin`
+     ├─ FetchError (ValueError)             a fetch or feed that the graph does not know
+     ├─ FeedConflictError (RuntimeError)    one node was fed twice
+     ├─ NanLossDuringTrainingError (RuntimeError)
+     ├─ StepTimeoutError (TimeoutError)     a step was not reached in time
+     ├─ PublisherFailedError                whoever should have reached the step failed
+     ├─ StepResetError                      the step was reset while waiting for it
+     └─ StoreClosedError                    the step store was closed
+
+A class also derives from the builtin that a caller would expect. Other modules add nothing to this tree.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, cast
+
+
+class AiohooksError(Exception):
+    """Base of everything that this library raises on its own account."""
+
+
+class OutOfRangeError(AiohooksError):
+    """Raised by the user's code when its input has ended; leaves the session cleanly, `end` is called."""
+
+
+class StopRequestedError(AiohooksError, RuntimeError):
+    """Raised by a wait or a `run` that began after a stop was asked for; leaves the session cleanly."""
+
+
+class PublisherFinishedError(StopRequestedError):
+    """Raised by a wait for a step when everybody who could reach it has finished cleanly.
+
+    A publisher that failed gives `PublisherFailedError` instead.
+    """
+
+
+class AbortedError(AiohooksError):
+    """Raised by the user's code when a run was lost and can be repeated; the session recovers."""
+
+
+class UnavailableError(AiohooksError):
+    """Raised by the user's code when the other side is away for now; the session recovers."""
+
+
+class RecoveryExhaustedError(AiohooksError):
+    """Raised when a session is used again after its recovery gave up.
+
+    The call that gave up raised the last error itself, with the history as notes; this one is caused by it.
+    """
+
+
+class SessionClosedError(AiohooksError, RuntimeError):
+    """Raised when a session is used before it was entered or after it was closed."""
+
+
+class NestedRunError(AiohooksError, RuntimeError):
+    """Raised when a hook calls `run` of the monitored session it belongs to, which could never return."""
+
+
+class WrongLoopError(AiohooksError, RuntimeError):
+    """Raised when an object is used from another event loop or thread than its own."""
+
+
+class NotReadyError(AiohooksError, RuntimeError):
+    """Raised when a session was initialised and its scaffold still says what is missing."""
+
+
+class SessionNotReadyError(AiohooksError, TimeoutError):
+    """Raised when a worker waited `max_wait_secs` for the chief to initialise the variables."""
+
+
+class InvalidArgumentError(AiohooksError, ValueError):
+    """Raised for a value that cannot be meant; the message has the value and what to give instead."""
+
+
+class InvalidHookError(AiohooksError, TypeError):
+    """Raised when something in `hooks` is not a hook, or a method that must be a coroutine is not."""
+
+
+class HookCancelledError(AiohooksError):
+    """Raised when a hook was cancelled by somebody else than the session; caused by its `CancelledError`."""
+
+
+class HookTimeoutError(AiohooksError, TimeoutError):
+    """Raised when one call of a hook took longer than the hook's `timeout`."""
+
+
+class GraphError(AiohooksError, ValueError):
+    """Raised for a graph that cannot be built or planned: a duplicate name, a cycle, two owners of a value."""
+
+
+class GraphFinalizedError(AiohooksError, RuntimeError):
+    """Raised when a node is added to a graph that a session has finalized; only `begin` may add."""
+
+
+class FetchError(AiohooksError, ValueError):
+    """Raised for a fetch or a feed that the graph does not know, or a placeholder left unfed."""
+
+
+class FeedConflictError(AiohooksError, RuntimeError):
+    """Raised when two hooks, or a hook and the caller, feed the same node; lists every conflict."""
+
+
+class NanLossDuringTrainingError(AiohooksError, RuntimeError):
+    """Raised by `NanHook` when a watched value is not a number, or not finite."""
+
+
+class StepTimeoutError(AiohooksError, TimeoutError):
+    """Raised when a step was not reached in time."""
+
+    def __init__(self, message: str, *, wanted: int, seen: int, waited_secs: float) -> None:
+        """Keeps what was wanted, what was last seen, and how long the wait was in seconds."""
+        super().__init__(message)
+        self.wanted = wanted
+        self.seen = seen
+        self.waited_secs = waited_secs
+
+
+class PublisherFailedError(AiohooksError):
+    """Raised by a wait when whoever should have published the step failed; caused by its error."""
+
+
+class StepResetError(AiohooksError):
+    """Raised by a wait with `on_reset="raise"` when the step was reset; has `old` and `new` marks."""
+
+    def __init__(self, message: str, *, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """Keeps the mark before the reset and the one after it."""
+        super().__init__(message)
+        self.old = old
+        self.new = new
+
+
+class StoreClosedError(AiohooksError):
+    """Raised by a step store that was closed, and by the waits that were pending then."""
+
+
+_CLEAN = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
+
+
+def is_clean_end(error: BaseException) -> bool:
+    """Whether leaving a session with `error` is a clean end: `end` is called and the error swallowed.
+
+    These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their subclasses, the
+    `RuntimeError` that Python makes of a `StopIteration` inside a coroutine, and groups of nothing else.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return all(map(is_clean_end, group.exceptions))
+    if isinstance(error, _CLEAN):
+        return True
+    # PEP 479: the interpreter raises this itself; a RuntimeError raised `from` a StopIteration by hand is not one.
+    return (
+        type(error) is RuntimeError
+        and isinstance(error.__cause__, (StopIteration, StopAsyncIteration))
+        and bool(error.args)
+        and str(error.args[0]).endswith(("raised StopIteration", "raised StopAsyncIteration"))
+    )
+
+
+def did_you_mean(name: str, known: Iterable[Any]) -> str:
+    """The end of a message about an unknown `name`: the nearest known one, and what is known."""
+    names = sorted(map(str, known))
+    if not names:
+        return "nothing is known by name here"
+    near = difflib.get_close_matches(name, names, n=1)
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known are: {listed}"

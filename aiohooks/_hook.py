@@ -1,0 +1,189 @@
+"""Hooks, and what travels between a hook and its session.
+
+The life of a hook, as its session calls it:
+
+    begin()                                     once, before the session exists; may add to the graph
+    after_create_session(session, coord)        after every creation, so again after a recovery
+    loop:
+        before_run(run_context)                 all hooks together; may ask for fetches and feeds
+        ... the run ...
+        after_run(run_context, run_values)      all hooks together, with what each asked for; not if the run failed
+    end(session)                                once, on a clean end, while the session is still open
+    close(exc)                                  once, however it ended, if `begin` was started
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from aiohooks._checks import check_secs
+from aiohooks._errors import InvalidArgumentError, InvalidHookError
+
+if TYPE_CHECKING:
+    from aiohooks._coordinator import Coordinator
+    from aiohooks._session import Session
+
+OnError = Literal["raise", "log"]
+"""What becomes of a hook's error: `"raise"` ends the run with it, `"log"` writes it to the log and goes on."""
+
+
+class SessionRunArgs(NamedTuple):
+    """What a hook adds to the coming run, or what the caller of `run` asked for.
+
+    `fetches` are nodes of the graph or their names, nested at will; None asks for nothing. `feed_dict` maps nodes or names
+    to values. `options` is a mapping for the session's own `run`; requests are merged (see `merge_options`).
+    """
+
+    fetches: Any = None
+    feed_dict: Mapping[Any, Any] | None = None
+    options: Mapping[str, Any] | None = None
+
+
+class SessionRunValues(NamedTuple):
+    """What a hook gets after the run: results in the shape of its fetches, the merged options, and the run's metadata.
+
+    `results` is None for a hook that asked for nothing. `run_metadata` is a dict shared by all hooks of a run for which
+    somebody gave options, else None.
+    """
+
+    results: Any
+    options: Mapping[str, Any] | None
+    run_metadata: dict[str, Any] | None
+
+
+class SessionRunContext:
+    """One attempt of one run, as its hooks see it; the same object in `before_run` and `after_run` of all hooks.
+
+    `session` is the raw session: runs through it call no hooks. `global_step` is, in `before_run`, the step about to run,
+    and in `after_run` the committed step. `attempt` is 1, and one more after each recovery of this run.
+    """
+
+    __slots__ = ("_coord", "_requested", "attempt", "feed_dict", "fetches", "global_step", "options", "session")
+
+    session: Session
+    global_step: int
+    attempt: int
+
+    def __init__(
+        self,
+        original_args: SessionRunArgs | tuple[Any, Mapping[Any, Any] | None, Mapping[str, Any] | None],
+        session: Session,
+        coord: Coordinator | None = None,
+        *,
+        global_step: int = 0,
+        attempt: int = 1,
+    ) -> None:
+        """Makes the context of one attempt; without `coord` (in a test) a stop is only remembered here."""
+        self.fetches, self.feed_dict, self.options = original_args
+        self.session = session
+        self.global_step = global_step
+        self.attempt = attempt
+        self._coord = coord
+        self._requested = False
+
+    @property
+    def original_args(self) -> SessionRunArgs:
+        """What the caller of `run` asked for: the caller's own objects."""
+        return SessionRunArgs(self.fetches, self.feed_dict, self.options)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a stop has been asked for, by this hook or by anybody."""
+        return self._requested or (self._coord is not None and self._coord.should_stop())
+
+    def request_stop(self, reason: str | None = None) -> None:
+        """Asks the session to stop after this run; recorded at once, and the first reason is kept."""
+        self._requested = True
+        if self._coord is not None:
+            self._coord.request_stop(reason)
+
+    def __repr__(self) -> str:
+        return f"<SessionRunContext step={self.global_step} attempt={self.attempt} stop_requested={self.stop_requested}>"
+
+
+class SessionRunHook:
+    """Base class of hooks: override the methods you need, as coroutines; those you leave are never called.
+
+    The class attributes can be overridden in a subclass, or for one registration by `configure`.
+    """
+
+    order: ClassVar[int] = 0
+    """Hooks of a lower order finish a phase before those of a higher one start it; equal ones overlap."""
+    timeout: ClassVar[float | None] = None
+    """Seconds that one call of a method may take; costs nothing until the call suspends."""
+    on_error: ClassVar[OnError] = "raise"
+    """`"log"` for observers: an error is logged with its traceback and the step goes on."""
+
+    async def begin(self) -> None:
+        """Called once before the session is created; the default graph is the session's and may be added to."""
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Called after each creation of a session, so again after every recovery; the graph is finalized.
+
+        Args:
+            session: the raw session, open.
+            coord: its coordinator, new for each created session; tasks started with it end with the session.
+        """
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Called before each attempt of a run, together with the other hooks'; returns what to add to the run, or None."""
+        return None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Called after each successful run, together with the other hooks'; not called when the run failed."""
+
+    async def end(self, session: Session) -> None:
+        """Called once at a clean end, in registration order, with the session still open."""
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Called exactly once if `begin` was started, however the session ended, in reverse order.
+
+        It runs in a task of its own, shielded from cancellation and limited in time. `exc` is what ended the session, or
+        None after a clean end.
+        """
+
+
+class HookRegistration(NamedTuple):
+    """A hook with the attributes it has in one session; made by `configure`."""
+
+    hook: SessionRunHook
+    order: int
+    timeout: float | None
+    on_error: OnError
+
+
+_UNSET: Any = object()
+
+
+def configure(
+    hook: SessionRunHook, *, order: int = _UNSET, timeout: float | None = _UNSET, on_error: OnError = _UNSET
+) -> HookRegistration:
+    """Gives a hook another `order`, `timeout` or `on_error` where it is registered; the hook itself is unchanged.
+
+    Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
+
+    Raises:
+        InvalidArgumentError: a value that cannot be meant.
+        InvalidHookError: not a hook.
+    """
+    given: object = hook
+    if not isinstance(given, SessionRunHook):
+        raise InvalidHookError(f"configure got {given!r}; give an object of a SessionRunHook class")
+    return registration_of(
+        hook,
+        hook.order if order is _UNSET else order,
+        hook.timeout if timeout is _UNSET else timeout,
+        hook.on_error if on_error is _UNSET else on_error,
+    )
+
+
+def registration_of(hook: SessionRunHook, order: Any, timeout: Any, on_error: Any) -> HookRegistration:
+    """Checks the three attributes of a hook and joins them with it."""
+    name = type(hook).__name__
+    if isinstance(order, bool) or not isinstance(order, int):
+        raise InvalidArgumentError(f"order of {name} is {order!r}; give a whole number, lower ones come first")
+    check_secs(timeout, f"timeout of {name}", optional=True, positive=True)
+    if on_error not in ("raise", "log"):
+        raise InvalidArgumentError(f'on_error of {name} is {on_error!r}; give "raise" or "log"')
+    return HookRegistration(hook, order, timeout, on_error)

@@ -1,0 +1,137 @@
+"""Keeping a session alive: creating it, and replacing it when a recoverable error came out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohooks._coordinator import Coordinator
+from aiohooks._errors import InvalidArgumentError, SessionClosedError, is_clean_end
+from aiohooks._phases import HookSet, after_create_session
+from aiohooks._recovery import RecoveryHistory, RecoveryPolicy
+from aiohooks._session import Session
+from aiohooks._session_creator import SessionCreator
+from aiohooks._shield import shielded
+from aiohooks.stores import StepStore
+
+_logger = logging.getLogger("aiohooks")
+
+
+class Recoverable:
+    """The session of the moment and its coordinator, and how both are replaced.
+
+    The monitored session's own coordinator, `root`, lives through recoveries; `coord` is new with each session.
+    """
+
+    def __init__(self, creator: SessionCreator, hooks: HookSet, policy: RecoveryPolicy, grace_secs: float) -> None:
+        """Makes one without a session."""
+        self.root = Coordinator()
+        self.coord = self.root
+        self.session: Session | None = None
+        self.store: StepStore | None = None
+        """The step store of the sessions so far; all have the same."""
+        self.given_up: BaseException | None = None
+        """What recovery gave up with; nothing works any more then."""
+        self.history = RecoveryHistory(policy)
+        self.creator = creator
+        self._hooks = hooks
+        self._policy = policy
+        self._grace_secs = grace_secs
+
+    @property
+    def open_session(self) -> Session:
+        """The session of the moment."""
+        if self.session is None:
+            raise SessionClosedError("there is no session now: it was lost, or is closed")
+        return self.session
+
+    async def create(self) -> None:
+        """Makes the first session, as often as the policy says.
+
+        Raises:
+            BaseException: any error that is not recovered from, and the last one when the attempts are used up.
+        """
+        try:
+            await self._create()
+        except BaseException as error:
+            if not self._policy.recovers(error):
+                raise
+            await self.recover(error, None)
+
+    def root_cause(self, error: BaseException) -> BaseException:
+        """What to go by when `error` came out of a run: a background task's failure may be what is behind it."""
+        failures = [*self.coord.errors, *self.root.errors]
+        if not failures or failures[0] is error or is_clean_end(error):
+            return error
+        cause = failures[0]
+        if isinstance(error, asyncio.CancelledError):
+            return cause
+        if self._policy.recovers(cause) or self._policy.recovers(error):
+            cause.add_note(f"the run failed with it: {error!r}")
+            return cause
+        error.add_note(f"a background task had failed before: {cause!r}")
+        return error
+
+    def recovers(self, error: BaseException) -> bool:
+        """Whether `recover` is worth calling; what failed in a task of the whole session cannot be started again."""
+        return self._policy.recovers(error) and error not in self.root.errors
+
+    async def recover(self, error: BaseException, step: int | None) -> None:
+        """Replaces the session after `error`, which came out of the run of `step` or, if None, of a creation.
+
+        Raises:
+            BaseException: the last error, with the history as notes, when the policy gives up; any that is not recovered.
+        """
+        while True:
+            why = self.history.failed(error, step)
+            if why is not None:
+                self.given_up = error
+                for note in self.history.notes(why):
+                    error.add_note(note)
+                await self.drop()
+                raise error
+            _logger.warning("recovering from %r", error)
+            await self.drop()
+            await self._pause(self.history.pause_secs())
+            try:
+                await self._create()
+            except BaseException as again:
+                if not self._policy.recovers(again):
+                    # After a clean end `end` gets the new session; any other error has left it half announced.
+                    if not is_clean_end(again):
+                        self.given_up = again
+                    raise
+                error, step = again, None
+            else:
+                return
+
+    async def _create(self) -> None:
+        session = await self.creator.create_session()
+        made: object = session
+        if not all(hasattr(made, name) for name in ("run", "aclose", "graph", "global_step")):
+            raise InvalidArgumentError(f"{self.creator!r} created {made!r}; a SessionCreator returns a Session")
+        if session.graph is not self.creator.graph:
+            raise InvalidArgumentError(f"{self.creator!r} created a session of another graph than its own `graph`")
+        self.session = session
+        self.store = session.global_step
+        self.coord = Coordinator(parent=self.root, survives=self._policy.recovers)
+        await after_create_session(self._hooks, session, self.coord)
+
+    async def drop(self) -> None:
+        """Ends the session's tasks at once and closes it; its errors are only logged, there is another one to report."""
+        session, self.session = self.session, None
+        if session is not None:
+            coord = self.coord
+            await shielded(self._drop(session, coord), grace_secs=self._grace_secs, what="closing a session")
+
+    async def _drop(self, session: Session, coord: Coordinator) -> None:
+        coord.retire()
+        await coord.wind_down(0, self._grace_secs)
+        try:
+            await session.aclose()
+        except Exception as error:
+            _logger.warning("closing a session failed", exc_info=error)
+
+    async def _pause(self, secs: float) -> None:
+        if secs > 0 and not self.root.should_stop():
+            await self.root.wait_for_stop(secs)

@@ -1,0 +1,194 @@
+"""Making sessions: how a chief initialises the variables, and how a worker waits for that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Protocol
+
+from aiohooks._checks import check_instance, check_secs
+from aiohooks._errors import InvalidArgumentError, NotReadyError
+from aiohooks._graph import Graph, is_coroutine_function
+from aiohooks._session import Session
+from aiohooks._variables import Variables
+from aiohooks.stores import MemoryStepStore, StepStore
+
+
+class SessionCreator(Protocol):
+    """Makes the sessions of a monitored session: the first one, and one more after each recovery."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that its sessions run."""
+        ...
+
+    async def create_session(self) -> Session:
+        """Makes a session that is ready to run."""
+        ...
+
+
+SessionFn = Callable[[Session], Awaitable[Any]]
+"""A coroutine function that gets the new session."""
+
+_FIELDS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scaffold:
+    """What belongs to a graph besides its operations: how a session of it is initialised, and when it is ready.
+
+    All are coroutine functions that get the raw session. The two `ready` functions return what is missing: None, True or
+    something empty means ready; False, a name or several names mean not.
+
+    Args:
+        init_fn: called by the chief after the variables have their initial values; not if they were ready before.
+        ready_for_local_init_fn: asked before `local_init_fn`.
+        local_init_fn: called for each created session, of a chief or a worker.
+        ready_fn: asked at the end.
+        copy_from_scaffold: another one, whose functions stand in where this one has none.
+    """
+
+    init_fn: SessionFn | None = None
+    ready_for_local_init_fn: SessionFn | None = None
+    local_init_fn: SessionFn | None = None
+    ready_fn: SessionFn | None = None
+    copy_from_scaffold: dataclasses.InitVar[Scaffold | None] = None
+
+    def __post_init__(self, copy_from_scaffold: Scaffold | None) -> None:
+        other: object = copy_from_scaffold
+        if other is not None and not isinstance(other, Scaffold):
+            raise InvalidArgumentError(f"copy_from_scaffold is {other!r}; give a Scaffold")
+        for name in _FIELDS:
+            if getattr(self, name) is None and other is not None:
+                object.__setattr__(self, name, getattr(other, name))
+            fn = getattr(self, name)
+            if fn is not None and not is_coroutine_function(fn):
+                raise InvalidArgumentError(f"{name} is {fn!r}; give a coroutine function (`async def`) that takes the session")
+
+    async def local_init(self, session: Session, what: str) -> None:
+        """Initialises what is a session's own, and checks that everything is there then."""
+        await _check(self.ready_for_local_init_fn, session, f"{what} did not make the model ready for local_init")
+        if self.local_init_fn is not None:
+            await self.local_init_fn(session)
+        await _check(self.ready_fn, session, f"{what} did not make the model ready")
+
+
+async def _check(ready_fn: SessionFn | None, session: Session, message: str) -> None:
+    if ready_fn is None:
+        return
+    missing = await ready_fn(session)
+    if missing is None or missing is True:
+        return
+    if not isinstance(missing, (bool, str, Collection)):
+        raise InvalidArgumentError(f"{ready_fn!r} returned {missing!r}; return None, True, or the names of what is missing")
+    if missing is False or len(missing) > 0:  # type: ignore[arg-type]
+        raise NotReadyError(f"{message}; {ready_fn!r} says that this is missing: {missing or 'something'}")
+
+
+def _check_parts(graph: object, scaffold: object, global_step: object, variables: object) -> None:
+    check_instance(graph, Graph, "graph")
+    check_instance(scaffold, Scaffold, "scaffold", optional=True)
+    check_instance(global_step, StepStore, "global_step", optional=True)
+    check_instance(variables, Variables, "variables", optional=True)
+
+
+class ChiefSessionCreator:
+    """Creates sessions that initialise the variables, unless they are there already; shared ones are never set back."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        scaffold: Scaffold | None = None,
+        global_step: StepStore | None = None,
+        variables: Variables | None = None,
+    ) -> None:
+        """Keeps what all created sessions have in common.
+
+        Args:
+            graph: what the sessions run.
+            scaffold: how they are initialised.
+            global_step: where the global step is kept; one for all its sessions, if left out.
+            variables: the values of the variables; likewise.
+        """
+        _check_parts(graph, scaffold, global_step, variables)
+        self.graph = graph
+        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
+        self._scaffold = Scaffold() if scaffold is None else scaffold
+        self._variables = Variables() if variables is None else variables
+
+    async def create_session(self) -> Session:
+        """Makes a session: variables, `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
+
+        Raises:
+            NotReadyError: the scaffold says that something is missing in the end.
+        """
+        variables = self._variables
+        first = variables.claim()
+        if not first:
+            await variables.wait_ready()  # another session of this process is about to initialise them
+        session = Session(self.graph, global_step=self.global_step, variables=variables)
+        try:
+            if first and self._scaffold.init_fn is not None:
+                await self._scaffold.init_fn(session)
+            await self._scaffold.local_init(session, "initialisation")
+        except BaseException:
+            if first:
+                variables.discard()
+            await session.aclose()
+            raise
+        if first:
+            variables.mark_ready()
+        return session
+
+    def gave_up(self, error: BaseException) -> None:
+        """Tells the workers that wait for the variables that they will not come."""
+        self._variables.fail(error)
+
+
+class WorkerSessionCreator:
+    """Creates sessions that wait until a chief has initialised the shared variables."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        scaffold: Scaffold | None = None,
+        global_step: StepStore | None = None,
+        variables: Variables | None = None,
+        max_wait_secs: float | None = 1800.0,
+    ) -> None:
+        """Keeps what all created sessions have in common; like `ChiefSessionCreator`, and `max_wait_secs` (None: for ever).
+
+        Raises:
+            InvalidArgumentError: no variables: nobody else could initialise a worker's own.
+        """
+        if variables is None:
+            raise InvalidArgumentError("a worker waits for a chief's variables: give both the same Variables()")
+        _check_parts(graph, scaffold, global_step, variables)
+        check_secs(max_wait_secs, "max_wait_secs", optional=True)
+        self.graph = graph
+        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
+        self._scaffold = Scaffold() if scaffold is None else scaffold
+        self._variables = variables
+        self._max_wait_secs = max_wait_secs
+
+    async def create_session(self) -> Session:
+        """Waits until the variables are ready, an awaited event, and makes a session.
+
+        Raises:
+            SessionNotReadyError: they were not ready within `max_wait_secs`.
+            PublisherFailedError: the chief gave up.
+            NotReadyError: the scaffold says that something is missing in the end.
+        """
+        await self._variables.wait_ready(self._max_wait_secs)
+        missing = self._variables.missing(variable.name for variable in self.graph.variables)
+        if missing:
+            raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
+        session = Session(self.graph, global_step=self.global_step, variables=self._variables)
+        try:
+            await self._scaffold.local_init(session, "the chief's initialisation")
+        except BaseException:
+            await session.aclose()
+            raise
+        return session

@@ -1,0 +1,63 @@
+"""What a step function gets: raw runs, runs with hooks, and a way to stop."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from aiohooks._checks import check_callable
+from aiohooks._errors import InvalidArgumentError, SessionClosedError, StopRequestedError
+from aiohooks._hooked_run import HookedRun
+from aiohooks._interrupt import cancels_of, running_task
+from aiohooks._recoverable import Recoverable
+from aiohooks._session import Session
+
+T = TypeVar("T")
+
+
+class StepContext:
+    """Control over one step: the argument of the function given to `run_step_fn`."""
+
+    def __init__(self, life: Recoverable, hooked_run: HookedRun, attempt: int) -> None:
+        """Made by the monitored session."""
+        self._life = life
+        self._hooked_run = hooked_run
+        self._attempt = attempt
+
+    @property
+    def session(self) -> Session:
+        """The raw session of the moment, after a recovery the new one; runs through it call no hooks."""
+        session = self._life.session
+        if session is None:
+            raise SessionClosedError("the session is closed")
+        return session
+
+    async def run_with_hooks(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Makes a run with all hooks around it; any number of times. A recoverable error repeats the whole step function."""
+        root = self._life.root
+        if root.should_stop():
+            raise StopRequestedError(root.stop_reason)
+        session = self.session
+        step = session.global_step.latest.step + 1
+        base = cancels_of(running_task())
+        return await self._hooked_run(session, self._life.coord, step, self._attempt, fetches, feed_dict, options, base)
+
+    def request_stop(self, reason: str | None = None) -> NoReturn:
+        """Asks for a stop and ends the step function at once.
+
+        Raises:
+            StopRequestedError: always; it leaves the session's block cleanly.
+        """
+        self._life.root.request_stop(reason or "the step function requested a stop")
+        raise StopRequestedError(self._life.root.stop_reason)
+
+    async def call(self, fn: Callable[[StepContext], Awaitable[T]]) -> T:
+        """Calls a step function with this context."""
+        check_callable(fn, "the step function")
+        result = fn(self)
+        if not inspect.isawaitable(result):  # pyright: ignore[reportUnnecessaryComparison]
+            raise InvalidArgumentError(f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async def`")
+        return await result

@@ -1,0 +1,154 @@
+"""The values of a graph's variables: a session's own, or shared by the sessions of a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiohooks._checks import check_mapping, check_secs
+from aiohooks._clock import current_clock
+from aiohooks._errors import (
+    FetchError,
+    PublisherFailedError,
+    SessionNotReadyError,
+    did_you_mean,
+)
+
+
+class Variables:
+    """Values by name. A value is never changed in place: a commit puts new ones, all at once.
+
+    It starts empty. The first session that is created on it (a chief) initialises it; others (workers) can wait until it
+    is `ready`. Sessions that share one train one model.
+    """
+
+    def __init__(self) -> None:
+        """Makes an empty one, not ready."""
+        self._values: dict[str, Any] = {}
+        self._ready = False
+        self._initialising = False
+        self._failure: BaseException | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the values have been initialised or restored."""
+        return self._ready
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Waits until the values are there; returns at once if they are.
+
+        Args:
+            timeout: seconds to wait, None for ever.
+
+        Raises:
+            SessionNotReadyError: they were not there in time.
+            PublisherFailedError: the session that should have initialised them failed.
+        """
+        check_secs(timeout, "timeout", optional=True)
+        if self._ready:
+            return
+        if self._failure is not None:
+            raise self._failed()
+        if timeout == 0:
+            raise self._late(timeout)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        timer = None
+        if timeout is not None:
+            late = self._late(timeout)
+            timer = current_clock().call_later(timeout, lambda: None if waiter.done() else waiter.set_exception(late))
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The values of one moment, by name; a later commit does not change it."""
+        return self._values.copy()
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Puts several values at once, as a restore does.
+
+        Raises:
+            FetchError: a name that is not a variable here; nothing is changed then.
+        """
+        check_mapping(values, "values")
+        for name in values:
+            if name not in self._values:
+                raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values)}")
+        self._values.update(values)
+
+    # -- for sessions
+
+    def claim(self) -> bool:
+        """Whether the one who asks is to initialise the values: true for one at a time, until they are ready."""
+        if self._ready or self._initialising:
+            return False
+        self._initialising = True
+        return True
+
+    def initialise(self, initial: Mapping[str, Any]) -> None:
+        """Puts the first values of variables that have none yet; `mark_ready` follows when all else is initialised."""
+        for name, value in initial.items():
+            if name not in self._values:
+                self._values[name] = value() if callable(value) else value
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that have no value."""
+        return [name for name in names if name not in self._values]
+
+    def mark_ready(self) -> None:
+        """Lets the waiting workers go on."""
+        self._ready = True
+        self._failure = None
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def discard(self) -> None:
+        """Forgets values of an initialisation that failed halfway."""
+        self._initialising = False
+        if not self._ready:
+            self._values.clear()
+
+    def fail(self, error: BaseException) -> None:
+        """Tells waiting workers that the session which should have initialised the values gave up."""
+        if self._ready:
+            return
+        self._failure = error
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(self._failed())
+
+    def read(self, name: str) -> Any:
+        """One value."""
+        return self._values[name]
+
+    def prepare(self, updates: Iterable[tuple[str, Any]], additions: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """The values that a run's results make; an addition that fails raises here, before anything is changed."""
+        values = dict(updates)
+        for name, amount in additions:
+            values[name] = values.get(name, self._values[name]) + amount
+        return values
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Puts what `prepare` gave; nothing may be awaited between the two."""
+        self._values.update(values)
+
+    def _late(self, timeout: float) -> SessionNotReadyError:
+        return SessionNotReadyError(
+            f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"
+        )
+
+    def _failed(self) -> PublisherFailedError:
+        error = PublisherFailedError(f"the session that should have initialised the variables failed: {self._failure!r}")
+        error.__cause__ = self._failure
+        return error
+
+    def __repr__(self) -> str:
+        state = "ready" if self._ready else "not ready"
+        return f"<Variables {', '.join(self._values) or 'none'}, {state}>"

@@ -1,0 +1,77 @@
+"""The step store of one process: it lives in the memory of its event loop."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from asyncio import get_running_loop
+from typing import ClassVar
+
+from aiohooks.stores._mark import MAX_STEP, Mark, checked_step
+from aiohooks.stores._store import StepStore
+
+
+class MemoryStepStore(StepStore):
+    """A step kept in memory, for the sessions and tasks of one event loop. Nothing here ever suspends but the waits."""
+
+    inline: ClassVar[bool] = True
+
+    def __init__(self, step: int = 0, *, run: str = "default") -> None:
+        """Starts at `step`, in epoch 1; `run` is the name that messages use."""
+        super().__init__(Mark(1, checked_step(step, "step")), run=run)
+
+    async def value(self) -> Mark:
+        """The mark; the same as `latest`."""
+        self._enter()
+        return self._room.latest
+
+    async def advance(self, by: int = 1) -> int:
+        """See `StepStore.advance`; does not suspend."""
+        return self._advanced(by)
+
+    async def raise_to(self, step: int) -> int:
+        """See `StepStore.raise_to`; does not suspend."""
+        step = checked_step(step, "raise to step")
+        self._enter()
+        self._observe(Mark(self._room.latest.epoch, step))
+        return self._room.latest.step
+
+    async def reset(self, step: int) -> Mark:
+        """See `StepStore.reset`; does not suspend."""
+        step = checked_step(step, "reset to step")
+        self._enter()
+        mark = Mark(self._room.latest.epoch + 1, step)
+        self._observe(mark)
+        return mark
+
+    def _advanced(self, by: int) -> int:
+        # Once per step of every session: written to be quick.
+        if type(by) is not int or by < 1:
+            by = checked_step(by, "advance by", least=1)
+        try:
+            here = get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if not here:
+            self._enter()
+        room = self._room
+        epoch, step = room.latest
+        step += by
+        if step < room.due:
+            # What Mark(...) does, in half the time.
+            room.latest = tuple.__new__(Mark, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
+        elif step > MAX_STEP:  # `due` is never higher than the step after the last
+            checked_step(step, f"advance by {by} would lead to step")
+        else:
+            room.latest = Mark(epoch, step)
+            room.wake()
+        return step
+
+    def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            step = self._advanced(by)
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(step)

@@ -1,0 +1,99 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import contextvars
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+from aiohooks._clock import set_current_clock
+from aiohooks._errors import InvalidArgumentError
+
+
+class ManualClock:
+    """A clock whose time is moved by the test's hand.
+
+    `with ManualClock() as clock:` makes it the current clock; what is made or started inside, and in tasks started
+    inside, uses it from then on. `clock.advance(secs)` moves the time and calls what became due:
+
+        with ManualClock() as clock:
+            steps = MemoryStepStore()
+            waiting = asyncio.create_task(steps.wait_for(5, timeout=60))
+            await asyncio.sleep(0)
+            clock.advance(60)           # the wait ends with StepTimeoutError
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        """Shows the time `now`, in seconds."""
+        self._now = now
+        self._timers: list[_Timer] = []
+        self._made = 0
+        self._restore: list[Callable[[], None]] = []
+
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self._now
+
+    def call_later(self, secs: float, callback: Callable[[], object]) -> _Timer:
+        """Calls `callback()`, in the context as it is now, when the time has been moved on by `secs`."""
+        self._made += 1
+        timer = _Timer(self._now + max(0.0, secs), self._made, callback)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def advance(self, secs: float) -> None:
+        """Moves the time on and calls what is due on the way, in order, each at its own time.
+
+        Tasks that this makes runnable run when the caller next awaits. An error of a callback is raised here; what
+        comes after it is called by the next `advance`.
+        """
+        if not 0 <= secs < math.inf:
+            raise InvalidArgumentError(f"advance({secs!r}): time only moves forward, give seconds >= 0")
+        end = self._now + secs
+        while self._timers and self._timers[0].when <= end:
+            timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                self._now = max(self._now, timer.when)
+                timer.fire()
+        self._now = end
+
+    @property
+    def pending(self) -> int:
+        """How many calls are still to come."""
+        return sum(timer.callback is not None for timer in self._timers)
+
+    def __enter__(self) -> Self:
+        self._restore.append(set_current_clock(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore.pop()()
+
+    def __repr__(self) -> str:
+        return f"<ManualClock at {self._now} s, {self.pending} pending>"
+
+
+class _Timer:
+    """One call to come; `callback` is None once it was made or called off."""
+
+    __slots__ = ("_context", "_number", "callback", "when")
+
+    def __init__(self, when: float, number: int, callback: Callable[[], Any]) -> None:
+        self.when = when
+        self._number = number
+        self.callback: Callable[[], Any] | None = callback
+        self._context: contextvars.Context | None = contextvars.copy_context()
+
+    def cancel(self) -> None:
+        self.callback = self._context = None
+
+    def fire(self) -> None:
+        callback, context = self.callback, self._context
+        self.cancel()
+        if callback is not None and context is not None:
+            context.run(callback)
+
+    def __lt__(self, other: _Timer) -> bool:
+        return (self.when, self._number) < (other.when, other._number)
