@@ -1,0 +1,199 @@
+"""Train on real images of digits: a chief and its workers in one event loop, one model, one global step (see --help).
+
+Softmax regression on scikit-learn's 1,797 digits. Each worker has a session and a part of the images to itself; all
+share one `Variables` (the model) and one `MemoryStepStore` (the global step). Worker i starts at step
+int(K * log(i + 1)). On a terminal one line shows the progress; elsewhere (a pipe, a file) the hooks write log lines.
+Ctrl-C stops every worker after the step it is in; the accuracy so far is printed and the exit code is 130.
+"""
+
+import argparse
+import asyncio
+import logging
+import math
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import numpy as np
+import numpy.typing as npt
+
+import aiohooks as ah
+
+LEARNING_RATE = 0.5
+BATCH_SIZE = 64
+ALL_STEPS = 2_000
+WANTED_ACCURACY = 0.93  # after ALL_STEPS; fewer steps may give less
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
+TERMINAL = sys.stdout.isatty()
+
+Array = npt.NDArray[np.float64]
+Feeds = dict[str, Array]  # "images" and "labels"
+
+
+def build_graph() -> ah.Graph:
+    """The model. An operation gets its inputs by parameter name, and runs only if what was fetched leads to it."""
+    graph = ah.Graph()
+    graph.placeholder("images")
+    graph.placeholder("labels")
+    graph.variable("weights", np.zeros((65, 10)))
+
+    @graph.operation
+    def probabilities(images: Array, weights: Array) -> Array:
+        scores = images @ weights
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares: Array = powers / powers.sum(axis=1, keepdims=True)
+        return shares
+
+    @graph.operation
+    def loss(probabilities: Array, labels: Array) -> float:
+        return float(-np.log((probabilities * labels).sum(axis=1)).mean())
+
+    @graph.operation
+    def accuracy(probabilities: Array, labels: Array) -> float:
+        return float((probabilities.argmax(axis=1) == labels.argmax(axis=1)).mean())
+
+    # `adds_to` and not `updates`: of two workers inside a run at once, neither's gradient is lost.
+    @graph.train_op(adds_to="weights")
+    def train(images: Array, labels: Array, probabilities: Array) -> Array:
+        gradient: Array = images.T @ (probabilities - labels) / len(images)
+        return -LEARNING_RATE * gradient
+
+    return graph
+
+
+async def work(
+    number: int, graph: ah.Graph, steps: ah.StepStore, variables: ah.Variables, data: Feeds, options: argparse.Namespace
+) -> None:
+    """One worker, or the chief (number 0): trains until the last step, or Ctrl-C, or until it can never start."""
+    name = f"worker {number}" if number else "chief"
+    start_at = int(options.k * math.log(number + 1))
+    hooks: list[ah.SessionRunHook] = [
+        ah.GlobalStepWaiterHook(start_at),
+        ah.StopAtStepHook(last_step=options.steps),
+        ah.NanHook("loss"),
+    ]
+    if number == 0 and TERMINAL:  # one voice is enough: the chief's
+        hooks.append(ProgressLine())
+    elif number == 0:
+        every = ah.Every(steps=max(1, min(options.steps // 10, 1_000)))
+        hooks += [ah.LoggingHook({"loss": "loss"}, every=every), ah.StepCounterHook(every=every)]
+
+    runs = 0
+    async with ah.AsyncMonitoredSession(
+        graph, hooks, global_step=steps, variables=variables, handle_signals=True, name=name
+    ) as session:
+        batches: asyncio.Queue[Feeds] = asyncio.Queue(maxsize=2)
+        # The session owns this task: if it fails, the loop below ends with its error and does not wait for ever.
+        session.start_soon(put_batches, session, batches, data, np.random.default_rng([options.seed, number]))
+        async for step, _ in session.steps(("global_step", "train"), feeds=taken_from(batches)):
+            runs += 1
+            if runs == 1:
+                say(f"{name}: asked to start at step {start_at}, started at step {step}")
+    if not runs:
+        say(f"{name}: asked to start at step {start_at}, never started")
+    say(f"{name}: {runs} steps, stopped because: {session.stop_reason}")
+
+
+class ProgressLine(ah.SessionRunHook):
+    """Writes step, loss and speed over one line of a terminal. An observer: if it fails, training goes on."""
+
+    on_error = "log"
+
+    def __init__(self) -> None:
+        """Is due ten times a second."""
+        self.timer = ah.Every(secs=0.1).timer()
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.timer.start(session.global_step.latest.step, time.monotonic())
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        return ah.SessionRunArgs("loss")  # computed in the same run, of the same batch
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        step, now = run_context.global_step, time.monotonic()
+        if self.timer.due(step, now):
+            secs, steps = self.timer.mark(step, now)
+            speed = f"{steps / secs:,.0f} steps per second"
+            print(f"\r\x1b[Kstep {step}: loss {run_values.results:.3f}, {speed}", end="", flush=True)
+
+
+async def put_batches(
+    session: ah.AsyncMonitoredSession, batches: asyncio.Queue[Feeds], data: Feeds, random: np.random.Generator
+) -> None:
+    """Draws batches, two ahead, until the stop. At an empty or full queue one really waits, and the others go on."""
+    while True:
+        chosen = random.integers(0, len(data["images"]), BATCH_SIZE)
+        await session.until(batches.put({name: array[chosen] for name, array in data.items()}))
+
+
+async def taken_from(batches: asyncio.Queue[Feeds]) -> AsyncIterator[Feeds]:
+    """Takes out of the queue, for ever."""
+    while True:
+        yield await batches.get()
+
+
+def load_images(seed: int) -> tuple[Feeds, Feeds]:
+    """What to train on, and a quarter that is held out: no worker ever sees it."""
+    from sklearn.datasets import load_digits  # takes a second to import, which --help need not wait for
+    from sklearn.model_selection import train_test_split
+
+    pixels, digits = load_digits(return_X_y=True)
+    images = np.hstack([pixels / 16, np.ones((len(pixels), 1))])  # the ones make the last row of weights the bias
+    split = train_test_split(images, np.eye(10)[digits], test_size=0.25, stratify=digits, random_state=seed)
+    return {"images": split[0], "labels": split[2]}, {"images": split[1], "labels": split[3]}
+
+
+def say(line: str) -> None:
+    """Prints a line; on a terminal, over the progress line."""
+    print(f"\r\x1b[K{line}" if TERMINAL else line, flush=True)
+
+
+async def main(options: argparse.Namespace) -> int:
+    """Trains, then looks at the held-out images; returns the exit code."""
+    data, held_out = load_images(options.seed)
+    say(f"{len(data['images'])} images to train on, {len(held_out['images'])} held out, {options.workers} worker(s)")
+
+    graph, steps, variables = build_graph(), ah.MemoryStepStore(), ah.Variables()
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(options.workers):
+            part = {name: array[number :: options.workers] for name, array in data.items()}
+            group.create_task(work(number, graph, steps, variables, part, options))
+    secs, last_step = time.perf_counter() - began, steps.latest.step
+
+    # A raw session has no hooks; a run that fetches no train operation counts no step.
+    accuracy = await ah.Session(graph, global_step=steps, variables=variables).run("accuracy", held_out)
+
+    say(f"{last_step} steps in {secs:.2f} s: {last_step / secs:,.0f} steps per second")
+    say(f"accuracy on {len(held_out['images'])} held-out images: {accuracy:.3f}")
+    if last_step < options.steps:
+        say(f"interrupted before step {options.steps}")
+        return INTERRUPTED
+    if accuracy < WANTED_ACCURACY and options.steps >= ALL_STEPS:
+        print(f"the accuracy is below {WANTED_ACCURACY}: something is wrong", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(description="Train on images of digits with several workers in one event loop.")
+    parser.add_argument("--workers", type=int, default=4, help="how many, the chief included (4)")
+    parser.add_argument("--steps", type=int, default=ALL_STEPS, help=f"the last global step ({ALL_STEPS})")
+    parser.add_argument("--k", type=int, default=200, help="worker i starts at step int(K * log(i + 1)) (200)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split and of the batches (0)")
+    options = parser.parse_args()
+    for name, least, most in (("workers", 1, 100), ("steps", 1, 10**9), ("k", 0, 10**9), ("seed", 0, 2**32 - 1)):
+        if not least <= getattr(options, name) <= most:
+            parser.error(f"--{name} is {getattr(options, name)}: give a number from {least} to {most}")
+    return options
+
+
+if __name__ == "__main__":
+    # On a terminal the progress line says it all; warnings are shown everywhere.
+    level = logging.WARNING if TERMINAL else logging.INFO
+    logging.basicConfig(level=level, stream=sys.stdout, format="%(message)s")
+    try:
+        sys.exit(ah.run(main, parse_options()))
+    except KeyboardInterrupt:  # while no session was open yet, or for the second time
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,168 @@
+"""What was measured, as a table for people, as JSON, and as the figures of the page in docs/."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.measure import Result
+
+COMPARED = ("uvloop", "pytorch-ignite", "torch", "tensorflow-cpu", "tensorflow")
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The results of one event loop, and where they were measured."""
+
+    python: str
+    loop: str
+    cores: int | None
+    packages: dict[str, str]
+    results: list[Result]
+
+    @classmethod
+    def here(cls, loop: str, results: Iterable[Result]) -> Report:
+        """A report about this interpreter."""
+        return cls(platform.python_version(), loop, os.cpu_count(), dict(_versions()), list(results))
+
+    @property
+    def missed(self) -> list[Result]:
+        """The results above their bar."""
+        return [result for result in self.results if result.verdict == "MISSED"]
+
+    @property
+    def title(self) -> str:
+        """Interpreter and loop."""
+        return f"{self.python} {self.loop}"
+
+    def heading(self) -> str:
+        """Where it was measured, in one line."""
+        packages = "".join(f", {name} {version}" for name, version in self.packages.items())
+        return f"Python {self.python}, {self.loop}{packages}; {self.cores} cores"
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in COMPARED:
+        try:
+            yield package, importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+HEADINGS = ("row", "work", "bar", "figure", "quartiles", "", "ours us", "theirs us", "rounds")
+
+
+def header() -> str:
+    """The first line of the table for people."""
+    return _line(HEADINGS)
+
+
+def line(result: Result) -> str:
+    """One line of the table for people."""
+    if result.figure is None:
+        return _line((result.row, result.work, "", "", "", "-", "", "", f"  {result.missing}"))
+    return _line(
+        (
+            result.row,
+            result.work,
+            _bar(result),
+            f"{result.figure:.3f}",
+            f"{result.low:.3f}-{result.high:.3f}",
+            result.verdict,
+            _micros(result.ours_secs),
+            _micros(result.theirs_secs),
+            str(result.rounds),
+        )
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    row, work, bar, figure, spread, verdict, ours, theirs, rounds = cells
+    return f"{row:<11}{work:<89}{bar:>7}{figure:>8}{spread:>14}  {verdict:<7}{ours:>10}{theirs:>11}{rounds:>7}".rstrip()
+
+
+def _bar(result: Result) -> str:
+    return "" if result.bar is None else f"<={result.bar:g}"
+
+
+def _micros(secs: float | None) -> str:
+    if secs is None:
+        return ""
+    micros = secs * 1e6
+    return f"{micros:.2f}" if micros < 100 else f"{micros:,.0f}"
+
+
+def save(reports: Sequence[Report], file: Path) -> None:
+    """Writes reports as JSON."""
+    file.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1) + "\n", encoding="utf-8")
+
+
+def load(file: Path) -> list[Report]:
+    """Reads what `save` has written."""
+    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return [Report(**{**one, "results": [Result(**result) for result in one["results"]]}) for one in found]
+
+
+def write_page(page: Path, reports: Sequence[Report]) -> None:
+    """Puts the figures of these reports between the two marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    figures = f"{BEGIN}\n\n{markdown(reports)}\n\n{END}"
+    text, found = re.subn(f"{BEGIN}.*{END}", lambda _: figures, text, flags=re.DOTALL)
+    if found != 1:
+        raise ValueError(f"{page} has no place between {BEGIN} and {END}")
+    page.write_text(text, encoding="utf-8")
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """One table of the figures, a column for each report, then one of the times."""
+    works = {result.work: result for report in reports for result in report.results if result.missing is None}
+    cores = max(report.cores or 0 for report in reports)
+    packages = {name: version for report in reports for name, version in report.packages.items()}
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    titles = [report.title for report in reports]
+    figures = [["work: ours / theirs", "bar", *titles]]
+    times = [["microseconds: ours / theirs", *titles]]
+    for work, like in works.items():
+        found = [_result(report, work) for report in reports]
+        figures.append([work, _bar(like).replace("<=", "≤ "), *map(_figure_cell, found)])
+        times.append([work, *map(_times_cell, found)])
+    return "\n\n".join(
+        [
+            f"Measured on {cores} cores shared with other work; {versions}. **Bold** is above the bar; - was not measured there.",
+            "\n".join(_table(figures)),
+            "\n".join(_table(times)),
+        ]
+    )
+
+
+def _result(report: Report, work: str) -> Result | None:
+    return next((result for result in report.results if result.work == work), None)
+
+
+def _figure_cell(result: Result | None) -> str:
+    if result is None or result.figure is None:
+        return "-"
+    return f"**{result.figure:.2f}**" if result.verdict == "MISSED" else f"{result.figure:.2f}"
+
+
+def _times_cell(result: Result | None) -> str:
+    if result is None or result.figure is None:
+        return "-"
+    return f"{_micros(result.ours_secs)} / {_micros(result.theirs_secs)}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    first, *rest = rows
+    yield f"| {' | '.join(first)} |"
+    yield f"| --- |{' ---: |' * (len(first) - 1)}"
+    for row in rest:
+        yield f"| {' | '.join(row)} |"

@@ -1,0 +1,130 @@
+"""Rows about the step store: advancing past parked waiters, and waking many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from operator import itemgetter
+from typing import Any
+
+import aiohooks as ah
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup
+
+FAR = 10**12
+"""A step that is not reached here."""
+
+
+@asynccontextmanager
+async def advance_past_waiters(counts: Counts) -> AsyncIterator[Setup]:
+    """Advancing costs the same whoever waits, as long as nobody is due."""
+    lonely, crowded = ah.MemoryStepStore(), ah.MemoryStepStore()
+    waits = [asyncio.create_task(crowded.wait_for(FAR + number)) for number in range(counts.parked)]
+    await asyncio.sleep(0)
+    assert crowded.statistics().waiting == counts.parked
+    try:
+        yield Setup(
+            {"crowded": _advancing(crowded), "lonely": _advancing(lonely)},
+            [
+                Figure(
+                    f"advance with {counts.parked:,} parked waiters, none due / with none parked",
+                    1.2,
+                    itemgetter("crowded"),
+                    itemgetter("lonely"),
+                )
+            ],
+        )
+    finally:
+        await crowded.aclose()
+        await asyncio.gather(*waits, return_exceptions=True)
+        await lonely.aclose()
+
+
+def _advancing(store: ah.StepStore) -> Lane:
+    async def lane(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            await store.advance()
+        return time.perf_counter() - began
+
+    return lane
+
+
+@asynccontextmanager
+async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
+    """Waking many at one step, against as many futures that tasks await: the call, and until all of them have run."""
+    store = ah.MemoryStepStore()
+    try:
+        yield Setup(
+            {
+                "store": _waking(store, counts.woken, whole=True),
+                "futures": _setting(counts.woken, whole=True),
+                "store's call": _waking(store, counts.woken, whole=False),
+                "futures' calls": _setting(counts.woken, whole=False),
+            },
+            [
+                Figure(
+                    f"waking {counts.woken:,} waiters at one step, until all have run / setting as many futures",
+                    2.0,
+                    itemgetter("store"),
+                    itemgetter("futures"),
+                ),
+                Figure(
+                    "the call alone: advance / set_result of each",
+                    2.0,
+                    itemgetter("store's call"),
+                    itemgetter("futures' calls"),
+                ),
+            ],
+            most_times=1,
+            most_rounds=40,
+        )
+    finally:
+        await store.aclose()
+
+
+def _waking(store: ah.StepStore, count: int, *, whole: bool) -> Lane:
+    async def lane(times: int) -> float:
+        secs = 0.0
+        for _ in range(times):
+            step = store.latest.step + 1
+            waits = [asyncio.create_task(store.wait_for(step)) for _ in range(count)]
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+            await store.advance()
+            secs += await _until_run(waits, began, whole)
+        return secs
+
+    return lane
+
+
+def _setting(count: int, *, whole: bool) -> Lane:
+    async def bare(future: asyncio.Future[int]) -> int:
+        return await future
+
+    async def lane(times: int) -> float:
+        loop = asyncio.get_running_loop()
+        secs = 0.0
+        for _ in range(times):
+            futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(count)]
+            waits = [asyncio.create_task(bare(future)) for future in futures]
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+            for future in futures:
+                future.set_result(1)
+            secs += await _until_run(waits, began, whole)
+        return secs
+
+    return lane
+
+
+async def _until_run(waits: Sequence[asyncio.Task[Any]], began: float, whole: bool) -> float:
+    """Seconds from `began` until now, or, for the whole of it, until the last of the waits has run."""
+    secs = time.perf_counter() - began
+    while not waits[-1].done():  # noqa: ASYNC110 - ticks of the loop are what is measured
+        await asyncio.sleep(0)
+    if whole:
+        secs = time.perf_counter() - began
+    assert all(wait.done() for wait in waits)
+    return secs

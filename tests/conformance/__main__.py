@@ -1,0 +1,37 @@
+"""Replays a file of recorded scenarios, by default the project's own, and says where the library differs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.conformance.records import TRACES, Mode, load
+from tests.conformance.report import LOOPS, installed_loops, replay_all
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints a line for each mode and loop, then each disagreement; 1 if there is any."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, default=TRACES, help="a file of records, one JSON object a line")
+    parser.add_argument("--mode", choices=[*Mode, "all"], default="all")
+    parser.add_argument("--loop", choices=[*LOOPS, "all"], default="all")
+    parser.add_argument("--limit", type=int, help="only the first records")
+    parser.add_argument("--show", type=int, default=5, help="disagreements to print for each mode and loop")
+    options = parser.parse_args(argv)
+    records = load(options.file, options.limit)
+    modes = list(Mode) if options.mode == "all" else [Mode(options.mode)]
+    loops = installed_loops() if options.loop == "all" else [options.loop]
+    reports = []
+    for loop in loops:
+        for mode in modes:
+            reports.append(replay_all(records, mode, loop))
+            print(reports[-1], flush=True)
+    failed = [report for report in reports if not report.ok]
+    for report in failed:
+        print(f"\n{report.details(options.show)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""Replays one recorded scenario on the library and says where it differs."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohooks as ah
+from tests.conformance.records import Actions, Call, Mode, Record, actions, comparable, expected_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+TICK_LIMIT = 5_000
+"""Ticks of the loop that one scenario may take; the longest takes a few hundred. Nothing is bound by time."""
+
+POLICY = ah.RecoveryPolicy(
+    max_attempts=100,
+    backoff=ah.Backoff(initial_secs=0, max_secs=0, jitter=False),
+    no_progress_limit=100,
+)
+
+ERRORS: dict[str, type[Exception]] = {
+    "OutOfRangeError": ah.OutOfRangeError,
+    "AbortedError": ah.AbortedError,
+    "UnavailableError": ah.UnavailableError,
+    "ValueError": ValueError,
+    "StopIteration": StopIteration,
+}
+
+
+@dataclass
+class Outcome:
+    """What one replay did; `faults` are broken promises that hold for every scenario."""
+
+    trace: list[Call] = field(default_factory=list)
+    runs: list[Any] = field(default_factory=list)
+    raised: str | None = None
+    raised_by: str | None = None
+    faults: list[str] = field(default_factory=list)
+
+
+class Stage:
+    """What the hooks, the sessions and the body of one replay share."""
+
+    def __init__(self, record: Record, mode: Mode) -> None:
+        """Sets the scene; `play` replays."""
+        self.scenario = record["scenario"]
+        self.mode = mode
+        self.actions: Actions = actions(record, mode)
+        self.suspending = mode in (Mode.SUSPENDING, Mode.FREE)
+        self.outcome = Outcome()
+        self.raised: list[BaseException] = []
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.closed_sessions: Counter[int] = Counter()
+        self.begun: list[str] = []
+        self.closed: list[str] = []
+        self.run_errors: dict[int, str] = {}
+        for n, error in self.scenario["run"]:
+            self.run_errors.setdefault(n, error)
+        self.graph = make_graph()
+        self.steps = ah.MemoryStepStore()
+        self.variables = ah.Variables()
+        self.hooks = [ScriptedHook(self, plan["name"], plan["fetch"], plan["feed"]) for plan in self.scenario["hooks"]]
+
+    def count(self, who: str, phase: str) -> int:
+        """The number of this call: the round when suspending, else the caller's own count."""
+        self.calls[who, phase] += 1
+        if self.mode is Mode.SUSPENDING and who not in ("session", "body"):
+            return self.calls[self.hooks[0].name, phase]
+        return self.calls[who, phase]
+
+    def error(self, name: str) -> BaseException:
+        """A new error, remembered, so that what reaches the caller can be told by identity."""
+        error = ERRORS[name](f"scripted {name} {len(self.raised) + 1}")
+        self.raised.append(error)
+        return error
+
+    async def pause(self) -> None:
+        """Suspends for one tick where the mode wants it."""
+        if self.suspending:
+            await asyncio.sleep(0)
+
+    def session(self) -> ah.AsyncMonitoredSession | ah.AsyncSingularMonitoredSession:
+        """The monitored session under test."""
+        creator = ScriptedCreator(self)
+        if self.scenario["session"] == "singular":
+            return ah.AsyncSingularMonitoredSession(creator, self.hooks)
+        return ah.AsyncMonitoredSession(creator, self.hooks, recovery=POLICY)
+
+    async def play(self) -> None:
+        """The scenario's program; fills the outcome."""
+        body, outcome = self.scenario["body"], self.outcome
+        before = asyncio.all_tasks()
+        entered = False
+        try:
+            async with self.session() as session:
+                entered = True
+                for i in range(body["steps"]):
+                    if session.should_stop():
+                        break
+                    feed = {"x": i + 1, "w": 3} if body["feed_w"] else {"x": i + 1}
+                    outcome.runs.append(await session.run(body["fetch"], feed_dict=feed))
+                outcome.trace.append(["body", "done", 1])
+                if body["raise"] is not None:
+                    raise self.error(body["raise"])
+        except BaseException as error:  # what reached the caller is the result, whatever it is
+            outcome.raised = "RuntimeError" if isinstance(error, ah.FeedConflictError) else type(error).__name__
+            outcome.raised_by = "with" if entered else "enter"
+            self.check_identity(error)
+        if left := asyncio.all_tasks() - before:
+            outcome.faults.append(f"left running: {', '.join(sorted(map(repr, left)))}")
+
+    def check_identity(self, error: BaseException) -> None:
+        """One error reaches the caller as the same object, several as one flat group of them."""
+        parts = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+        if isinstance(error, BaseExceptionGroup) and len(parts) < 2:
+            self.outcome.faults.append(f"a group of one: {error!r}")
+        for part in parts:
+            if not isinstance(part, ah.FeedConflictError) and not any(part is known for known in self.raised):
+                self.outcome.faults.append(f"the caller got an error that nobody raised: {part!r}")
+
+    def check_ends(self) -> None:
+        """Every session and every begun hook was closed once, in reverse order; `end` came at most once."""
+        faults = self.outcome.faults
+        for n in range(1, self.calls["session", "create"] + 1):
+            if self.closed_sessions[n] != 1:
+                faults.append(f"session {n} was closed {self.closed_sessions[n]} times")
+        if self.closed != self.begun[::-1]:
+            faults.append(f"begun {self.begun}, but closed {self.closed}")
+        faults.extend(f"end of {hook.name} twice" for hook in self.hooks if self.calls[hook.name, "end"] > 1)
+        if self.outcome.raised is not None and any(self.calls[hook.name, "end"] for hook in self.hooks):
+            faults.append(f"end was called although {self.outcome.raised} was raised")
+
+
+class ScriptedHook(ah.SessionRunHook):
+    """Records its calls and does what the scenario says."""
+
+    def __init__(self, stage: Stage, name: str, fetch: Any, feed: dict[str, Any] | None) -> None:
+        """Plays the part `name`."""
+        self.stage = stage
+        self.name = name
+        self.fetch = fetch
+        self.feed = feed
+        self.coord: ah.Coordinator | None = None
+
+    async def perform(self, phase: str, context: ah.SessionRunContext | None = None, results: Any = None) -> None:
+        """Records the call, suspends where the mode wants it, then acts.
+
+        A real `StopIteration` is raised in this coroutine and so becomes a `RuntimeError` here.
+        """
+        stage = self.stage
+        n = stage.count(self.name, phase)
+        stage.outcome.trace.append([self.name, phase, n] if results is None else [self.name, phase, n, results])
+        await stage.pause()
+        for action in stage.actions.get((self.name, phase, n), ()):
+            if action == "request_stop":
+                assert context is not None
+                context.request_stop()
+            elif action == "coord_stop":
+                assert self.coord is not None
+                self.coord.request_stop()
+            elif action == "StopIteration" and stage.mode is not Mode.STOP_ITERATION:
+                error = StopAsyncIteration("scripted")
+                stage.raised.append(error)
+                raise error
+            else:
+                raise stage.error(action)
+
+    async def begin(self) -> None:
+        """See `perform`."""
+        self.stage.begun.append(self.name)
+        await self.perform("begin")
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        """See `perform`."""
+        self.coord = coord
+        await self.perform("after_create_session")
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+        """See `perform`."""
+        await self.perform("before_run", run_context)
+        if self.fetch is None and self.feed is None:
+            return None
+        return ah.SessionRunArgs(self.fetch, self.feed)
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        """See `perform`."""
+        await self.perform("after_run", run_context, run_values.results)
+
+    async def end(self, session: ah.Session) -> None:
+        """See `perform`."""
+        await self.perform("end")
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Counted, not recorded in the trace."""
+        self.stage.closed.append(self.name)
+        await self.stage.pause()
+
+
+class ScriptedCreator:
+    """Makes sessions that record, all on one step store and one set of variables."""
+
+    def __init__(self, stage: Stage) -> None:
+        """Creates for this stage."""
+        self.stage = stage
+        self.graph = stage.graph
+
+    async def create_session(self) -> ah.Session:
+        """See `ScriptedSession`."""
+        n = self.stage.count("session", "create")
+        self.stage.outcome.trace.append(["session", "create", n])
+        await self.stage.pause()
+        return ScriptedSession(self.stage, n)
+
+
+class ScriptedSession(ah.Session):
+    """A raw session whose n-th run, counted over all of the scenario, raises what the scenario says."""
+
+    def __init__(self, stage: Stage, n: int) -> None:
+        """The n-th session of this stage."""
+        super().__init__(stage.graph, global_step=stage.steps, variables=stage.variables)
+        self.stage = stage
+        self.n = n
+
+    async def run(self, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Records, then raises or runs."""
+        n = self.stage.count("session", "run")
+        self.stage.outcome.trace.append(["session", "run", n])
+        await self.stage.pause()
+        if n in self.stage.run_errors:
+            raise self.stage.error(self.stage.run_errors[n])
+        return await super().run(fetches, feed_dict, *args, **kwargs)
+
+    async def aclose(self) -> None:
+        """Counted, not recorded in the trace."""
+        self.stage.closed_sessions[self.n] += 1
+        await self.stage.pause()
+        await super().aclose()
+
+
+def make_graph() -> ah.Graph:
+    """The graph of every scenario."""
+    graph = ah.Graph()
+    graph.placeholder("x", default=0)
+    graph.placeholder("w", default=1)
+    graph.placeholder("v", default=0)
+
+    @graph.operation
+    def y(x: float, w: float, v: float) -> float:
+        return 2 * x * w + v
+
+    @graph.operation
+    def z(x: float) -> float:
+        return x + 1
+
+    return graph
+
+
+async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | None:
+    """Runs the coroutine as a task; if it is not over after `limit` ticks, says what hangs and cancels it."""
+    loop = asyncio.get_running_loop()
+    before = asyncio.all_tasks()
+    task = loop.create_task(coro)
+    over = loop.create_future()
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if task.done() or ticks > limit:
+            over.set_result(None)
+        else:
+            loop.call_soon(tick)
+
+    tick()
+    await over
+    if task.done():
+        task.result()
+        return None
+    left = asyncio.all_tasks() - before
+    names = ", ".join(sorted(map(repr, left)))
+    for one in left:
+        one.cancel()
+    for _ in range(100):
+        if all(one.done() for one in left):
+            break
+        await asyncio.sleep(0)
+    for one in left:
+        if one.done() and not one.cancelled():
+            one.exception()
+    return f"hangs after {limit} ticks: {names}"
+
+
+async def replay(record: Record, mode: Mode, *, tick_limit: int = TICK_LIMIT) -> Outcome:
+    """Replays one scenario in the running loop."""
+    stage = Stage(record, mode)
+    hanging = await within_ticks(stage.play(), tick_limit)
+    if hanging is None:
+        stage.check_ends()
+    else:
+        stage.outcome.faults.append(hanging)
+    return stage.outcome
+
+
+def differences(record: Record, mode: Mode, outcome: Outcome) -> list[str]:
+    """Where the outcome differs from the recorded one, in words; empty if it agrees."""
+    found = list(outcome.faults)
+    if mode is Mode.FREE:
+        return found
+    expected = record["expected"]
+    if (outcome.raised, outcome.raised_by) != (expected["raised"], expected["raised_by"]):
+        found.append(
+            f"raised: expected {expected['raised']} by {expected['raised_by']}, "
+            f"got {outcome.raised} by {outcome.raised_by}"
+        )
+    if outcome.runs != expected["runs"]:
+        found.append(f"runs: expected {expected['runs']}, got {outcome.runs}")
+    wanted, got = expected_trace(record, mode), comparable(record, mode, outcome.trace)
+    if got != wanted:
+        found.append(f"trace:\n{trace_diff(wanted, got)}")
+    return found
+
+
+def trace_diff(wanted: list[Call], got: list[Call]) -> str:
+    """A unified diff of two traces, a call a line."""
+
+    def lines(trace: list[Call]) -> list[str]:
+        return [" ".join(str(part) for part in call) for call in trace]
+
+    return "\n".join(list(difflib.unified_diff(lines(wanted), lines(got), "expected", "got", lineterm="", n=3)))

@@ -1,0 +1,111 @@
+"""Replays many records in one loop, and says in a few lines how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import importlib.util
+import logging
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.conformance.replay import TICK_LIMIT, Outcome, differences, replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.conformance.records import Mode, Record
+
+LOOPS = ("asyncio", "uvloop")
+
+
+@dataclass
+class Report:
+    """The replays of one mode on one loop; `stray` is what the loop or Python complained of apart from any scenario."""
+
+    mode: Mode
+    loop: str
+    replayed: int = 0
+    secs: float = 0.0
+    disagreements: list[tuple[Record, Outcome, list[str]]] = field(default_factory=list)
+    stray: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of it agreed."""
+        return not self.disagreements and not self.stray
+
+    def __str__(self) -> str:
+        agreed = self.replayed - len(self.disagreements)
+        stray = f", {len(self.stray)} complaints" if self.stray else ""
+        return f"{self.loop:8} {self.mode:15} {agreed:6,} of {self.replayed:6,} agree{stray}  ({self.secs:.1f} s)"
+
+    def details(self, limit: int = 5) -> str:
+        """The first disagreements, for people."""
+        blocks = [describe(*found) for found in self.disagreements[:limit]]
+        if len(self.disagreements) > limit:
+            blocks.append(f"... and {len(self.disagreements) - limit} more")
+        blocks += [f"complaint: {text}" for text in self.stray[:limit]]
+        return "\n\n".join([str(self), *blocks])
+
+
+def describe(record: Record, outcome: Outcome, found: list[str]) -> str:
+    """One disagreement: the scenario, then each difference."""
+    scenario = record["scenario"]
+    lines = [f"--- {record['id']}: {scenario['session']} session"]
+    for hook in scenario["hooks"]:
+        plan = ", ".join(f"{phase} {n}: {action}" for phase, n, action in hook["plan"]) or "nothing"
+        lines.append(f"    hook {hook['name']}: fetch {hook['fetch']!r}, feed {hook['feed']!r}; {plan}")
+    lines.append(f"    raw run: {', '.join(f'{n}: {error}' for n, error in scenario['run']) or 'nothing'}")
+    body = scenario["body"]
+    lines.append(
+        f"    body: {body['steps']} steps of {body['fetch']!r}, feed_w {body['feed_w']}, raise {body['raise']}"
+    )
+    lines += [line for text in found for line in text.splitlines()]
+    lines.append(f"    outcome: raised {outcome.raised} by {outcome.raised_by}, runs {outcome.runs}")
+    return "\n".join(lines)
+
+
+def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The function that makes a loop of this name."""
+    if name == "uvloop":
+        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+        return factory
+    return asyncio.new_event_loop
+
+
+def installed_loops() -> list[str]:
+    """Which loops can be used here."""
+    return [name for name in LOOPS if name == "asyncio" or importlib.util.find_spec(name) is not None]
+
+
+def replay_all(records: Iterable[Record], mode: Mode, loop: str, *, tick_limit: int = TICK_LIMIT) -> Report:
+    """Replays all records in one loop; warnings and complaints to the loop's exception handler count, too."""
+    report = Report(mode, loop)
+
+    async def main() -> None:
+        def complain(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            report.stray.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+        asyncio.get_running_loop().set_exception_handler(complain)
+        for record in records:
+            outcome = await replay(record, mode, tick_limit=tick_limit)
+            report.replayed += 1
+            if found := differences(record, mode, outcome):
+                report.disagreements.append((record, outcome, found))
+        gc.collect()
+
+    logger = logging.getLogger("aiohooks")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # thousands of recoveries
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught, asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+        warnings.simplefilter("always")
+        runner.run(main())
+    logger.setLevel(level)
+    report.stray += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+    report.secs = time.perf_counter() - start
+    return report

@@ -1,0 +1,226 @@
+"""The library does what TensorFlow's monitored session did, on 2,000 recorded scenarios.
+
+The promises of every end (each session and each begun hook closed once, in reverse; nothing left running; nothing
+hangs; what reaches the caller is the very error that was raised) are checked in every replay, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+import aiohooks as ah
+from tests.conformance import replay as replay_module
+from tests.conformance.__main__ import main
+from tests.conformance.records import TRACES, Mode, Record, comparable, expected_trace, load
+from tests.conformance.replay import ScriptedHook, Stage, differences, replay
+from tests.conformance.report import installed_loops, replay_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORDS = load()
+
+
+@pytest.mark.parametrize("loop", installed_loops())
+@pytest.mark.parametrize("mode", list(Mode))
+def test_traces_agree(mode: Mode, loop: str) -> None:
+    """Calls, their order and results, what the caller gets and what reaches it are the original's."""
+    report = replay_all(RECORDS, mode, loop)
+    assert report.replayed == 2_000
+    assert report.ok, report.details()
+
+
+def test_the_file_is_whole() -> None:
+    """All 2,000 scenarios are there, of both kinds of session, each under its own id."""
+    assert len({record["id"] for record in RECORDS}) == 2_000
+    assert {record["scenario"]["session"] for record in RECORDS} == {"monitored", "singular"}
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Any file recorded the same way can be replayed; a disagreement is printed and makes the command fail."""
+    lines = TRACES.read_text(encoding="utf-8").splitlines()[:20]
+    good = tmp_path / "good.jsonl"
+    good.write_text("\n".join(lines), encoding="utf-8")
+    assert main([str(good), "--mode", "plain", "--loop", "asyncio"]) == 0
+    assert "20 of     20 agree" in capsys.readouterr().out
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(lines[1].replace('["body", "done", 1]', '["body", "lost", 1]'), encoding="utf-8")
+    assert main([str(bad), "--mode", "plain", "--loop", "asyncio"]) == 1
+    assert "-body lost 1\n+body done 1" in capsys.readouterr().out
+
+
+async def test_a_wrong_expectation_is_seen() -> None:
+    """The comparison fails for a call too many or too few, a wrong result, a wrong error and a wrong place."""
+    record = RECORDS[1]
+    outcome = await replay(record, Mode.PLAIN)
+    assert differences(record, Mode.PLAIN, outcome) == []
+    right = record["expected"]
+    changes: dict[str, Any] = {
+        "a call more": {"trace": [*right["trace"], ["A", "end", 2]]},
+        "a call less": {"trace": right["trace"][:-1]},
+        "another order": {"trace": right["trace"][::-1]},
+        "another result": {"runs": [{"k": 9.0}, *right["runs"][1:]]},
+        "another error": {"raised": "ValueError"},
+        "another place": {"raised_by": "enter"},
+    }
+    for what, change in changes.items():
+        wrong = {**record, "expected": {**right, **change}}
+        assert len(differences(cast("Record", wrong), Mode.PLAIN, outcome)) == 1, what
+
+
+async def test_a_hang_is_seen() -> None:
+    """A scenario that never ends is broken off after its ticks and reported, whatever the clock says."""
+
+    async def forever() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    found = await replay_module.within_ticks(forever(), 50)
+    assert found is not None
+    assert found.startswith("hangs after 50 ticks")
+
+
+async def test_a_forgotten_close_is_seen() -> None:
+    """A hook or session that is not closed, or closed twice, is reported by every replay."""
+    stage = Stage(RECORDS[1], Mode.PLAIN)
+    await stage.play()
+    stage.check_ends()
+    assert stage.outcome.faults == []
+    stage.closed.append("A")
+    stage.closed_sessions[1] = 0
+    stage.check_ends()
+    assert stage.outcome.faults == ["session 1 was closed 0 times", "begun ['A'], but closed ['A', 'A']"]
+
+
+def test_rounds() -> None:
+    """When suspending, a call is numbered by the first hook's calls, and hooks behind a failing one are left out."""
+    record: Record = {
+        "id": "rounds",
+        "scenario": {
+            "session": "monitored",
+            "hooks": [{"name": name, "plan": [], "fetch": None, "feed": None} for name in "AB"],
+            "run": [],
+            "body": {"steps": 1, "feed_w": False, "fetch": "y", "raise": None},
+        },
+        "expected": {
+            "trace": [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 1]],
+            "runs": [],
+            "raised": None,
+            "raised_by": None,
+        },
+    }
+    translated = [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 2]]
+    assert expected_trace(record, Mode.SUSPENDING) == translated
+    started = [["A", "before_run", 1], ["B", "before_run", 1], *translated[1:]]
+    assert comparable(record, Mode.SUSPENDING, started) == translated
+    assert comparable(record, Mode.PLAIN, started) == started
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.SUSPENDING])
+@pytest.mark.parametrize("session", ["monitored", "singular"])
+@pytest.mark.parametrize("action", ["request_stop", "coord_stop"])
+@pytest.mark.parametrize(
+    ("asked_in", "lost_in"),
+    [
+        ("after_create_session", "after_create_session"),
+        ("before_run", "before_run"),
+        ("before_run", "run"),
+        ("before_run", "after_run"),
+        ("after_run", "after_run"),
+    ],
+)
+async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str, session: str, mode: Mode) -> None:
+    """A stop asked before the session is lost in the same phase or a later one holds: the run is repeated, and no more.
+
+    TensorFlow forgets it, so such scenarios are not among the recorded ones.
+    """
+    if asked_in == "after_create_session":
+        action = "coord_stop"
+    record: Record = {
+        "id": "stop",
+        "scenario": {
+            "session": session,
+            "hooks": [
+                {"name": "A", "plan": [(asked_in, 1, action)], "fetch": None, "feed": None},
+                {"name": "B", "plan": [(lost_in, 1, "AbortedError")], "fetch": "y", "feed": None},
+            ],
+            "run": [(1, "AbortedError")] if lost_in == "run" else [],
+            "body": {"steps": 5, "feed_w": False, "fetch": "z", "raise": None},
+        },
+        "expected": {"trace": [], "runs": [], "raised": None, "raised_by": None},
+    }
+    stage = Stage(record, mode)
+    stage.actions = {
+        (hook["name"], phase, n): [what] for hook in record["scenario"]["hooks"] for phase, n, what in hook["plan"]
+    }
+    await stage.play()
+    stage.check_ends()
+    outcome = stage.outcome
+    assert outcome.faults == []
+    if session == "singular":
+        assert (outcome.raised, outcome.runs) == ("AbortedError", [])
+    else:
+        assert outcome.raised is None
+        assert outcome.trace.count(["session", "create", 2]) == 1
+        assert len(outcome.runs) == (0 if asked_in == "after_create_session" else 1)
+        assert [call for call in outcome.trace if call[1] == "end"] == [["A", "end", 1], ["B", "end", 1]]
+
+
+class Assigned(Stage):
+    """A stage whose sessions are the chief's own, with `run` and `aclose` assigned to the object."""
+
+    def session(self) -> ah.AsyncMonitoredSession | ah.AsyncSingularMonitoredSession:
+        """As in a replay, but with `AssigningCreator`."""
+        creator = AssigningCreator(self)
+        if self.scenario["session"] == "singular":
+            return ah.AsyncSingularMonitoredSession(creator, self.hooks)
+        return ah.AsyncMonitoredSession(creator, self.hooks, recovery=replay_module.POLICY)
+
+
+class AssigningCreator:
+    """Wraps a `ChiefSessionCreator`."""
+
+    def __init__(self, stage: Stage) -> None:
+        """Creates for this stage."""
+        self.stage = stage
+        self.graph = stage.graph
+        self.chief = ah.ChiefSessionCreator(stage.graph, global_step=stage.steps, variables=stage.variables)
+
+    async def create_session(self) -> ah.Session:
+        """Overrides both methods on the object that the chief made."""
+        session = await self.chief.create_session()
+        created = self.stage.count("session", "create")
+        self.stage.outcome.trace.append(["session", "create", created])
+        run, aclose = session.run, session.aclose
+
+        async def scripted_run(fetches: object, feed_dict: object = None, *args: object, **kwargs: object) -> object:
+            n = self.stage.count("session", "run")
+            self.stage.outcome.trace.append(["session", "run", n])
+            if n in self.stage.run_errors:
+                raise self.stage.error(self.stage.run_errors[n])
+            return await run(fetches, feed_dict, *args, **kwargs)  # type: ignore[arg-type]
+
+        async def scripted_aclose() -> None:
+            self.stage.closed_sessions[created] += 1
+            await aclose()
+
+        session.run = scripted_run  # type: ignore[method-assign]
+        session.aclose = scripted_aclose  # type: ignore[method-assign]
+        return session
+
+
+async def test_overriding_on_the_object() -> None:
+    """A chief's session may also have `run` and `aclose` assigned to the object: they are the only ways in and out."""
+    for record in RECORDS[:200]:
+        stage = Assigned(record, Mode.PLAIN)
+        await stage.play()
+        stage.check_ends()
+        assert differences(record, Mode.PLAIN, stage.outcome) == [], record["id"]
+
+
+def test_scripted_hooks_override_everything() -> None:
+    """The recording hook overrides all six methods, so that every call is seen."""
+    for name in ("begin", "after_create_session", "before_run", "after_run", "end", "close"):
+        assert getattr(ScriptedHook, name) is not getattr(ah.SessionRunHook, name)

@@ -1,0 +1,221 @@
+"""One cell of the failure matrix: a session with five hooks of which one misbehaves, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiohooks as ah
+from tests.conformance.replay import TICK_LIMIT, within_ticks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HOOKS = (1, 2, 3, 4, 5)
+RUNS = 2
+"""How often the body calls `run`, unless it is asked to stop."""
+
+Event = tuple[str, int]
+"""What was called, and on which hook; 0 for the session's own `create`, `run` and `aclose`."""
+
+OVERLAPPING = ("after_create_session", "before_run", "run", "after_run")
+"""Phases whose hooks, or operations, go on together; in the others one follows the other."""
+
+
+class Cell(NamedTuple):
+    """Hook `hook` misbehaves in `phase`; `raises` is what it raises, for errors and clean ends.
+
+    Where hooks suspend, the others in that phase wait for ever if the phase is to be broken off, and those cancelled
+    with the task raise an error of their own on the way out. There the body does not ask `should_stop`, either.
+    """
+
+    phase: str
+    kind: str
+    hook: int
+    raises: type[Exception] | None
+    suspends: bool
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether the others in the phase can only be ended by a cancellation."""
+        return self.suspends and self.kind != "stop" and self.phase in OVERLAPPING
+
+    def __str__(self) -> str:
+        what = self.raises.__name__ if self.raises else self.kind
+        return f"{self.phase}-{what}-hook{self.hook}-{'suspending' if self.suspends else 'plain'}"
+
+
+@dataclass
+class Outcome:
+    """What happened in one cell. `reached` is the object that the caller got, `raised` the one that was raised."""
+
+    events: list[Event] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    closed_with: list[BaseException | None] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    entered: bool = False
+    raised: BaseException | None = None
+    reached: BaseException | None = None
+    step: int = 0
+    cancelling: int = 0
+    left_running: int = 0
+
+
+class Scene:
+    """One cell being tried."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.outcome = Outcome()
+        self.misbehaved = False
+        self.task: asyncio.Task[Any] | None = None
+        self.monitored: ah.AsyncMonitoredSession | None = None
+        self.graph = ah.Graph()
+        self.steps = ah.MemoryStepStore()
+
+        @self.graph.train_op
+        async def train() -> str:
+            return "trained"
+
+        for number in HOOKS:
+            self.add_operation(number)
+
+    def add_operation(self, number: int) -> None:
+        async def operation() -> int:
+            await self.perform("operation", number, self.request_stop)
+            return number
+
+        self.graph.operation(name=f"operation_{number}")(operation)
+
+    def request_stop(self) -> None:
+        assert self.monitored is not None
+        self.monitored.request_stop("asked by a hook")
+
+    async def perform(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
+        """Records the call, suspends if the cell does, and misbehaves if it is this hook's turn."""
+        cell, outcome = self.cell, self.outcome
+        if phase == "operation":
+            phase = "run"
+        else:
+            outcome.events.append((phase, number))
+        if phase == cell.phase and number != cell.hook and cell.others_wait:
+            await self.wait_for_ever(number)
+        if cell.suspends:
+            await asyncio.sleep(0)
+        if (phase, number) != (cell.phase, cell.hook) or self.misbehaved:
+            return
+        self.misbehaved = True
+        if cell.kind == "stop":
+            request_stop()
+        elif cell.kind == "cancel":
+            assert self.task is not None
+            self.task.cancel()
+            await asyncio.sleep(0)
+        else:
+            assert cell.raises is not None
+            outcome.raised = cell.raises("misbehaving")
+            raise outcome.raised
+
+    async def wait_for_ever(self, number: int) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.outcome.cancelled.append(number)
+            if self.cell.kind == "cancel":
+                raise OSError("an error during cleanup") from None
+            raise
+
+    async def play(self) -> None:
+        """The user's program."""
+        outcome = self.outcome
+        before = asyncio.all_tasks()
+        self.task = asyncio.current_task()
+        assert self.task is not None
+        try:
+            self.monitored = ah.AsyncMonitoredSession(Creator(self), [MisbehavingHook(self, n) for n in HOOKS])
+            async with self.monitored as session:
+                outcome.entered = True
+                for _ in range(RUNS):
+                    if session.should_stop() and not self.cell.suspends:
+                        break
+                    outcome.results.append(await session.run("train"))
+        except BaseException as error:  # what reached the caller is the result, whatever it is
+            outcome.reached = error
+        outcome.step = self.steps.latest.step
+        outcome.cancelling = self.task.cancelling()
+        outcome.left_running = len(asyncio.all_tasks() - before)
+
+
+class MisbehavingHook(ah.SessionRunHook):
+    """Records every call; fetches an operation of its own, so that a run can fail on its account."""
+
+    def __init__(self, scene: Scene, number: int) -> None:
+        self.scene = scene
+        self.number = number
+
+    async def begin(self) -> None:
+        await self.scene.perform("begin", self.number, self.scene.request_stop)
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        await self.scene.perform("after_create_session", self.number, coord.request_stop)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        await self.scene.perform("before_run", self.number, run_context.request_stop)
+        return ah.SessionRunArgs(f"operation_{self.number}")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        assert run_values.results == self.number
+        await self.scene.perform("after_run", self.number, run_context.request_stop)
+
+    async def end(self, session: ah.Session) -> None:
+        assert not session.closed
+        await self.scene.perform("end", self.number, self.scene.request_stop)
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.scene.outcome.closed_with.append(exc)
+        await self.scene.perform("close", self.number, self.scene.request_stop)
+        self.scene.outcome.closed.append(self.number)
+
+
+class Creator:
+    """Makes sessions that record."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.graph = scene.graph
+
+    async def create_session(self) -> ah.Session:
+        self.scene.outcome.events.append(("create", 0))
+        return RecordingSession(self.scene)
+
+
+class RecordingSession(ah.Session):
+    """Records `run` and `aclose`."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene.graph, global_step=scene.steps)
+        self.scene = scene
+
+    async def run(self, fetches: Any, feed_dict: Any = None, **kwargs: Any) -> Any:
+        self.scene.outcome.events.append(("run", 0))
+        return await super().run(fetches, feed_dict, **kwargs)
+
+    async def aclose(self) -> None:
+        self.scene.outcome.events.append(("aclose", 0))
+        await super().aclose()
+
+
+def run_cell(cell: Cell, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> Outcome:
+    """Tries one cell in a loop of its own; raises if it hangs."""
+
+    async def main() -> Outcome:
+        scene = Scene(cell)
+        hanging = await within_ticks(scene.play(), TICK_LIMIT)
+        if hanging is not None:
+            raise AssertionError(f"{cell} {hanging}")
+        return scene.outcome
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(main())

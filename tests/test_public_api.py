@@ -1,0 +1,263 @@
+"""The public names, what they are called with, and where they say they come from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+
+# Every error and the class it derives from besides AiohooksError: what a caller would expect to catch.
+ERRORS: dict[str, type[BaseException] | None] = {
+    "AiohooksError": None,
+    "AbortedError": None,
+    "FeedConflictError": RuntimeError,
+    "FetchError": ValueError,
+    "GraphError": ValueError,
+    "GraphFinalizedError": RuntimeError,
+    "HookCancelledError": None,
+    "HookTimeoutError": TimeoutError,
+    "InvalidArgumentError": ValueError,
+    "InvalidHookError": TypeError,
+    "NanLossDuringTrainingError": RuntimeError,
+    "NestedRunError": RuntimeError,
+    "NotReadyError": RuntimeError,
+    "OutOfRangeError": None,
+    "PublisherFailedError": None,
+    "PublisherFinishedError": ah.StopRequestedError,
+    "RecoveryExhaustedError": None,
+    "SessionClosedError": RuntimeError,
+    "SessionNotReadyError": TimeoutError,
+    "StepResetError": None,
+    "StepTimeoutError": TimeoutError,
+    "StopRequestedError": RuntimeError,
+    "StoreClosedError": None,
+    "UnavailableError": None,
+    "WrongLoopError": RuntimeError,
+}
+
+# What users call, and with what. A default that is no plain value shows as the name of its type.
+# Names without a signature are made by the library and not by users.
+SIGNATURES: dict[str, str | None] = {
+    "AsyncMonitoredSession": (
+        "(source, hooks=(), *, global_step=None, variables=None, recovery=<RecoveryPolicy>, "
+        "stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+    ),
+    "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
+    "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
+    "AsyncMonitoredSession.steps": "(self, fetches, *, feeds=None)",
+    "AsyncMonitoredSession.should_stop": "(self)",
+    "AsyncMonitoredSession.request_stop": "(self, reason=None)",
+    "AsyncMonitoredSession.stop_reason": "property",
+    "AsyncMonitoredSession.start_soon": "(self, fn, *args, name=None)",
+    "AsyncMonitoredSession.until": "async (self, awaitable)",
+    "AsyncMonitoredSession.coord": "property",
+    "AsyncMonitoredSession.graph": "property",
+    "AsyncMonitoredSession.global_step": "property",
+    "AsyncMonitoredSession.status": "(self)",
+    "AsyncMonitoredSession.aclose": "async (self)",
+    "AsyncSingularMonitoredSession": (
+        "(source, hooks=(), *, global_step=None, variables=None, stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+    ),
+    "AsyncSingularMonitoredSession.raw_session": "(self)",
+    "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
+    "BlockingHook": "(obj, *, grace_secs=120.0)",
+    "ChiefSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None)",
+    "ChiefSessionCreator.create_session": "async (self)",
+    "Clock": None,
+    "Coordinator": "(clean_stop_exception_types=(), *, parent=None, survives=None)",
+    "Coordinator.start_soon": "(self, fn, *args, name=None)",
+    "Coordinator.request_stop": "(self, reason=None)",
+    "Coordinator.should_stop": "(self)",
+    "Coordinator.stop_reason": "property",
+    "Coordinator.until": "async (self, awaitable)",
+    "Coordinator.wait_for_stop": "async (self, timeout=None)",
+    "Coordinator.join": "async (self, stop_grace_period_secs=120.0)",
+    "Coordinator.joined": "property",
+    "Coordinator.stop_on_exception": "(self)",
+    "Coordinator.clear_stop": "(self)",
+    "Coordinator.raise_requested_exception": "(self)",
+    "Every": "(*, steps=None, secs=None, at=(), after=0)",
+    "Every.timer": "(self)",
+    "EveryTimer": None,
+    "EveryTimer.start": "(self, step, now)",
+    "EveryTimer.due": "(self, step, now)",
+    "EveryTimer.mark": "(self, step, now)",
+    "FeedFnHook": "(feed_fn)",
+    "FinalOpsHook": "(final_ops, *, feed_dict=None)",
+    "GlobalStepWaiterHook": "(wait_until_step, *, timeout=None)",
+    "Graph": "()",
+    "Graph.placeholder": "(self, name, *, default=<_Missing>)",
+    "Graph.variable": "(self, name, initial)",
+    "Graph.operation": "(self, fn=None, *, updates=None, adds_to=None, thread=False, name=None)",
+    "Graph.train_op": "(self, fn=None, *, updates=None, adds_to=None, thread=False, name=None, steps=1)",
+    "Graph.finalize": "(self)",
+    "Graph.finalized": "property",
+    "Graph.as_default": "(self)",
+    "HookRegistration": None,
+    "LoggingHook": "(values, *, every=None, at_end=False, formatter=None, logger=None)",
+    "Mark": "(epoch, step)",
+    "MemoryStepStore": "(step=0, *, run='default')",
+    "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
+    "Operation": None,
+    "Placeholder": None,
+    "RecoveryPolicy": ("(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3)"),
+    "Scaffold": ("(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, copy_from_scaffold=None)"),
+    "Session": "(graph, *, global_step=None, variables=None, grace_secs=120.0)",
+    "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
+    "Session.aclose": "async (self)",
+    "Session.closed": "property",
+    "SessionCreator": None,
+    "SessionCreator.graph": "property",
+    "SessionCreator.create_session": "async (self)",
+    "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
+    "SessionRunContext": "(original_args, session, coord=None, *, global_step=0, attempt=1)",
+    "SessionRunContext.original_args": "property",
+    "SessionRunContext.stop_requested": "property",
+    "SessionRunContext.request_stop": "(self, reason=None)",
+    "SessionRunHook": "()",
+    "SessionRunHook.begin": "async (self)",
+    "SessionRunHook.after_create_session": "async (self, session, coord)",
+    "SessionRunHook.before_run": "async (self, run_context)",
+    "SessionRunHook.after_run": "async (self, run_context, run_values)",
+    "SessionRunHook.end": "async (self, session)",
+    "SessionRunHook.close": "async (self, exc)",
+    "SessionRunValues": "(results, options, run_metadata)",
+    "SessionStatus": None,
+    "StepContext": None,
+    "StepContext.session": "property",
+    "StepContext.run_with_hooks": "async (self, fetches, feed_dict=None, options=None)",
+    "StepContext.request_stop": "(self, reason=None)",
+    "StepCounterHook": "(every=<Every>, *, on_rate=None, logger=None)",
+    "StepStore": None,
+    "StepStore.latest": "property",
+    "StepStore.value": "async (self)",
+    "StepStore.advance": "async (self, by=1)",
+    "StepStore.advance_threadsafe": "(self, by=1)",
+    "StepStore.raise_to": "async (self, step)",
+    "StepStore.wait_for": "async (self, step, *, timeout=None, on_reset='keep')",
+    "StepStore.changes": "(self)",
+    "StepStore.reset": "async (self, step)",
+    "StepStore.fail": "(self, exc)",
+    "StepStore.publisher": "(self, name)",
+    "StepStore.statistics": "(self)",
+    "StepStore.aclose": "async (self)",
+    "Steps": None,
+    "StopAtStepHook": "(*, num_steps=None, last_step=None)",
+    "Variable": None,
+    "Variables": "()",
+    "Variables.ready": "property",
+    "Variables.wait_ready": "async (self, timeout=None)",
+    "Variables.snapshot": "(self)",
+    "WorkerSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0)",
+    "WorkerSessionCreator.create_session": "async (self)",
+    "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>)",
+    "current_clock": "()",
+    "get_default_graph": "()",
+    "run": "(main, *args)",
+}
+
+PUBLIC = {*ERRORS, *(name for name in SIGNATURES if "." not in name)}
+
+# Packages of their own: what they offer beside what the front door has.
+PACKAGES = ("aiohooks.hooks", "aiohooks.stores", "aiohooks.testing")
+
+
+class Shown:
+    """Stands for a default in a signature's text."""
+
+    def __init__(self, default: object) -> None:
+        self.default = default
+
+    def __repr__(self) -> str:
+        if isinstance(self.default, tuple) and all(isinstance(each, type) for each in self.default):
+            names = ", ".join(each.__name__ for each in self.default)
+            return f"({names})"
+        plain = self.default is None or isinstance(self.default, bool | int | float | str)
+        return repr(self.default) if plain else f"<{type(self.default).__name__}>"
+
+
+def shown(thing: Callable[..., Any] | property) -> str:
+    """How something is called, without its types."""
+    if not callable(thing):
+        return "property"
+    signature = inspect.signature(thing)
+    parameters = [
+        each.replace(annotation=each.empty, default=each.default if each.default is each.empty else Shown(each.default))
+        for each in signature.parameters.values()
+    ]
+    text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    return f"async {text}" if inspect.iscoroutinefunction(thing) else text
+
+
+def find(path: str) -> Any:
+    """A public object, or an attribute of a public class as it stands in the class."""
+    name, _, attribute = path.partition(".")
+    found = getattr(ah, name)
+    return inspect.getattr_static(found, attribute) if attribute else found
+
+
+def test_the_public_names_are_these() -> None:
+    """`aiohooks.__all__` is exactly the list of this file, in order and without doubles."""
+    assert set(ah.__all__) == PUBLIC
+    assert list(ah.__all__) == sorted(set(ah.__all__))
+
+
+def test_nothing_public_is_left_out() -> None:
+    """What stands in the front door without an underscore is in `__all__`, submodules left aside."""
+    visible = {name for name, thing in vars(ah).items() if not name.startswith("_") and not inspect.ismodule(thing)}
+    assert visible == PUBLIC
+
+
+@pytest.mark.parametrize("path", [path for path, text in SIGNATURES.items() if text is not None])
+def test_signatures(path: str) -> None:
+    """Names, kinds and defaults of parameters, and what must be awaited, are as designed."""
+    assert shown(find(path)) == SIGNATURES[path]
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_tree(name: str) -> None:
+    """An error derives from AiohooksError, and from the builtin that a caller would expect."""
+    error = getattr(ah, name)
+    assert issubclass(error, ah.AiohooksError)
+    builtin = ERRORS[name]
+    if builtin is None:
+        assert not issubclass(error, RuntimeError | ValueError | TypeError | TimeoutError)
+    else:
+        assert issubclass(error, builtin)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_what_is_public_says_so(name: str) -> None:
+    """A public object names the package as its module, carries the name it is found by, and has a docstring."""
+    thing = getattr(ah, name)
+    assert (thing.__module__, thing.__qualname__) == ("aiohooks", name)
+    assert inspect.getdoc(thing)
+
+
+def test_what_is_public_is_explained() -> None:
+    """Each method and property of a public class has a docstring, its own or the one it overrides."""
+    silent = [
+        f"{name}.{attribute}"
+        for name in sorted(PUBLIC)
+        if inspect.isclass(thing := getattr(ah, name))
+        for attribute, value in vars(thing).items()
+        if not attribute.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+        if not inspect.getdoc(getattr(thing, attribute))
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_have_a_front_door_too(package: str) -> None:
+    """A public package lists its names; the classes and functions among them have docstrings."""
+    module = importlib.import_module(package)
+    names = {name for name, thing in vars(module).items() if not name.startswith("_") and not inspect.ismodule(thing)}
+    assert names
+    assert set(getattr(module, "__all__", names)) == names
+    things = {name: thing for name in names if callable(thing := getattr(module, name))}
+    assert [name for name, thing in things.items() if not inspect.getdoc(thing)] == []

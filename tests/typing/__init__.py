@@ -1,0 +1,1 @@
+"""Files that are judged by the type checkers and never run."""

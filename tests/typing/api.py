@@ -1,0 +1,207 @@
+"""What type checkers make of the public API; judged by mypy and pyright, never run.
+
+A line with `type: ignore` is wrong use: the checkers must refuse it, and they complain about an ignore without need.
+"""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, assert_type
+
+import aiohooks as ah
+
+
+class MyHook(ah.SessionRunHook):
+    """A hook that overrides everything."""
+
+    order = 1
+    timeout = 5.0
+    on_error = "log"
+
+    async def begin(self) -> None: ...
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        assert_type(await session.run("loss"), Any)
+        assert_type(coord.should_stop(), bool)
+        assert_type(await coord.wait_for_stop(1.0), bool)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+        assert_type(run_context.original_args, ah.SessionRunArgs)
+        assert_type(run_context.session, ah.Session)
+        assert_type(run_context.stop_requested, bool)
+        assert_type(run_context.global_step, int)
+        assert_type(run_context.attempt, int)
+        return ah.SessionRunArgs({"loss": "loss"}, feed_dict={"x": 1})
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        assert_type(run_values.results, Any)
+        run_context.request_stop("enough")
+
+    async def end(self, session: ah.Session) -> None: ...
+
+    async def close(self, exc: BaseException | None) -> None: ...
+
+
+class PlainHook(ah.SessionRunHook):
+    """A plain function where a coroutine is needed."""
+
+    def before_run(self, run_context: ah.SessionRunContext) -> None: ...  # type: ignore[override]
+
+
+def graphs() -> None:
+    """A graph and what its methods give."""
+    graph = ah.Graph()
+    assert_type(graph.placeholder("x"), ah.Placeholder)
+    assert_type(graph.placeholder("y", default=1), ah.Placeholder)
+    assert_type(graph.variable("w", 0.0), ah.Variable)
+    assert_type(graph.finalized, bool)
+    assert_type(ah.get_default_graph(), ah.Graph)
+
+    @graph.operation
+    async def loss(x: float, w: float) -> float:
+        return x * w
+
+    @graph.train_op(adds_to="w", steps=2)
+    def train(loss: float) -> float:
+        return -loss
+
+    assert_type(loss, ah.Operation)
+    assert_type(train, ah.Operation)
+    with graph.as_default() as current:
+        assert_type(current, ah.Graph)
+    graph.operation(3)  # type: ignore[call-overload]
+    graph.operation(loss, thread=True)  # type: ignore[call-overload]
+
+
+async def train_step(batch: int) -> Mapping[str, float]:
+    """A coroutine function as the step."""
+    return {"loss": float(batch)}
+
+
+async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) -> None:
+    """A monitored session and what its methods give."""
+    hook = MyHook()
+    registered = ah.configure(hook, order=-1, timeout=None, on_error="log")
+    assert_type(registered, ah.HookRegistration)
+    ah.configure(hook, on_error="ignore")  # type: ignore[arg-type]
+    ah.configure(hook, -1)  # type: ignore[call-arg]
+    policy = ah.RecoveryPolicy((OSError,), max_attempts=3, backoff=ah.Backoff(jitter=False))
+    async with ah.AsyncMonitoredSession(source, [hook, registered], recovery=policy, handle_signals=True) as session:
+        assert_type(session, ah.AsyncMonitoredSession)
+        assert_type(await session.run("loss", feed_dict={"batch": 3}), Any)
+        assert_type(session.should_stop(), bool)
+        assert_type(session.graph, ah.Graph)
+        assert_type(session.coord, ah.Coordinator)
+        assert_type(session.global_step, ah.StepStore)
+        assert_type(session.status(), ah.SessionStatus)
+        assert_type(await session.until(train_step(1)), Mapping[str, float])
+        assert_type(await session.run_step_fn(step_fn), int)
+        async for values in session.steps(["loss"], feeds=range(3)):
+            assert_type(values, Any)
+        session.start_soon(train_step, 3, name="background")
+        session.start_soon(len, "3")  # type: ignore[arg-type]
+        await session.until(3)  # type: ignore[arg-type]
+        assert_type(await session.aclose(), None)
+    async with ah.AsyncSingularMonitoredSession(train_step) as singular:
+        assert_type(singular, ah.AsyncSingularMonitoredSession)
+        assert_type(singular.raw_session(), ah.Session)
+    ah.AsyncMonitoredSession(train_step, [3])  # type: ignore[list-item]
+    ah.AsyncMonitoredSession(len)  # type: ignore[arg-type]
+    ah.AsyncMonitoredSession(train_step, [], ah.MemoryStepStore())  # type: ignore[call-arg]
+
+
+async def step_fn(step_context: ah.StepContext) -> int:
+    """What `run_step_fn` calls."""
+    assert_type(step_context.session, ah.Session)
+    assert_type(await step_context.run_with_hooks("loss"), Any)
+    step_context.request_stop()
+    return 3
+
+
+class OwnCreator:
+    """A session creator is a protocol: any class of this shape is one."""
+
+    @property
+    def graph(self) -> ah.Graph:
+        """The graph of its sessions."""
+        return ah.get_default_graph()
+
+    async def create_session(self) -> ah.Session:
+        """Makes a session."""
+        return ah.Session(self.graph, global_step=ah.MemoryStepStore(), variables=ah.Variables())
+
+
+async def creators() -> None:
+    """The session creators."""
+    graph = ah.Graph()
+    creator: ah.SessionCreator = OwnCreator()
+    creator = ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold())
+    creator = ah.WorkerSessionCreator(graph, max_wait_secs=60.0)
+    assert_type(await creator.create_session(), ah.Session)
+    await sessions(creator)
+
+
+async def stores(store: ah.StepStore) -> None:
+    """A step store and what its methods give."""
+    assert_type(store.latest, ah.Mark)
+    assert_type(await store.value(), ah.Mark)
+    assert_type(await store.advance(), int)
+    assert_type(store.advance_threadsafe(2), concurrent.futures.Future[int])
+    assert_type(await store.raise_to(7), int)
+    assert_type(await store.wait_for(9, timeout=1.0, on_reset="raise"), int)
+    async for mark in store.changes():
+        assert_type(mark, ah.Mark)
+        assert_type(mark.step, int)
+    store.fail(ValueError())
+    await store.reset(3)
+    await store.wait_for(9, on_reset="drop")  # type: ignore[arg-type]
+    await store.wait_for("9")  # type: ignore[arg-type]
+    await store.wait_for(9, 1.0)  # type: ignore[call-arg]
+    await store.aclose()
+    with ah.MemoryStepStore(3).publisher("chief"):
+        pass
+
+
+def hooks() -> list[ah.SessionRunHook]:
+    """The built-in hooks with their arguments."""
+    every = ah.Every(steps=100, secs=60, at=(1, 10))
+    ah.Every(100)  # type: ignore[call-arg]
+    ah.StopAtStepHook(100)  # type: ignore[call-arg]
+    return [
+        ah.StopAtStepHook(last_step=100),
+        ah.GlobalStepWaiterHook(3, timeout=60.0),
+        ah.LoggingHook({"loss": "loss"}, every=every),
+        ah.StepCounterHook(every),
+        ah.NanHook("loss", fail_on_nan_loss=False),
+        ah.FeedFnHook(lambda: {"x": 1}),
+        ah.FinalOpsHook({"accuracy": "accuracy"}),
+        ah.BlockingHook(object()),
+    ]
+
+
+async def variables() -> None:
+    """The values of variables."""
+    values = ah.Variables()
+    assert_type(values.ready, bool)
+    await values.wait_ready(timeout=1.0)
+    assert_type(values.snapshot(), dict[str, Any])
+
+
+def running() -> None:
+    """`run` gives what the main coroutine returns, and passes on its arguments."""
+    assert_type(ah.run(train_step, 3), Mapping[str, float])
+    ah.run(train_step(3))  # type: ignore[arg-type]
+
+
+def errors(error: ah.StepTimeoutError, reset: ah.StepResetError) -> None:
+    """What errors know."""
+    assert_type(error.wanted, int)
+    assert_type(error.seen, int)
+    assert_type(error.waited_secs, float)
+    assert_type(reset.old, tuple[int, int])
+    caught: TimeoutError = error
+    assert_type(caught.__traceback__, TracebackType | None)
