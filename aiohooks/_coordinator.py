@@ -151,7 +151,11 @@ class Coordinator:
             StopRequestedError: a stop was asked for, before or meanwhile; a clean end of a session.
             BaseException: the error of the background task that failed, the same object.
         """
-        self.bind()
+        try:
+            self.bind()
+        except BaseException:
+            close_unawaited(awaitable)
+            raise
         over = self._over()
         if over is not None:
             close_unawaited(awaitable)
@@ -290,6 +294,10 @@ class Coordinator:
         if not await wait_done(self._tasks, cancel_grace_secs):
             names = ", ".join(task.get_name() for task in self._tasks)
             _logger.warning("background tasks still run %s s after their cancellation: %s", cancel_grace_secs, names)
+
+    def owns(self, task: asyncio.Task[Any]) -> bool:
+        """Whether `task` is one of the background tasks."""
+        return task in self._tasks
 
     def cancel_tasks(self) -> None:
         """Ends the tasks at once."""

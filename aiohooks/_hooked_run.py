@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from aiohooks._checks import check_mapping
 from aiohooks._coordinator import Coordinator
 from aiohooks._fan_out import FanOut, drive
 from aiohooks._graph import Graph
 from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunValues
-from aiohooks._join import Joiner, check_requests, options_of
-from aiohooks._phases import HookSet, call_tier
+from aiohooks._join import Joined, Joiner, check_requests, options_of
+from aiohooks._phases import Calls, HookSet
 from aiohooks._session import Session
 
 
@@ -39,60 +40,98 @@ class HookedRun:
 
         `base` is how many cancels the running task has been through.
         """
+        if options is not None:
+            check_mapping(options, "options")
         if self._no_hooks:
-            return _run(session, fetches, feed_dict, options, None if options is None else {})
+            if options is None:
+                return session.run(fetches, feed_dict=feed_dict)
+            return session.run(fetches, feed_dict=feed_dict, options=options, run_metadata={})
         context = SessionRunContext((fetches, feed_dict, options), session, coord, global_step=step, attempt=attempt)
         fan = self._fan  # runs take turns
         fan.base = base
         return drive(self._run(fan, session, context), fan)
 
     async def _run(self, fan: FanOut, session: Session, context: SessionRunContext) -> Any:
+        # The two phases are `call_tier` written out: this is the path of every run, and a coroutine less is a tenth of it.
         hooks = self._hooks
-        fetches, feeds, options = context.fetches, context.feed_dict, context.options
+        step = context.global_step
         requests: list[SessionRunArgs | None] = []
         for tier in hooks.before_run:
-            await call_tier(fan, tier, context, None, requests, context.global_step)
-        wanted = [fetches]
-        asks = feeds_too = False
+            fan.piece = (Calls, tier, context, None, requests, len(requests), step)
+            try:
+                for method in tier.methods:
+                    requests.append(await method(context))
+                    if fan.crew is not None:
+                        break
+            except BaseException as error:
+                await fan.failed(error)
+            else:
+                if fan.crew is not None:
+                    await fan.crew.settle(None)
+            finally:
+                fan.piece = fan.crew = None
+        if requests.count(None) == len(requests):
+            joined = None
+            fetches, feeds, options = context.fetches, context.feed_dict, context.options
+        else:
+            joined, feeds, options = self._join(context, requests)
+            fetches = joined.nodes
+        if type(session) is Session and "run" not in session.__dict__:
+            session.driven_by = fan  # its operations overlap under the same `drive`
+        metadata: dict[str, Any] | None = None
+        if options is None:
+            values = await session.run(fetches, feed_dict=feeds)
+        else:
+            metadata = {}
+            values = await session.run(fetches, feed_dict=feeds, options=options, run_metadata=metadata)
+        if not hooks.after_run:
+            return values if joined is None else joined.caller(values)
+        nothing = _NOTHING if options is None else SessionRunValues(None, options, metadata)
+        if joined is None:
+            result, answers, which = values, [nothing], hooks.no_answers
+        else:
+            result, which = joined.caller(values), joined.which
+            answers = [SessionRunValues(part(values), options, metadata) for part in joined.parts]
+            answers.append(nothing)
+        context.global_step = step = session.committed_step
+        for tier, places in zip(hooks.after_run, hooks.answers):  # noqa: B905 - of one length
+            own = [nothing if place is None else answers[which[place]] for place in places]
+            results: list[None] = []
+            fan.piece = (Calls, tier, context, own, results, 0, step)
+            try:
+                for method, answer in zip(tier.methods, own):  # noqa: B905 - of one length
+                    results.append(await method(context, answer))
+                    if fan.crew is not None:
+                        break
+            except BaseException as error:
+                await fan.failed(error)
+            else:
+                if fan.crew is not None:
+                    await fan.crew.settle(None)
+            finally:
+                fan.piece = fan.crew = None
+        return result
+
+    def _join(
+        self, context: SessionRunContext, requests: list[SessionRunArgs | None]
+    ) -> tuple[Joined, Mapping[Any, Any] | None, Mapping[str, Any] | None]:
+        """What the caller and the hooks ask for together: fetches, feeds and options."""
+        wanted = [context.fetches]
+        fetches_only = True
         for request in requests:
             if request is None:
                 wanted.append(None)
                 continue
             if type(request) is not SessionRunArgs:
-                check_requests(requests, hooks.asked_names)
-            asks = True
+                check_requests(requests, self._hooks.asked_names)
             wanted.append(request[0])
             if request[1] or request[2] is not None:
-                feeds_too = True
-        if feeds_too:
-            feeds = self._joiner.feeds(feeds, requests, hooks.asked_names)
-            options = options_of(options, requests)
-        metadata: dict[str, Any] | None = None if options is None else {}
-        joined = self._joiner.fetches(wanted) if asks else None
-        if type(session) is Session and "run" not in session.__dict__:
-            session.driven_by = fan  # its operations overlap under the same `drive`
-        values = await _run(session, fetches if joined is None else joined.nodes, feeds, options, metadata)
-        result = values if joined is None else joined.caller(values)
-        if hooks.after_run:
-            context.global_step = step = session.committed_step
-            nothing = SessionRunValues(None, options, metadata)
-            parts = () if joined is None else joined.parts
-            answers = [SessionRunValues(part(values), options, metadata) for part in parts]
-            answers.append(nothing)
-            which = hooks.no_answers if joined is None else joined.which
-            for tier, places in zip(hooks.after_run, hooks.answers, strict=True):
-                own = [nothing if place is None else answers[which[place]] for place in places]
-                await call_tier(fan, tier, context, own, [], step)
-        return result
+                fetches_only = False
+        joined = self._joiner.fetches(wanted)
+        if fetches_only:
+            return joined, context.feed_dict, context.options
+        feeds = self._joiner.feeds(context.feed_dict, requests, self._hooks.asked_names)
+        return joined, feeds, options_of(context.options, requests)
 
 
-def _run(
-    session: Session,
-    fetches: Any,
-    feed_dict: Mapping[Any, Any] | None,
-    options: Mapping[str, Any] | None,
-    metadata: dict[str, Any] | None,
-) -> Coroutine[Any, Any, Any]:
-    if options is None:
-        return session.run(fetches, feed_dict=feed_dict)
-    return session.run(fetches, feed_dict=feed_dict, options=options, run_metadata=metadata)
+_NOTHING = SessionRunValues(None, None, None)

@@ -15,6 +15,7 @@ from aiohooks._ending import Ending
 from aiohooks._errors import (
     InvalidArgumentError,
     SessionClosedError,
+    StopRequestedError,
 )
 from aiohooks._graph import Graph
 from aiohooks._hook import HookRegistration, SessionRunHook
@@ -253,6 +254,8 @@ class AsyncMonitoredSession:
         if not life.recovers(root_cause):
             for coord in (life.coord, life.root):
                 coord.raised = coord.raised or root_cause in coord.errors
+            if isinstance(root_cause, StopRequestedError):
+                life.root.request_stop(str(root_cause))  # so that `stop_reason` says it too, if it is the first
             raise root_cause
         await life.recover(root_cause, None if life.session is None else life.session.global_step.latest.step + 1)
 

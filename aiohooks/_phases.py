@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiohooks._coordinator import Coordinator
+from aiohooks._crew import describe_failure
 from aiohooks._errors import HookCancelledError, HookTimeoutError, InvalidHookError
-from aiohooks._fan_out import FanOut, describe_failure, drive
+from aiohooks._fan_out import FanOut, drive
 from aiohooks._graph import is_coroutine_function
 from aiohooks._hook import HookRegistration, SessionRunHook, registration_of
 from aiohooks._interrupt import TimeLimit, cancels_of, running_task
@@ -25,13 +25,14 @@ METHODS = ("begin", "after_create_session", "before_run", "after_run", "end", "c
 class Tier:
     """The calls of one phase that start together: hooks of one `order`, in registration order."""
 
-    __slots__ = ("grace_secs", "methods", "names", "phase", "registrations", "size")
+    __slots__ = ("grace_secs", "has_timeouts", "methods", "names", "phase", "registrations", "size")
 
     def __init__(self, phase: str, registered: Sequence[tuple[str, HookRegistration]], grace_secs: float) -> None:
         """Takes the named hooks that override the method `phase`."""
         self.phase = phase
         self.grace_secs = grace_secs
         self.size = len(registered)
+        self.has_timeouts = any(registration.timeout is not None for _, registration in registered)
         self.registrations = tuple(registration for _, registration in registered)
         self.names = tuple(f"{name}.{phase}" for name, _ in registered)
         self.methods: tuple[Method, ...] = tuple(
@@ -215,7 +216,7 @@ async def call_tier(fan: FanOut, tier: Tier, first: Any, seconds: Sequence[Any] 
 
     To be awaited through `drive`, which makes them overlap. Raises as `aiohooks._fan_out` says; `step` is for the messages.
     """
-    fan.make_work = functools.partial(_Calls, tier, first, seconds, results, len(results), step)
+    fan.piece = (Calls, tier, first, seconds, results, len(results), step)
     try:
         if seconds is None:
             for method in tier.methods:
@@ -233,52 +234,58 @@ async def call_tier(fan: FanOut, tier: Tier, first: Any, seconds: Sequence[Any] 
         if fan.crew is not None:
             await fan.crew.settle(None)
     finally:
-        fan.make_work = fan.crew = None
+        fan.piece = fan.crew = None
 
 
-class _Calls:
+class Calls:
     """The calls of one tier as work that overlaps."""
 
     __slots__ = (
         "_before",
         "_brought",
         "_first",
-        "_number",
+        "_handed_out",
         "_results",
         "_seconds",
         "_step",
         "_tier",
         "grace_secs",
         "has_order",
+        "has_timeouts",
     )
 
     def __init__(self, tier: Tier, first: Any, seconds: Sequence[Any] | None, results: list[Any], before: int, step: int) -> None:
+        """Takes what `call_tier` got; `before` is how many results were there before this tier."""
         self._tier = tier
         self._first = first
         self._seconds = seconds
         self._results = results
         self._before = before
         self._step = step
-        self._number = len(results) - before
+        self._handed_out = False
         self._brought: dict[int, Any] = {}
         self.grace_secs = tier.grace_secs
         self.has_order = False
+        self.has_timeouts = tier.has_timeouts
 
     def startable(self) -> Iterable[int]:
-        if self._number < 0:
+        """All behind the one that runs in the caller's task, once."""
+        if self._handed_out:
             return ()
-        rest = range(self._number + 1, self._tier.size)
-        self._number = -1
-        return rest
+        self._handed_out = True
+        return range(len(self._results) - self._before + 1, self._tier.size)
 
     def start(self, number: int) -> Coroutine[Any, Any, Any]:
+        """The call itself."""
         method = self._tier.methods[number]
         return method(self._first) if self._seconds is None else method(self._first, self._seconds[number])
 
     def current(self) -> int:
+        """The one whose result is missing."""
         return len(self._results) - self._before
 
     def store(self, number: int, result: Any) -> None:
+        """See `Work`."""
         self._brought[number] = result
 
     def complete(self) -> None:
@@ -287,15 +294,19 @@ class _Calls:
             self._results.append(self._brought.get(number))
 
     def name(self, number: int) -> str:
+        """See `Work`."""
         return self._tier.names[number]
 
     def describe(self, number: int) -> str:
+        """See `Work`."""
         return f"{self._tier.names[number]} at step {self._step}"
 
     def timeout_secs(self, number: int) -> float | None:
+        """See `Work`."""
         return self._tier.registrations[number].timeout
 
     def forgives(self, number: int, error: BaseException) -> bool:
+        """See `Work`."""
         if self._tier.registrations[number].on_error != "log" or not isinstance(error, Exception):
             return False
         _log(self.describe(number), error)

@@ -52,6 +52,8 @@ class RunGate:
         self._check_usable()
         await self.turns.wait()
         try:
+            if self.state == "closing":
+                raise StopRequestedError("the session has ended")
             return self.begin()
         except BaseException:
             self.turns.give_back()
@@ -120,7 +122,11 @@ class RunGate:
         """Raises if the session was never entered, or belongs to another loop."""
         if self.loop is None:
             raise SessionClosedError("this session was not entered; use `async with`")
-        if running_task().get_loop() is not self.loop:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not self.loop:
             raise WrongLoopError("this session belongs to another event loop; use it where it was entered")
 
     def check_caller(self, what: str) -> None:
@@ -137,11 +143,13 @@ class RunGate:
     def _check_usable(self) -> None:
         """Says why there can be no run now, if so."""
         self.check_entered()
+        life = self._life
+        if self.state == "closing" and (life.root.owns(running_task()) or life.coord.owns(running_task())):
+            raise StopRequestedError("the session has ended")
         if self.state in ("opening", "closing"):
             raise SessionClosedError(f"this session is {self.state}; a hook runs the raw session that it was given")
         if self.state != "open":
             raise SessionClosedError(f"this session is {self.state}; make a new one")
-        life = self._life
         if life.given_up is not None:
             raise RecoveryExhaustedError(
                 f"recovery has given up on {life.given_up!r}; leave the session's block"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -94,9 +93,10 @@ class Session:
         fan, self.driven_by = self.driven_by, None
         if self._closed:
             raise SessionClosedError("this session is closed; use the session that the latest after_create_session got")
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._bind(loop)
+        if fan is None:  # else the one who drives it has looked
+            loop = asyncio.get_running_loop()
+            if self._loop is not loop:
+                self._bind(loop)
         # The plan for a tuple of nodes (what the monitored session asks for) or a single one is found at once.
         build: Build | None = None
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
@@ -129,7 +129,7 @@ class Session:
         if plan.changes_variables or not store.inline:
             await self._commit(plan, values)
         elif plan.steps:
-            self.committed_step = await store.advance(plan.steps)
+            self.committed_step = store.advance_nowait(plan.steps)
         else:
             self.committed_step = store.latest.step
         results = plan.result(values)
@@ -165,9 +165,8 @@ class Session:
             self.variables.put(new)
             self.committed_step = store.latest.step
         elif store.inline:
-            step = await store.advance(plan.steps)  # does not suspend: one moment with what follows
+            self.committed_step = store.advance_nowait(plan.steps)  # first, because it can be refused; one moment with the rest
             self.variables.put(new)
-            self.committed_step = step
         else:
             # Before the step: whoever waits for it, anywhere, must find the variables of that step.
             self.variables.put(new)
@@ -191,7 +190,7 @@ class Session:
 
 async def _run_operations(session: Session, plan: Plan, values: list[Any], fan: FanOut) -> None:
     """Runs a plan's operations in turn; awaited through `drive`, together from the moment one suspends."""
-    fan.make_work = functools.partial(_Operations, session, plan, values)
+    fan.piece = (_Operations, session, plan, values)
     try:
         for operation in plan.operations:
             result = operation.call(values)
@@ -208,7 +207,7 @@ async def _run_operations(session: Session, plan: Plan, values: list[Any], fan: 
         if fan.crew is not None:
             await fan.crew.settle(None)
     finally:
-        fan.make_work = fan.crew = None
+        fan.piece = fan.crew = None
 
 
 def _no_coroutine(operation: PlannedOperation, result: Any) -> Any:
@@ -221,11 +220,12 @@ def _no_coroutine(operation: PlannedOperation, result: Any) -> Any:
 class _Operations:
     """A plan's operations as work that overlaps: each can start when its inputs are there."""
 
-    __slots__ = ("_left", "_plan", "_session", "_values", "grace_secs", "has_order")
+    __slots__ = ("_left", "_plan", "_session", "_values", "grace_secs", "has_order", "has_timeouts")
 
     def __init__(self, session: Session, plan: Plan, values: list[Any]) -> None:
         self.grace_secs = session.grace_secs
         self.has_order = True
+        self.has_timeouts = False
         self._session = session
         self._plan = plan
         self._values = values

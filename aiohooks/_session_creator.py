@@ -124,9 +124,7 @@ class ChiefSessionCreator:
             NotReadyError: the scaffold says that something is missing in the end.
         """
         variables = self._variables
-        first = variables.claim()
-        if not first:
-            await variables.wait_ready()  # another session of this process is about to initialise them
+        first = await variables.claim()
         session = Session(self.graph, global_step=self.global_step, variables=variables)
         try:
             if first and self._scaffold.init_fn is not None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aiohooks._checks import check_mapping, check_secs
+from aiohooks._checks import check_instance, check_secs
 from aiohooks._clock import current_clock
 from aiohooks._errors import (
     FetchError,
@@ -28,8 +28,9 @@ class Variables:
         self._values: dict[str, Any] = {}
         self._ready = False
         self._initialising = False
+        self._claims: dict[asyncio.Future[None], None] = {}
         self._failure: BaseException | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they came
 
     @property
     def ready(self) -> bool:
@@ -54,7 +55,7 @@ class Variables:
         if timeout == 0:
             raise self._late(timeout)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         timer = None
         if timeout is not None:
             late = self._late(timeout)
@@ -62,7 +63,7 @@ class Variables:
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
             if timer is not None:
                 timer.cancel()
 
@@ -76,7 +77,7 @@ class Variables:
         Raises:
             FetchError: a name that is not a variable here; nothing is changed then.
         """
-        check_mapping(values, "values")
+        check_instance(values, Mapping, "values")
         for name in values:
             if name not in self._values:
                 raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values)}")
@@ -84,9 +85,16 @@ class Variables:
 
     # -- for sessions
 
-    def claim(self) -> bool:
-        """Whether the one who asks is to initialise the values: true for one at a time, until they are ready."""
-        if self._ready or self._initialising:
+    async def claim(self) -> bool:
+        """Whether the one who asks is to initialise the values; waits while another one does, in case that fails."""
+        while self._initialising and not self._ready:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._claims[waiter] = None
+            try:
+                await waiter
+            finally:
+                self._claims.pop(waiter, None)
+        if self._ready:
             return False
         self._initialising = True
         return True
@@ -104,20 +112,20 @@ class Variables:
     def mark_ready(self) -> None:
         """Lets the waiting workers go on."""
         self._ready = True
+        self._initialising = False
         self._failure = None
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _wake(self._claims)
+        _wake(self._waiters)
 
     def discard(self) -> None:
         """Forgets values of an initialisation that failed halfway."""
+        self._values.clear()
         self._initialising = False
-        if not self._ready:
-            self._values.clear()
+        _wake(self._claims)
 
     def fail(self, error: BaseException) -> None:
         """Tells waiting workers that the session which should have initialised the values gave up."""
-        if self._ready:
+        if self._ready or self._initialising:
             return
         self._failure = error
         for waiter in self._waiters:
@@ -152,3 +160,9 @@ class Variables:
     def __repr__(self) -> str:
         state = "ready" if self._ready else "not ready"
         return f"<Variables {', '.join(self._values) or 'none'}, {state}>"
+
+
+def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

@@ -38,6 +38,24 @@ async def double(batch: int = 1) -> dict[str, int]:
     return {"loss": 2 * batch, "batch": batch}
 
 
+def policy(**options: Any) -> ah.RecoveryPolicy:
+    """A policy without pauses."""
+    return ah.RecoveryPolicy(**{"backoff": ah.Backoff(initial_secs=0), **options})
+
+
+def failing_step(*errors: BaseException | None) -> Callable[..., Any]:
+    """A step that raises these, one a call; None, and all that follows, succeeds."""
+    left = list(errors)
+
+    async def step(batch: int = 1) -> dict[str, int]:
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+        return {"loss": batch}
+
+    return step
+
+
 async def ticks(count: int = 5) -> None:
     """Lets the other tasks of the loop go on, so many times."""
     for _ in range(count):
@@ -100,6 +118,22 @@ class Calling(ah.SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         await self._run("close", exc)
+
+
+class Sessions(ah.SessionRunHook):
+    """Keeps every session and coordinator that it is told of."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ah.Session] = []
+        self.coords: list[ah.Coordinator] = []
+        self.attempts: list[int] = []
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.sessions.append(session)
+        self.coords.append(coord)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        self.attempts.append(run_context.attempt)
 
 
 @contextlib.contextmanager

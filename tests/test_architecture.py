@@ -18,7 +18,7 @@ from tests.source import PACKAGE, ROOT, Import, defined_names, imports, modules,
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_errors", "_checks", "_clock", "_running"}),
     frozenset({"_hook", "_graph", "_variables", "_every", "stores/"}),
-    frozenset({"_fetches", "_fan_out", "_interrupt", "_shield", "_coordinator", "_recovery", "_join", "_plan"}),
+    frozenset({"_fetches", "_crew", "_fan_out", "_interrupt", "_shield", "_coordinator", "_recovery", "_join", "_plan"}),
     frozenset({"_session", "_session_creator"}),
     frozenset(
         {

@@ -272,7 +272,8 @@ async def test_runs_of_several_tasks_take_turns_in_order() -> None:
         async def runs(who: str) -> list[str]:
             return [await session.run("trained", {"who": who}) for _ in range(3)]
 
-        both = [asyncio.create_task(runs(who)) for who in ("ann", "bob")]
-        assert [await one for one in both] == [["ann"] * 3, ["bob"] * 3]
-    names = ["ann", "bob"] * 3
+        people = ["ann", "bob", "cy"]
+        tasks = [asyncio.create_task(runs(who)) for who in people]
+        assert [await task for task in tasks] == [[who] * 3 for who in people]
+    names = people * 3
     assert record == [each for n, who in enumerate(names) for each in (("before_run", n), (who, n), ("after_run", n + 1))]

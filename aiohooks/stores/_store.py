@@ -62,7 +62,7 @@ class StepStore(abc.ABC):
     """
 
     inline: ClassVar[bool] = False
-    """Whether `advance` never suspends, so that it can be one moment with what the caller does around it."""
+    """Whether there is `advance_nowait`, so that advancing can be one moment with what the caller does around it."""
 
     def __init__(self, mark: Mark, *, run: str) -> None:
         """Starts from `mark`; `run` names what is counted."""
@@ -85,6 +85,10 @@ class StepStore(abc.ABC):
         Returns:
             The step that this led to.
         """
+
+    def advance_nowait(self, by: int = 1) -> int:
+        """`advance` without waiting, for who is in the store's loop; only where `inline` is true."""
+        raise TypeError(f"{self!r} cannot advance without waiting; await advance()")
 
     @abc.abstractmethod
     async def raise_to(self, step: int) -> int:

@@ -26,7 +26,8 @@ class MemoryStepStore(StepStore):
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; does not suspend."""
-        return self._advanced(by)
+        self._enter_quickly()
+        return self.advance_nowait(by)
 
     async def raise_to(self, step: int) -> int:
         """See `StepStore.raise_to`; does not suspend."""
@@ -43,15 +44,12 @@ class MemoryStepStore(StepStore):
         self._observe(mark)
         return mark
 
-    def _advanced(self, by: int) -> int:
+    def advance_nowait(self, by: int = 1) -> int:
+        """See `StepStore.advance_nowait`."""
         # Once per step of every session: written to be quick.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
-        try:
-            here = get_running_loop() is self._loop
-        except RuntimeError:
-            here = False
-        if not here:
+        if self._loop is None or self._room.closed:
             self._enter()
         room = self._room
         epoch, step = room.latest
@@ -66,11 +64,20 @@ class MemoryStepStore(StepStore):
             room.wake()
         return step
 
+    def _enter_quickly(self) -> None:
+        try:
+            here = get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if not here:
+            self._enter()
+
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
         if not answer.set_running_or_notify_cancel():
             return
         try:
-            step = self._advanced(by)
+            self._enter()
+            step = self.advance_nowait(by)
         except Exception as error:
             answer.set_exception(error)
         else:

@@ -1,0 +1,326 @@
+"""The tasks of one overlap: started when something suspended, waited for, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import types
+from collections.abc import Coroutine, Generator, Iterable
+from typing import Any, Protocol
+
+import anyio
+
+from aiohooks._clock import TimerHandle, current_clock
+from aiohooks._errors import HookCancelledError, HookTimeoutError
+from aiohooks._interrupt import Interrupt
+
+_logger = logging.getLogger("aiohooks")
+
+
+class Work(Protocol):
+    """What is awaited together: numbered coroutines, some of which may have to wait for others' results."""
+
+    grace_secs: float
+    has_order: bool
+    """Whether some can start only when others have brought their results."""
+    has_timeouts: bool
+    """Whether some call has a time limit."""
+
+    def startable(self) -> Iterable[int]:
+        """The numbers not handed out yet whose coroutines can start now; each number comes once."""
+        ...
+
+    def start(self, number: int) -> Coroutine[Any, Any, Any]:
+        """Makes the coroutine of `number`."""
+        ...
+
+    def current(self) -> int:
+        """The number that is running in the caller's task."""
+        ...
+
+    def store(self, number: int, result: Any) -> None:
+        """Keeps a result that a task brought."""
+        ...
+
+    def name(self, number: int) -> str:
+        """A task's name for it."""
+        ...
+
+    def describe(self, number: int) -> str:
+        """Who this is, for messages: hook, phase, step."""
+        ...
+
+    def timeout_secs(self, number: int) -> float | None:
+        """How long this call may take, or None."""
+        ...
+
+    def forgives(self, number: int, error: BaseException) -> bool:
+        """Whether this failure is only logged (and was: the method logs it)."""
+        ...
+
+    def complete(self) -> None:
+        """All results are there."""
+        ...
+
+
+def describe_failure(error: BaseException, who: str) -> None:
+    """Adds to a passing error whose it is; an error that passes twice says it once."""
+    note = f"raised by {who}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def cancelled_by_others(work: Work, number: int, cause: BaseException) -> HookCancelledError:
+    """The error for a coroutine that was cancelled, and not by us: it must not vanish."""
+    error = HookCancelledError(
+        f"{work.describe(number)} was cancelled, and not by its session; to end the session, request a stop or raise an error"
+    )
+    error.__cause__ = cause
+    return error
+
+
+class Crew:
+    """One overlap. It belongs to the task that suspended first, whose own coroutine is one of the numbers.
+
+    It is made for every phase in which a hook suspends: what is rarely needed is None until it is.
+    """
+
+    __slots__ = (
+        "_base", "_caller", "_cancelled", "_children", "_context", "_copies", "_errors", "_expired", "_failing", "_idle",
+        "_interrupt", "_number", "_outer", "_own_running", "_timers", "_work",
+    )  # fmt: skip
+
+    def __init__(self, work: Work, caller: asyncio.Task[Any], context: contextvars.Context | None, base: int) -> None:
+        """Makes one that has started nothing yet; tasks run in `context`, or in copies of the current one."""
+        self._work = work
+        self._number = work.current()
+        self._caller = caller
+        self._context = context
+        self._base = base
+        self._children: dict[int, asyncio.Task[None]] = {}
+        self._idle: asyncio.Future[None] | None = None
+        self._interrupt: Interrupt | None = None
+        self._outer: asyncio.CancelledError | None = None
+        self._errors: dict[int, BaseException] | None = None
+        self._expired: set[int] | None = None
+        self._timers: dict[int, TimerHandle] | None = None
+        self._copies: list[tuple[contextvars.Context, dict[contextvars.ContextVar[Any], Any]]] | None = None
+        self._own_running = True
+        self._failing = False
+        self._cancelled = False
+        if work.has_timeouts:
+            self._arm(self._number, None)
+
+    def start_ready(self) -> None:
+        """Starts every coroutine whose inputs are there, as a task."""
+        if self._failing:
+            return
+        work = self._work
+        loop = self._caller.get_loop()
+        for number in work.startable():
+            # Brought up to its first pause by hand, so that a cancel which comes before the task's first step is reported.
+            coro = self._child(number)
+            coro.send(None)
+            context = self._copied_context() if self._context is None else self._context
+            # Made directly: a task factory could start it eagerly, inside a context that is already entered.
+            child = asyncio.Task(coro, loop=loop, context=context, name=work.name(number))
+            self._children[number] = child
+            if work.has_timeouts:
+                self._arm(number, child)
+
+    async def settle(self, error: BaseException | None) -> None:
+        """Waits for the others when what ran in the caller's task has ended, with `error` or None.
+
+        Raises one failure as it is, several as a group, or the outer cancel. No task is left when it returns, but for one that
+        ignores its cancellation for longer than the grace period; that one is named in a warning.
+        """
+        self._own_running = False
+        if self._timers is not None:
+            self._disarm(self._number)
+        if error is not None:
+            self._own_failed(error)
+        elif self._work.has_order:
+            self.start_ready()
+        if self._children:
+            if not self._cancelled:
+                await self._wait_for_children()
+            if self._children:
+                await self._wait_for_cancelled_children()
+        if self._failing or self._interrupt is not None or self._copies is not None:
+            self._finish()
+        elif self._caller.cancelling() > self._base:
+            # A hook swallowed the caller's cancel; which hook runs where is chance, so it is delivered all the same.
+            raise asyncio.CancelledError("cancelled while hooks ran")
+        self._work.complete()
+
+    def abandon(self) -> None:
+        """Lets go of everything: the caller is being thrown away."""
+        self._cancel_children()
+        for number in tuple(self._timers or ()):
+            self._disarm(number)
+
+    # -- the tasks
+
+    async def _child(self, number: int) -> None:
+        """Runs one piece in a task and reports what came of it: quicker than a callback of the task, which is one more tick."""
+        try:
+            await _pause()
+            result = await self._work.start(number)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self._child_failed(number, error)
+        else:
+            self._work.store(number, result)
+            if self._work.has_order:
+                self.start_ready()
+        finally:
+            children = self._children
+            if self._timers is not None:
+                self._disarm(number)
+            if children.pop(number, None) is not None and not children:
+                idle = self._idle
+                if idle is not None and not idle.done():
+                    idle.set_result(None)
+
+    def _child_failed(self, number: int, error: BaseException) -> None:
+        if not isinstance(error, asyncio.CancelledError):
+            self._record(number, error)
+        elif self._expired is not None and number in self._expired:
+            self._record(number, self._timed_out(number))
+        elif not self._cancelled:
+            self._record(number, cancelled_by_others(self._work, number, error))
+
+    def _own_failed(self, error: BaseException) -> None:
+        number = self._number
+        interrupt = self._interrupt
+        if not isinstance(error, asyncio.CancelledError):
+            self._record(number, error)
+        elif interrupt.from_outside() if interrupt is not None else self._caller.cancelling() > self._base:
+            self._outer = error
+            self._cancel_children()
+        elif self._expired is not None and number in self._expired:
+            self._record(number, self._timed_out(number))
+        elif interrupt is None:
+            self._record(number, cancelled_by_others(self._work, number, error))
+
+    def _record(self, number: int, error: BaseException) -> None:
+        describe_failure(error, self._work.describe(number))
+        if self._work.forgives(number, error):
+            self._work.store(number, None)
+            return
+        if self._errors is None:
+            self._errors = {}
+        self._errors[number] = error
+        self._cancel_children()
+        if self._own_running:
+            self._fire("another hook of this phase failed")
+
+    def _fire(self, why: str) -> None:
+        if self._interrupt is None:
+            self._interrupt = Interrupt(self._caller, self._base)
+        self._interrupt.fire(why)
+
+    def _cancel_children(self) -> None:
+        self._failing = True
+        if not self._cancelled:
+            self._cancelled = True
+            for child in self._children.values():
+                child.cancel()
+
+    # -- time limits
+
+    def _arm(self, number: int, child: asyncio.Task[None] | None) -> None:
+        secs = self._work.timeout_secs(number)
+        if secs is not None:
+            if self._timers is None:
+                self._timers = {}
+            self._timers[number] = current_clock().call_later(secs, functools.partial(self._expire, number, child))
+
+    def _disarm(self, number: int) -> None:
+        timer = self._timers.pop(number, None) if self._timers is not None else None
+        if timer is not None:
+            timer.cancel()
+
+    def _expire(self, number: int, child: asyncio.Task[None] | None) -> None:
+        if self._expired is None:
+            self._expired = set()
+        self._expired.add(number)
+        if child is not None:
+            child.cancel()
+        else:
+            self._fire("hook timeout")
+
+    def _timed_out(self, number: int) -> HookTimeoutError:
+        return HookTimeoutError(
+            f"{self._work.describe(number)} took longer than its timeout of {self._work.timeout_secs(number)} s; "
+            "give it more with configure(hook, timeout=...)"
+        )
+
+    # -- waiting
+
+    async def _wait_for_children(self) -> None:
+        loop = self._caller.get_loop()
+        try:
+            while self._children and not self._cancelled:
+                self._idle = loop.create_future()
+                await self._idle
+        except asyncio.CancelledError as error:
+            self._outer = error
+            self._cancel_children()
+
+    async def _wait_for_cancelled_children(self) -> None:
+        # An anyio scope repeats its cancel at every tick until the task has left it: hence the shield.
+        loop = self._caller.get_loop()
+        grace = current_clock().call_later(self._work.grace_secs, self._give_up)
+        try:
+            with anyio.CancelScope(shield=True):
+                while self._children:
+                    self._idle = loop.create_future()
+                    try:
+                        await self._idle
+                    except asyncio.CancelledError as error:
+                        self._outer = self._outer or error
+        finally:
+            grace.cancel()
+
+    def _give_up(self) -> None:
+        names = ", ".join(self._work.describe(number) for number in self._children)
+        _logger.warning("%s still runs %s s after its cancellation; going on without it", names, self._work.grace_secs)
+        self._children.clear()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _finish(self) -> None:
+        """Carries back what tasks did to copied contexts, takes the own cancel back, and raises what there is to raise."""
+        for copy, before in self._copies or ():
+            for variable, value in copy.items():
+                if value is not before.get(variable):
+                    variable.set(value)
+        outer_remains = self._caller.cancelling() > self._base if self._interrupt is None else self._interrupt.settle()
+        errors = [] if self._errors is None else [self._errors[number] for number in sorted(self._errors)]
+        if self._outer is None and outer_remains:
+            self._outer = asyncio.CancelledError("cancelled while hooks ran")
+        if self._outer is not None:
+            if errors:
+                self._outer.__context__ = errors[0] if len(errors) == 1 else BaseExceptionGroup("hooks failed", errors)
+            raise self._outer
+        for error in errors:
+            if len(errors) == 1 or not isinstance(error, Exception):  # KeyboardInterrupt and the like pass as they are
+                raise error
+        if errors:
+            raise BaseExceptionGroup(f"{len(errors)} failures in one phase", errors)
+
+    def _copied_context(self) -> contextvars.Context:
+        copy = contextvars.copy_context()
+        if self._copies is None:
+            self._copies = []
+        self._copies.append((copy, dict(copy)))
+        return copy
+
+
+@types.coroutine
+def _pause() -> Generator[None, None, None]:
+    yield

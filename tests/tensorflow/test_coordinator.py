@@ -1,0 +1,196 @@
+"""TensorFlow's own tests of the coordinator (172-189 of the list), as far as tests/test_coordinator.py has not got them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.models import ticks, until_true
+
+
+async def wait_for_stop(coord: ah.Coordinator) -> None:
+    """A task that ends when it is told."""
+    await coord.wait_for_stop()
+
+
+async def fail_when_stopped(coord: ah.Coordinator, error: BaseException) -> None:
+    """A task that fails when it is told to end."""
+    await coord.wait_for_stop()
+    raise error
+
+
+async def fail(error: BaseException) -> None:
+    """A task that fails at once."""
+    raise error
+
+
+# -- stopping
+
+
+# -- joining
+
+
+async def test_join_waits_for_some_that_need_the_stop() -> None:
+    """Tasks that wait for the stop, and tasks that do not, are joined together."""
+    coord = ah.Coordinator()
+    tasks = [coord.start_soon(wait_for_stop, coord), coord.start_soon(ticks)]
+    joining = asyncio.create_task(coord.join())
+    await ticks(20)
+    assert [task.done() for task in tasks] == [False, True]
+    assert not joining.done()
+    coord.request_stop()
+    await joining
+    assert all(task.done() for task in tasks)
+
+
+@pytest.mark.parametrize("grace", [1e-10, 0.002, 1.0])
+async def test_join_cancels_when_the_grace_period_is_over(grace: float) -> None:
+    """Where TensorFlow gives up on a thread, a task that does not end within the grace period is cancelled, exactly then."""
+    with ManualClock() as clock:
+        coord = ah.Coordinator()
+        task = coord.start_soon(asyncio.Event().wait)
+        coord.request_stop()
+        joining = asyncio.create_task(coord.join(stop_grace_period_secs=grace))
+        await ticks()
+        clock.advance(grace / 2)
+        await ticks()
+        assert not task.done()
+        clock.advance(grace / 2)
+        await joining
+        assert task.cancelled()
+        assert coord.joined
+
+
+# -- errors
+
+
+@pytest.mark.parametrize("how", ["task", "request_stop", "stop_on_exception"])
+async def test_join_raises_the_first_error(how: str) -> None:
+    """The first error is raised by every `join` and by `raise_requested_exception`, the same object; a later one is noted."""
+    coord, first, second = ah.Coordinator(), OSError("first"), OSError("second")
+    coord.start_soon(wait_for_stop, coord)
+    coord.start_soon(fail_when_stopped, coord, second)
+    if how == "task":
+        coord.start_soon(fail, first)
+    elif how == "request_stop":
+        coord.request_stop(first)
+    else:
+        with coord.stop_on_exception():
+            raise first
+    for _ in range(2):
+        with pytest.raises(OSError, match="first") as caught:
+            await coord.join()
+        assert caught.value is first
+    with pytest.raises(OSError, match="first"):
+        coord.raise_requested_exception()
+    assert coord.errors == [first, second]
+    assert "second" in first.__notes__[0]
+
+
+async def test_the_error_that_is_kept_is_the_one_that_was_given() -> None:
+    """`request_stop(error)` keeps this error, also where another one is handled, or none."""
+    coord, given = ah.Coordinator(), OSError("given")
+    try:
+        raise KeyError("handled")
+    except KeyError:
+        coord.request_stop(given)
+    with pytest.raises(OSError, match="given") as caught:
+        await coord.join()
+    assert caught.value is given
+    assert coord.stop_reason == "reported: OSError('given')"
+
+
+class EndOfBatch(Exception):
+    """An error of the user's that means the end of the work."""
+
+
+@pytest.mark.parametrize("error", [ah.OutOfRangeError, StopAsyncIteration, EndOfBatch], ids=lambda kind: kind.__name__)
+async def test_the_end_of_the_input_is_no_error(error: type[Exception]) -> None:
+    """A clean end, by the usual types or by the caller's, out of a task is a plain stop: it ends the others, `join` is quiet."""
+    coord = ah.Coordinator(clean_stop_exception_types=(EndOfBatch,))
+    task = coord.start_soon(fail, error())
+    other = coord.start_soon(wait_for_stop, coord)
+    await coord.join()
+    assert coord.should_stop()
+    assert error.__name__ in (coord.stop_reason or "")
+    assert coord.errors == []
+    assert other.done()
+    assert isinstance(task.exception(), error)
+
+
+async def test_clear_stop_forgets_everything() -> None:
+    """After `clear_stop` a coordinator is as new, also after errors and a `join`."""
+    coord = ah.Coordinator()
+    coord.start_soon(fail, OSError("old"))
+    with pytest.raises(OSError, match="old"):
+        await coord.join()
+    coord.clear_stop()
+    assert not coord.should_stop()
+    assert not coord.joined
+    assert coord.stop_reason is None
+    coord.raise_requested_exception()
+    coord.start_soon(fail, OSError("new"))
+    with pytest.raises(OSError, match="new"):
+        await coord.join()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_an_error_that_comes_after_the_join_is_raised_at_once(stopped: bool) -> None:
+    """Nobody would see it otherwise: whoever reports it gets it back; after `clear_stop` it is taken again."""
+    coord, late = ah.Coordinator(), OSError("late")
+    if stopped:
+        coord.request_stop()
+    await coord.join()
+    with pytest.raises(OSError, match="late") as caught:
+        coord.request_stop(late)
+    assert caught.value is late
+    with pytest.raises(OSError, match="late"), coord.stop_on_exception():
+        raise late
+    coord.request_stop("a plain stop is fine")
+    coord.request_stop(ah.OutOfRangeError("and so is a clean end"))
+    coord.clear_stop()
+    coord.request_stop(late)
+    with pytest.raises(OSError, match="late"):
+        await coord.join()
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit], ids=lambda kind: kind.__name__)
+async def test_stop_on_exception_swallows_errors_only(kind: type[BaseException]) -> None:
+    """A cancellation, a KeyboardInterrupt and a SystemExit pass through the block as they are, and stop nothing."""
+    coord = ah.Coordinator()
+    with pytest.raises(kind), coord.stop_on_exception():
+        raise kind
+    assert not coord.should_stop()
+
+
+# -- tasks
+
+
+async def test_a_task_gets_its_arguments() -> None:
+    """`start_soon` passes arguments by place, a partial the others; a task may go on and on until the stop."""
+    coord = ah.Coordinator()
+    seen: list[tuple[Any, ...]] = []
+
+    async def loop(*args: int, **kwargs: int) -> str:
+        while not coord.should_stop():
+            seen.append((args, kwargs))
+            await asyncio.sleep(0)
+        return "ended"
+
+    tasks = [
+        coord.start_soon(loop, 1, 2, name="by place"),
+        coord.start_soon(functools.partial(loop, a=3)),
+        coord.start_soon(functools.partial(loop, b=5), 4),
+    ]
+    await until_true(lambda: len(seen) >= 9)
+    coord.request_stop()
+    await coord.join()
+    assert seen[:3] == [((1, 2), {}), ((), {"a": 3}), ((4,), {"b": 5})]
+    assert seen.count(((4,), {"b": 5})) >= 3
+    assert [task.result() for task in tasks] == ["ended"] * 3
+    assert tasks[0].get_name() == "by place"

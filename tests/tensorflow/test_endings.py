@@ -1,0 +1,162 @@
+"""TensorFlow's own tests of its monitored session (4.2 of the list): how the block ends, and background tasks with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, RecordingHook
+from tests.models import Calling, counting_graph, refused, ticks
+from tests.tensorflow.blocks import ONE_RUN, MakeSession, boom, both_kinds, run_block, train
+
+# -- background tasks at the end
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["clean", "after a failed run"])
+async def test_closing_stops_background_tasks(failed: bool) -> None:
+    """At a clean end tasks are told, and waited for, also where a run failed before; then the session is closed."""
+    ended: list[str] = []
+
+    async def wait(coord: ah.Coordinator) -> None:
+        await coord.wait_for_stop()
+        await asyncio.sleep(0)
+        ended.append("task")
+
+    hook = FaultInjectionHook({("before_run", 1): OSError("once")} if failed else {})
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        coord = session.coord
+        tasks = [coord.start_soon(wait, coord), session.start_soon(wait, coord)]
+        if failed:
+            with pytest.raises(OSError, match="once"):
+                await session.run("train")
+    assert coord.should_stop()
+    assert ended == ["task", "task"]
+    assert all(task.done() and not task.cancelled() for task in tasks)
+
+
+async def test_a_failed_block_cancels_background_tasks() -> None:
+    """When the block fails, its tasks are not told but cancelled, and have ended when the error comes out."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        tasks.extend(start(asyncio.Event().wait) for start in (session.coord.start_soon, session.start_soon))
+        await asyncio.sleep(0)
+        raise OSError("boom")
+
+    with pytest.raises(OSError, match="boom"):
+        await run_block(ah.AsyncMonitoredSession(counting_graph()), body)
+    assert len(tasks) == 2
+    assert all(task.cancelled() for task in tasks)
+
+
+# -- the end of the block
+
+
+@both_kinds
+@pytest.mark.parametrize("error", [ah.OutOfRangeError, StopIteration, StopAsyncIteration], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("raised_in", ["body", "before_run"])
+async def test_the_end_of_the_input_is_a_clean_end(make: MakeSession, error: type[Exception], raised_in: str) -> None:
+    """The block swallows an end of the input, from the body or a run, and calls `end`."""
+    hook = RecordingHook()
+
+    async def no_more(*_: object) -> None:
+        if error is StopIteration:
+            next(iter(()))
+        raise error
+
+    hooks = [hook, Calling(raised_in, no_more)]
+    async with make(counting_graph(), hooks) as session:
+        await session.run("loss")
+        if raised_in == "body":
+            raise error
+    assert hook.phases()[-2:] == ["end", "close"]
+    assert hook.closed_with == [None]
+    assert session.should_stop()
+
+
+@both_kinds
+async def test_an_error_of_a_run_leaves_the_block(make: MakeSession) -> None:
+    """Any other error reaches the caller as the same object, `end` is not called, and the session is closed."""
+    error = RuntimeError("regular exception")
+    hook = FaultInjectionHook({("before_run", 2): error})
+    session = make(counting_graph(), [hook])
+    with pytest.raises(RuntimeError, match="regular exception") as caught:
+        await run_block(session, train(2))
+    assert caught.value is error
+    assert "end" not in hook.phases()
+    assert hook.closed_with == [error]
+    assert session.should_stop()
+
+
+@both_kinds
+async def test_an_error_of_the_body_leaves_the_block(make: MakeSession) -> None:
+    """An error of the body is seen outside as it is."""
+    error = KeyError("body")
+    with pytest.raises(KeyError) as caught:
+        async with make(counting_graph(), [RecordingHook()]) as session:
+            raise error
+    assert caught.value is error
+    assert session.should_stop()
+
+
+@both_kinds
+async def test_a_body_that_ends_closes_the_session(make: MakeSession) -> None:
+    """A block that ends normally closes hooks and session, and no run is possible then."""
+    hook = RecordingHook()
+    async with make(counting_graph(), [hook]) as session:
+        assert await session.run("train") == 1
+    assert hook.phases() == [*ONE_RUN, "end", "close"]
+    with refused(ah.SessionClosedError, "closed"):
+        await session.run("train")
+
+
+@both_kinds
+@pytest.mark.parametrize("how", ["task", "coordinator"])
+async def test_a_failed_background_task_comes_out_of_the_run(make: MakeSession, how: str) -> None:
+    """A failure in the background is the error of the run that goes on or comes next; no run begins after it."""
+    hook = RecordingHook()
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        if how == "task":
+            session.start_soon(boom)
+            await ticks()
+        else:
+            session.coord.request_stop(OSError("boom"))
+        assert session.should_stop()
+        await session.run("train")
+
+    with pytest.raises(OSError, match="boom") as caught:
+        await run_block(make(counting_graph(), [hook]), body)
+    assert "before_run" not in hook.phases()
+    assert hook.closed_with == [caught.value]
+
+
+@both_kinds
+async def test_a_failed_background_task_comes_out_of_the_block(make: MakeSession) -> None:
+    """If no run comes after it, the block raises it: there is no `end`."""
+    hook = RecordingHook()
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        session.start_soon(boom)
+        await ticks()
+        assert session.should_stop()
+
+    with pytest.raises(OSError, match="boom") as caught:
+        await run_block(make(counting_graph(), [hook]), body)
+    assert hook.phases() == ["begin", "after_create_session", "close"]
+    assert hook.closed_with == [caught.value]
+
+
+async def test_closing_inside_the_block_is_harmless() -> None:
+    """`aclose` in the block and again at its end: each hook's `end` and `close` are called once, nothing is raised."""
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        await session.run("train")
+        await session.aclose()
+        assert session.should_stop()
+        await session.aclose()
+    await session.aclose()
+    assert hook.phases() == [*ONE_RUN, "end", "close"]

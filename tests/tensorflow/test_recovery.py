@@ -1,0 +1,237 @@
+"""TensorFlow's own tests of recovery (111-120 and 132-136 of the list)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from tests.models import QUICK, Calling, counting_graph, ticks, until_true
+from tests.tensorflow.blocks import DyingCreator, run_block
+
+Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
+
+
+async def run_with_hooks(session: ah.AsyncMonitoredSession) -> Any:
+    async def step_fn(context: ah.StepContext) -> Any:
+        return await context.run_with_hooks("loss")
+
+    return await session.run_step_fn(step_fn)
+
+
+async def run_raw(session: ah.AsyncMonitoredSession) -> Any:
+    async def step_fn(context: ah.StepContext) -> Any:
+        return await context.session.run("loss")
+
+    return await session.run_step_fn(step_fn)
+
+
+USES: dict[str, Use] = {
+    "run": lambda session: session.run("loss"),
+    "step function with hooks": run_with_hooks,
+    "step function without": run_raw,
+}
+each_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
+
+
+async def fail(error: BaseException) -> None:
+    """Fails, as a background task does."""
+    raise error
+
+
+# -- what is recovered from
+
+
+async def test_sessions_are_replaced_one_by_one() -> None:
+    """A session that dies is replaced and the run repeated, until there is no other: then that error leaves the run."""
+    creator, hook = DyingCreator([1, 2, 3]), RecordingHook()
+    seen: list[int] = []
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        for number in range(1, 7):
+            assert await session.run("train", {"x": number}) == number
+            seen.append(len(creator.made))
+        with pytest.raises(ValueError, match="no more sessions"):
+            await session.run("train")
+        assert session.should_stop()
+
+    await run_block(ah.AsyncMonitoredSession(creator, [hook], recovery=QUICK), body)
+    assert seen == [1, 2, 2, 3, 3, 3]
+    assert [session.closed for session in creator.made] == [True, True, True]
+    assert hook.phases().count("begin") == 1
+    assert hook.phases().count("after_create_session") == 3
+
+
+@pytest.mark.parametrize("error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("phase", ["after_create_session", "before_run", "run", "after_run"])
+async def test_a_recoverable_error_repeats_the_run(phase: str, error: type[Exception]) -> None:
+    """An error that means "try again", wherever it comes from, replaces the session and repeats the run; nobody sees it."""
+    faults = {} if phase == "run" else {(phase, 1): error("lost")}
+    hook = FaultInjectionHook(faults)
+    creator = DyingCreator([0 if phase == "run" and error is ah.AbortedError else 9, 9, 9])
+    if phase == "run" and error is ah.UnavailableError:
+        away = [True]
+
+        @creator.graph.operation(name="away")
+        def fragile() -> None:
+            if away.pop():
+                away.append(False)
+                raise ah.UnavailableError("away")
+
+        fetches: Any = ["train", "away"]
+    else:
+        fetches = ["train"]
+    async with ah.AsyncMonitoredSession(creator, [hook], recovery=QUICK) as session:
+        assert (await session.run(fetches))[0] == 1
+        assert not session.should_stop()
+    assert [one.closed for one in creator.made] == [True, True]
+    assert hook.phases().count("begin") == 1
+    assert hook.phases().count("after_create_session") == 2
+    assert hook.phases()[-3:] == ["after_run", "end", "close"]
+
+
+async def test_recovery_keeps_variables_and_step() -> None:
+    """Unlike TensorFlow's without a checkpoint, a recovered session goes on from the values and the step that were reached.
+
+    A run that failed left nothing; one whose `after_run` failed was complete, and is made once more.
+    """
+    hook = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost"), ("after_run", 4): ah.UnavailableError("away")})
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK) as session:
+        seen = [(await session.run(["total", "train"], {"x": 10}))[0] for _ in range(4)]
+        assert seen == [0, 10, 20, 40]
+        assert session.global_step.latest.step == 5
+
+
+@pytest.mark.parametrize("error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__)
+async def test_initialisation_is_tried_again(error: type[Exception]) -> None:
+    """A recoverable error of `init_fn` is retried while the block is entered; hooks hear of the session that came of it."""
+    calls: list[str] = []
+
+    async def init(session: ah.Session) -> None:
+        calls.append("init")
+        if len(calls) < 3:
+            raise error("not yet")
+        session.variables.assign({"total": 5})
+
+    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init))
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(creator, [hook], recovery=QUICK) as session:
+        assert await session.run("total") == 5
+    assert len(calls) == 3
+    assert hook.phases()[:3] == ["begin", "after_create_session", "before_run"]
+
+
+# -- background tasks
+
+
+@each_use
+async def test_a_lost_background_task_is_recovered_from(use: Use) -> None:
+    """A recoverable failure of a task of the created session is no stop: the next run replaces the session first."""
+    creator = DyingCreator([9, 9])
+    async with ah.AsyncMonitoredSession(creator, recovery=QUICK) as session:
+        session.coord.start_soon(fail, ah.AbortedError("lost"))
+        await ticks()
+        assert not session.should_stop()
+        assert await use(session) == 10
+        assert not session.should_stop()
+        assert [one.closed for one in creator.made] == [True, False]
+        assert await use(session) == 10
+    assert len(creator.made) == 2
+
+
+@each_use
+async def test_a_failed_background_task_is_not_recovered_from(use: Use) -> None:
+    """Any other failure is a stop: the next run raises it, no session is made, and it leaves the block."""
+    creator, error = DyingCreator([9, 9]), OSError("broken")
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        session.coord.start_soon(fail, error)
+        await ticks()
+        assert session.should_stop()
+        await use(session)
+
+    with pytest.raises(OSError, match="broken") as caught:
+        await run_block(ah.AsyncMonitoredSession(creator, recovery=QUICK), body)
+    assert caught.value is error
+    assert len(creator.made) == 1
+
+
+@each_use
+@pytest.mark.parametrize("stuck_in", ["before_run", "run", "after_run"])
+async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None:
+    """A run that would wait for ever is ended by the loss of its background task, and repeated in a new session."""
+    waits: list[str] = []
+    graph = ah.Graph()
+
+    async def stick(*_: object) -> None:
+        waits.append("begins")
+        if len(waits) == 1:
+            await asyncio.Event().wait()
+
+    @graph.operation
+    async def loss() -> int:
+        if stuck_in == "run" or use is run_raw:
+            await stick()
+        return 10
+
+    async def watch(coord: ah.Coordinator) -> None:
+        await until_true(lambda: waits)
+        if len(waits) == 1:
+            raise ah.AbortedError("the other side is gone")
+
+    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
+        coord.start_soon(watch, coord)
+
+    hooks = [Calling("after_create_session", start)] + ([Calling(stuck_in, stick)] if stuck_in != "run" else [])
+    async with ah.AsyncMonitoredSession(graph, hooks, recovery=QUICK) as session:
+        assert await use(session) == 10
+        assert session.status().recoveries == 1
+        assert not session.should_stop()
+    assert len(waits) == 2
+
+
+async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
+    """If a task is lost and the run fails because of it with another error, the loss counts: both are recovered from."""
+
+    async def lose(run_context: ah.SessionRunContext) -> None:
+        if run_context.attempt == 1:
+            session.coord.request_stop(ah.AbortedError("the reader is gone"))
+            raise OSError("nothing to read")
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [Calling("before_run", lose)], recovery=QUICK) as session:
+        assert await session.run("train") == 1
+        assert session.status().recoveries == 1
+
+
+async def test_tasks_end_with_the_session_they_belong_to() -> None:
+    """A recovery cancels the lost session's tasks, waits for them before it makes another one, and leaves others alone.
+
+    There is no grace period for them: no time has to pass.
+    """
+    record: list[str] = []
+
+    async def work(coord: ah.Coordinator) -> None:
+        record.append("starts")
+        try:
+            await coord.until(asyncio.Event().wait())
+        finally:
+            await asyncio.sleep(0)
+            record.append("ends")
+
+    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
+        record.append("created")
+        coord.start_soon(work, coord)
+        await ticks()
+
+    hooks = [Calling("after_create_session", start), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})]
+    with ManualClock():
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK) as session:
+            other = session.start_soon(asyncio.Event().wait)
+            await session.run("train")
+            assert record == ["created", "starts", "ends", "created", "starts"]
+            assert not other.done()
+            other.cancel()

@@ -1,0 +1,264 @@
+"""TensorFlow's own tests of step functions (150-164 of the list): what they may do, how they stop, and recovery."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, RecordingHook
+from tests.models import QUICK, Asking, Calling, counting_graph, refused
+from tests.tensorflow.blocks import MakeSession, both_kinds, run_block
+
+LOST = ah.AbortedError("lost")
+
+
+async def use(context: ah.StepContext) -> Any:
+    """A step function: one run with hooks."""
+    return await context.run_with_hooks("loss")
+
+
+@both_kinds
+@pytest.mark.parametrize("value", [42, None, "text", {"a": [1]}], ids=repr)
+async def test_a_step_function_returns_a_value(make: MakeSession, value: object) -> None:
+    """`run_step_fn` returns what the function returns, of any type."""
+
+    async def step_fn(context: ah.StepContext) -> object:
+        await context.session.run("train")
+        return value
+
+    async with make(counting_graph()) as session:
+        assert await session.run_step_fn(step_fn) is value
+        assert session.global_step.latest.step == 1
+
+
+@both_kinds
+async def test_request_stop_ends_the_block_cleanly(make: MakeSession) -> None:
+    """`request_stop` ends the step function at once and the block cleanly; code after it never runs, not in a loop either."""
+    calls: list[str] = []
+    hook = RecordingHook()
+
+    async def step_fn(context: ah.StepContext) -> None:
+        calls.append("step")
+        if len(calls) == 2:
+            context.request_stop("two are enough")
+        await context.run_with_hooks("train")
+
+    async with make(counting_graph(), [hook]) as session:
+        while not session.should_stop():
+            await session.run_step_fn(step_fn)
+        raise AssertionError("the loop must not end by itself")
+    assert calls == ["step", "step"]
+    assert session.stop_reason == "two are enough"
+    assert hook.phases()[2:] == ["before_run", "after_run", "end", "close"]
+
+
+async def test_request_stop_is_seen_by_whoever_catches_it() -> None:
+    """It reaches the caller of `run_step_fn` as StopRequestedError, and, unlike TensorFlow's, it is a stop from then on."""
+
+    async def step_fn(context: ah.StepContext) -> None:
+        context.request_stop()
+
+    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+        with refused(ah.StopRequestedError, "the step function requested a stop"):
+            await session.run_step_fn(step_fn)
+        assert session.should_stop()
+
+
+async def test_request_stop_skips_the_hooks() -> None:
+    """A step function that stops before its run calls no `before_run`; `end` is called."""
+    hook = RecordingHook()
+
+    async def step_fn(context: ah.StepContext) -> None:
+        await context.session.run("train")
+        context.request_stop()
+        await context.run_with_hooks("train")
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        await session.run_step_fn(step_fn)
+    assert hook.phases() == ["begin", "after_create_session", "end", "close"]
+    assert session.global_step.latest.step == 1
+
+
+# -- what a step function may be
+
+
+class Model:
+    """Step functions that are methods."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    async def step(self, any_name: ah.StepContext) -> int:
+        await any_name.run_with_hooks("loss")
+        return self.number
+
+    async def __call__(self, context: ah.StepContext) -> int:
+        return await self.step(context)
+
+    async def with_extra(self, context: ah.StepContext, factor: int = 2) -> int:
+        return self.number * factor
+
+
+async def test_a_step_function_is_anything_that_is_called_with_a_context() -> None:
+    """Methods, objects, partials, parameters of any name, and further ones with a default: the name is not looked at."""
+    model = Model(7)
+    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+        assert await session.run_step_fn(model.step) == 7
+        assert await session.run_step_fn(model) == 7
+        assert await session.run_step_fn(model.with_extra) == 14
+        assert await session.run_step_fn(functools.partial(model.with_extra, factor=3)) == 21
+        assert await session.run_step_fn(lambda context: model.step(context)) == 7
+
+
+async def test_a_function_with_other_parameters_is_no_step_function() -> None:
+    """A function that cannot be called with one context is an error; nothing is run."""
+
+    async def none_at_all() -> None: ...
+
+    async def one_too_many(context: ah.StepContext, extra: int) -> None: ...
+
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        for fn in (none_at_all, one_too_many):
+            with pytest.raises(TypeError, match="positional argument"):
+                await session.run_step_fn(fn)  # type: ignore[arg-type]
+    assert "before_run" not in hook.phases()
+
+
+# -- with hooks
+
+
+@both_kinds
+async def test_the_order_of_effects(make: MakeSession) -> None:
+    """Raw runs, runs with hooks, and raw runs of hooks see each other's effects in the order in which they are made."""
+    seen: list[tuple[str, int]] = []
+
+    class Hook(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+            seen.append(("before_run", await run_context.session.run("total")))
+            await run_context.session.run("train", {"x": 10})
+            return ah.SessionRunArgs("total")
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            seen.append(("beside the run", run_values.results))
+            seen.append(("after_run", await run_context.session.run("total")))
+
+    async def step_fn(context: ah.StepContext) -> int:
+        await context.session.run("train", {"x": 100})
+        await context.run_with_hooks("train", {"x": 1})
+        await context.run_with_hooks("train", {"x": 1})
+        return int(await context.session.run("total"))
+
+    async with make(counting_graph(), [Hook()]) as session:
+        assert await session.run_step_fn(step_fn) == 122
+    assert seen == [
+        *[("before_run", 100), ("beside the run", 110), ("after_run", 111)],
+        *[("before_run", 111), ("beside the run", 121), ("after_run", 122)],
+    ]
+
+
+async def test_runs_with_hooks_take_all_arguments() -> None:
+    """`run_with_hooks` takes fetches, feeds and options as `run` does; the hooks get theirs."""
+    hook = Asking("loss", None, {"level": 2})
+
+    async def step_fn(context: ah.StepContext) -> Any:
+        return await context.run_with_hooks(["loss"], {"x": 3}, {"level": 1})
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        assert await session.run_step_fn(step_fn) == [30]
+    assert hook.values == [ah.SessionRunValues(30, {"level": 2}, {})]
+
+
+# -- recovery
+
+
+@pytest.mark.parametrize("lost_in", ["the function", "a raw run", "before_run", "after_run"])
+async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> None:
+    """After recovery the function is called again from its beginning, wherever in it the error came from."""
+    attempts: list[tuple[int, str]] = []
+    graph = counting_graph()
+
+    @graph.operation
+    def fragile() -> None:
+        if lost_in == "a raw run" and len(attempts) == 2:
+            raise LOST
+
+    async def step_fn(context: ah.StepContext) -> str:
+        attempts.append((len(attempts) + 1, "begins"))
+        await context.run_with_hooks("train")
+        attempts.append((len(attempts) + 1, "has run"))
+        await context.session.run("fragile")
+        if lost_in == "the function" and len(attempts) == 2:
+            raise LOST
+        return "done"
+
+    faults: dict[tuple[str, int], Any] = {(lost_in, 1): LOST} if "_run" in lost_in else {}
+    hook = FaultInjectionHook(faults)
+    async with ah.AsyncMonitoredSession(graph, [hook], recovery=QUICK) as session:
+        assert await session.run_step_fn(step_fn) == "done"
+        assert session.global_step.latest.step == (1 if lost_in == "before_run" else 2)
+    began = [what for _, what in attempts].count("begins")
+    assert began == 2
+    assert attempts[-2:] == [(len(attempts) - 1, "begins"), (len(attempts), "has run")]
+    assert hook.phases().count("after_create_session") == 2
+    assert hook.phases().count("begin") == 1
+
+
+async def test_the_context_has_the_session_of_the_moment() -> None:
+    """After recovery `session` of the context, also one that was kept, is the new open session."""
+    contexts: list[ah.StepContext] = []
+    sessions: list[ah.Session] = []
+
+    async def step_fn(context: ah.StepContext) -> Any:
+        contexts.append(context)
+        sessions.append(context.session)
+        if len(contexts) == 1:
+            raise LOST
+        assert contexts[0].session is context.session
+        return await context.session.run("loss")
+
+    async with ah.AsyncMonitoredSession(counting_graph(), recovery=QUICK) as session:
+        assert await session.run_step_fn(step_fn) == 10
+        assert [one.closed for one in sessions] == [True, False]
+    assert len(sessions) == 2
+
+
+async def test_hooks_are_told_the_attempt() -> None:
+    """In the repeated function the hooks see the number of the attempt."""
+    seen: list[tuple[int, int]] = []
+
+    async def look(run_context: ah.SessionRunContext) -> None:
+        seen.append((run_context.global_step, run_context.attempt))
+        if run_context.attempt == 1:
+            raise LOST
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [Calling("before_run", look)], recovery=QUICK) as session:
+        await session.run_step_fn(use)
+    assert seen == [(1, 1), (1, 2)]
+
+
+async def test_the_singular_session_lets_the_error_out() -> None:
+    """Where nothing is recovered the function is called once, and its error leaves the block."""
+    calls: list[int] = []
+
+    async def step_fn(context: ah.StepContext) -> None:
+        calls.append(1)
+        raise LOST
+
+    with pytest.raises(ah.AbortedError) as caught:
+        await run_block(ah.AsyncSingularMonitoredSession(counting_graph()), lambda session: session.run_step_fn(step_fn))
+    assert caught.value is LOST
+    assert calls == [1]
+
+
+async def test_a_step_function_is_not_entered_after_a_stop() -> None:
+    """A stop that was asked for keeps the function from being called; that is a clean end of the block."""
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        session.request_stop("over")
+        await session.run_step_fn(use)
+        raise AssertionError("the stop must leave the block")
+    assert hook.phases() == ["begin", "after_create_session", "end", "close"]
