@@ -42,7 +42,7 @@ def check_callable(value: object, what: str, *, optional: bool = False) -> None:
         raise InvalidArgumentError(f"{what} is {value!r}; give a function")
 
 
-def check_mapping(value: object, what: str) -> None:
-    """Refuses what is not a mapping; None passes."""
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidArgumentError(f"{what} is {value!r}; give a mapping, or leave it out")
+def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
+    """Refuses what is not a mapping; `optional` lets None pass."""
+    if not isinstance(value, Mapping) and not (optional and value is None):
+        raise InvalidArgumentError(f"{what} is {value!r}; give a mapping{', or leave it out' if optional else ''}")

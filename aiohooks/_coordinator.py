@@ -125,6 +125,8 @@ class Coordinator:
         self._stopped = self._joined = self.raised = False
         self._reason = None
         self.errors.clear()
+        if self._top is not self:
+            self._top.clear_stop()
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
@@ -273,6 +275,7 @@ class Coordinator:
             BaseException: the first failure of a task.
         """
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
+        self.bind()
         stop = asyncio.ensure_future(self.wait_for_stop())
         try:
             while self._tasks and not self.should_stop():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from aiohooks._checks import check_mapping
@@ -88,14 +88,18 @@ class HookedRun:
             return values if joined is None else joined.caller(values)
         nothing = _NOTHING if options is None else SessionRunValues(None, options, metadata)
         if joined is None:
-            result, answers, which = values, [nothing], hooks.no_answers
+            result: Any = values
+            answers: list[SessionRunValues] = []
         else:
-            result, which = joined.caller(values), joined.which
+            result = joined.caller(values)
             answers = [SessionRunValues(part(values), options, metadata) for part in joined.parts]
             answers.append(nothing)
         context.global_step = step = session.committed_step
         for tier, places in zip(hooks.after_run, hooks.answers):  # noqa: B905 - of one length
-            own = [nothing if place is None else answers[which[place]] for place in places]
+            if joined is None:
+                own: Sequence[SessionRunValues] = (nothing,) * tier.size
+            else:
+                own = [nothing if place is None else answers[joined.which[place]] for place in places]
             results: list[None] = []
             fan.piece = (Calls, tier, context, own, results, 0, step)
             try:

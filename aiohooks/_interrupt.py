@@ -73,9 +73,13 @@ def running_task() -> asyncio.Task[Any]:
 
 
 if sys.version_info >= (3, 12):
-    _current_task = asyncio.current_task
+    _current_task = task_of = asyncio.current_task
 else:  # written in Python there, and slower than all else that a run does for itself
-    _tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
+    _tasks: dict[asyncio.AbstractEventLoop | None, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
+
+    def task_of(loop: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any] | None:
+        """The task that runs in `loop` now."""
+        return _tasks.get(loop)
 
     def _current_task() -> asyncio.Task[Any] | None:
         return _tasks.get(asyncio.get_running_loop())

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import warnings
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
+from threading import get_ident
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from aiohooks._checks import check_instance, check_secs
 from aiohooks._coordinator import Coordinator, close_unawaited
@@ -95,7 +96,7 @@ class AsyncMonitoredSession:
 
     # -- entering and leaving
 
-    async def __aenter__(self) -> AsyncMonitoredSession:
+    async def __aenter__(self) -> Self:
         """Begins the hooks, creates the session and tells the hooks of it.
 
         Raises:
@@ -104,7 +105,7 @@ class AsyncMonitoredSession:
         gate = self._gate
         if gate.state != "new":
             raise SessionClosedError(f"this session is {gate.state}: it is entered once; make a new one")
-        gate.loop = self._life.root.bind()
+        gate.loop, gate.thread = self._life.root.bind(), get_ident()
         gate.state = "opening"
         self._life.root.on_failure = lambda: gate.interrupt("a background task failed", None)
         ending = self._ending

@@ -61,11 +61,11 @@ class HookSet:
         self.before_run = self._tiers("before_run")
         self.after_run = self._tiers("after_run")
         # Where, among the answers of before_run, each hook of after_run finds its own; None if it has no before_run.
-        asked = [registration.hook for tier in self.before_run for registration in tier.registrations]
+        asked = [id(registration.hook) for tier in self.before_run for registration in tier.registrations]
         self.answers = tuple(
-            tuple(asked.index(one.hook) if one.hook in asked else None for one in tier.registrations) for tier in self.after_run
+            tuple(asked.index(id(one.hook)) if id(one.hook) in asked else None for one in tier.registrations)
+            for tier in self.after_run
         )
-        self.no_answers = (-1,) * len(asked)
         self.asked_names = [name for tier in self.before_run for name in tier.names]
         self.begun: list[tuple[str, HookRegistration]] = []
 

@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohooks._errors import FetchError, GraphError, did_you_mean
 from aiohooks._graph import MISSING, GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
@@ -17,14 +17,13 @@ Call = Callable[[list[Any]], Any]
 """Calls an operation with its inputs out of a run's values; gives its result, or a coroutine for it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class PlannedOperation:
-    """One operation of a plan: `call` takes a run's values, the result goes to `slot`."""
+class PlannedOperation(NamedTuple):
+    """One operation of a plan: `call` takes a run's values, the result goes to `slot`. Unpacked in the loop of every run."""
 
-    name: str
     call: Call
     is_async: bool
     slot: int
+    name: str
     inputs: tuple[int, ...]
 
 
@@ -141,7 +140,7 @@ class _Planner:
         slot = self.add(node)
         call = _caller(node, tuple(positional), named, self.grace_secs)
         self.operations.append(
-            PlannedOperation(node.name, call, node.is_async or node.thread, slot, (*positional, *named.values()))
+            PlannedOperation(call, node.is_async or node.thread, slot, node.name, (*positional, *named.values()))
         )
         self.claim(node, slot)
         return slot
@@ -151,7 +150,7 @@ class _Planner:
         self.path.pop()
         slot = self.add(node)
         take = functools.partial(_take, node, source)
-        self.operations.append(PlannedOperation(node.name, take, False, slot, (source,)))
+        self.operations.append(PlannedOperation(take, False, slot, node.name, (source,)))
         return slot
 
     def claim(self, node: Operation, slot: int) -> None:

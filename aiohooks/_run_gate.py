@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from threading import get_ident
 from typing import Any
 
 from aiohooks._errors import (
@@ -13,7 +14,7 @@ from aiohooks._errors import (
     StopRequestedError,
     WrongLoopError,
 )
-from aiohooks._interrupt import Interrupt, TimeLimit, cancels_of, running_task
+from aiohooks._interrupt import Interrupt, TimeLimit, cancels_of, running_task, task_of
 from aiohooks._recoverable import Recoverable
 from aiohooks._running import Running, begin_run, innermost_run
 from aiohooks._shield import shielded
@@ -32,6 +33,8 @@ class RunGate:
         self.state = "new"
         """"new", "opening", "open", "closing" or "closed"."""
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread = 0
+        """The loop's thread: asking for it is cheaper than asking for the running loop."""
         self.turns = Turns()
         self.publisher: Publisher | None = None
         self.runs = 0
@@ -61,10 +64,13 @@ class RunGate:
 
     def begin(self) -> Running:
         """Begins a run; while none goes on, and when it is one's turn."""
-        task = running_task()
         life = self._life
-        if self.state != "open" or task.get_loop() is not self.loop or life.given_up or life.root.should_stop():
+        if self.state != "open" or get_ident() != self.thread or life.given_up or life.root.should_stop():
             self._check_usable()
+        task = task_of(self.loop)
+        if task is None:  # another loop of the same thread
+            self.check_entered()
+            task = running_task()
         self.turns.taken = True
         self._runner = task
         self.base = cancels_of(task)

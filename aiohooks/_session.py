@@ -13,7 +13,7 @@ from aiohooks._fan_out import FanOut, drive
 from aiohooks._fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks._graph import MISSING, Graph, Node
 from aiohooks._interrupt import cancels_of, running_task
-from aiohooks._plan import Plan, PlannedOperation, make_plan
+from aiohooks._plan import Plan, make_plan
 from aiohooks._shield import shielded
 from aiohooks._variables import Variables
 from aiohooks.stores import MemoryStepStore, StepStore
@@ -120,12 +120,12 @@ class Session:
         for slot in plan.step_slots:
             values[slot] = store.latest.step
         if plan.operations:
-            if fan is not None or plan.is_chain:
-                await _run_operations(self, plan, values, fan or FanOut())
-            else:
+            if fan is None and not plan.is_chain:
                 fan = FanOut()
                 fan.base = cancels_of(running_task())
                 await drive(_run_operations(self, plan, values, fan), fan)
+            else:
+                await _run_operations(self, plan, values, fan or FanOut())
         if plan.changes_variables or not store.inline:
             await self._commit(plan, values)
         elif plan.steps:
@@ -192,13 +192,13 @@ async def _run_operations(session: Session, plan: Plan, values: list[Any], fan: 
     """Runs a plan's operations in turn; awaited through `drive`, together from the moment one suspends."""
     fan.piece = (_Operations, session, plan, values)
     try:
-        for operation in plan.operations:
-            result = operation.call(values)
-            if operation.is_async:
+        for call, is_async, slot, name, _ in plan.operations:
+            result = call(values)
+            if is_async:
                 result = await result
             elif type(result) is types.CoroutineType:
-                _no_coroutine(operation, result)
-            values[operation.slot] = result
+                _no_coroutine(name, result)
+            values[slot] = result
             if fan.crew is not None:
                 break
     except BaseException as error:
@@ -210,10 +210,10 @@ async def _run_operations(session: Session, plan: Plan, values: list[Any], fan: 
         fan.piece = fan.crew = None
 
 
-def _no_coroutine(operation: PlannedOperation, result: Any) -> Any:
+def _no_coroutine(name: str, result: Any) -> Any:
     if type(result) is types.CoroutineType:
         result.close()
-        raise GraphError(f"operation {operation.name!r} is a plain function that returned a coroutine; write it as `async def`")
+        raise GraphError(f"operation {name!r} is a plain function that returned a coroutine; write it as `async def`")
     return result
 
 
@@ -240,7 +240,7 @@ class _Operations:
     async def start(self, number: int) -> Any:
         operation = self._plan.operations[number]
         result = operation.call(self._values)
-        return await result if operation.is_async else _no_coroutine(operation, result)
+        return await result if operation.is_async else _no_coroutine(operation.name, result)
 
     def current(self) -> int:
         for number, operation in enumerate(self._plan.operations):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aiohooks._checks import check_instance, check_secs
+from aiohooks._checks import check_mapping, check_secs
 from aiohooks._clock import current_clock
 from aiohooks._errors import (
     FetchError,
@@ -77,7 +77,7 @@ class Variables:
         Raises:
             FetchError: a name that is not a variable here; nothing is changed then.
         """
-        check_instance(values, Mapping, "values")
+        check_mapping(values, "values", optional=False)
         for name in values:
             if name not in self._values:
                 raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values)}")

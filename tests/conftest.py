@@ -11,10 +11,12 @@ Markers:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import importlib.util
-from collections.abc import Callable, Coroutine, Generator
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import Any
 
 import pytest
@@ -22,8 +24,8 @@ from pytest_asyncio import is_async_test
 
 from aiohooks.testing.residue import no_residue
 
-# A guard against hanging for ever, not a measurement; faulthandler has shown by then where the test is (pyproject.toml).
-HANG_SECS = 120
+# A guard against hanging for ever, not a measurement.
+HANG_SECS = 45
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
@@ -62,6 +64,27 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@contextlib.asynccontextmanager
+async def not_for_ever(item: pytest.Item) -> AsyncIterator[None]:
+    """Cancels a test that hangs, and tells first where its tasks are: a stack of the thread shows only the loop."""
+    loop = asyncio.get_running_loop()
+    capture = item.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+
+    def tell() -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n{item.nodeid} hangs:", file=sys.stderr)
+            for task in asyncio.all_tasks(loop):
+                task.print_stack(file=sys.stderr)
+
+    timer = loop.call_later(HANG_SECS, tell)
+    try:
+        async with asyncio.timeout(HANG_SECS + 1):
+            yield
+    finally:
+        timer.cancel()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Runs the body of an async test inside `no_residue`; what its fixtures opened is theirs to close."""
@@ -74,7 +97,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
     @functools.wraps(test)
     async def checked(*args: Any, **kwargs: Any) -> None:
-        async with asyncio.timeout(HANG_SECS), no_residue():
+        async with not_for_ever(item), no_residue():
             await test(*args, **kwargs)
 
     setattr(holder, name, checked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -54,6 +55,12 @@ def failing_step(*errors: BaseException | None) -> Callable[..., Any]:
         return {"loss": batch}
 
     return step
+
+
+def drop(things: list[Any]) -> None:
+    """Lets go of these, and collects what nobody holds any more."""
+    things.clear()
+    gc.collect()
 
 
 async def ticks(count: int = 5) -> None:

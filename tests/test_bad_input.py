@@ -45,27 +45,31 @@ def one_hook_twice() -> list[Any]:
     return [hook, Silent(), ah.configure(hook, order=1)]
 
 
+def configured_twice() -> list[Any]:
+    registration: Any = ah.configure(Silent())
+    return [ah.configure(registration)]
+
+
 # -- hooks
 
 
-@pytest.mark.parametrize(
-    ("hooks", "says"),
-    [
-        (lambda: [Silent], ("the class Silent", "give an object of it: Silent(...)")),
-        (lambda: [Duck()], ("<a duck>", "not a SessionRunHook", "derive it from SessionRunHook", "BlockingHook")),
-        (lambda: [Silent(), None], ("None", "not a SessionRunHook")),
-        (lambda: [print], ("print", "not a SessionRunHook")),
-        (lambda: [Plain()], ("Plain.before_run", "not a coroutine function", "async def", "BlockingHook")),
-        (lambda: [Yielding()], ("Yielding.after_run", "not a coroutine function", "async def")),
-        (one_hook_twice, ("Silent object", "twice", "make two objects")),
-        (Silent, ("Silent object", "give a list of hooks")),
-        (lambda: ah.configure(Silent()), ("HookRegistration", "give a list of hooks")),
-        (lambda: 5, ("hooks is 5", "give a list of hooks")),
-        (lambda: None, ("hooks is None", "give a list of hooks")),
-        (lambda: [ah.configure(ah.configure(Silent()))], ("configure got HookRegistration", "give an object of a SessionRunHook class")),
-    ],
-    ids=["class", "duck", "none", "function", "plain", "generator", "twice", "bare", "bare-configured", "int", "None", "configured-twice"],
-)  # fmt: skip
+HOOKS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "class": (lambda: [Silent], ("the class Silent", "give an object of it: Silent(...)")),
+    "duck": (lambda: [Duck()], ("<a duck>", "not a SessionRunHook", "derive it from SessionRunHook", "BlockingHook")),
+    "none": (lambda: [Silent(), None], ("None", "not a SessionRunHook")),
+    "function": (lambda: [print], ("print", "not a SessionRunHook")),
+    "plain": (lambda: [Plain()], ("Plain.before_run", "not a coroutine function", "async def", "BlockingHook")),
+    "generator": (lambda: [Yielding()], ("Yielding.after_run", "not a coroutine function", "async def")),
+    "twice": (one_hook_twice, ("Silent object", "twice", "make two objects")),
+    "bare": (Silent, ("Silent object", "give a list of hooks")),
+    "bare, configured": (lambda: ah.configure(Silent()), ("HookRegistration", "give a list of hooks")),
+    "int": (lambda: 5, ("hooks is 5", "give a list of hooks")),
+    "None": (lambda: None, ("hooks is None", "give a list of hooks")),
+    "configured twice": (configured_twice, ("configure got HookRegistration", "give an object of a SessionRunHook class")),
+}
+
+
+@pytest.mark.parametrize(("hooks", "says"), HOOKS.values(), ids=HOOKS)
 def test_what_is_no_hook_is_refused(hooks: Callable[[], Any], says: tuple[str, ...]) -> None:
     """A session is not made with something in `hooks` that is no hook; the error is a TypeError and says what it is."""
     with refused(ah.InvalidHookError, *says) as caught:
@@ -141,7 +145,10 @@ def foreign() -> ah.Placeholder:
 @pytest.mark.parametrize(
     ("fetches", "says"),
     [
-        ("los", ("'los' is not in the graph", "did you mean 'loss'?", "known are:", "global_step", "loss", "total", "train", "x")),
+        (
+            "los",
+            ("'los' is not in the graph", "did you mean 'loss'?", "known are:", "global_step", "loss", "total", "train", "x"),
+        ),
         ("qqqq", ("'qqqq' is not in the graph", "known are: global_step, loss")),
         ("", ("'' is not in the graph",)),
         ({"a": ["loss", ("totl",)]}, ("'totl' is not in the graph", "did you mean 'total'?")),
@@ -182,7 +189,9 @@ async def test_unknown_fetches_of_a_hook_are_refused(fetches: Any, says: str) ->
 async def test_a_key_that_the_step_did_not_return_is_refused() -> None:
     """A name fetched from a step function must be a key of the mapping it returns; the error names those it returned."""
     async with ah.AsyncMonitoredSession(double) as session:
-        with refused(ah.FetchError, "'lost' is not in what step 'double' returned", "did you mean 'loss'?", "known are: batch, loss"):
+        with refused(
+            ah.FetchError, "'lost' is not in what step 'double' returned", "did you mean 'loss'?", "known are: batch, loss"
+        ):
             await session.run("lost")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.models import Calling, counting_graph, double, refused, ticks
+from tests.models import Calling, counting_graph, double, drop, refused, ticks
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
@@ -296,8 +295,7 @@ def test_a_session_is_not_carried_to_the_next_loop() -> None:
     with refused(ah.WrongLoopError, "belongs to another event loop"):
         asyncio.run(opened[0].run("loss"))
     with pytest.warns(ResourceWarning, match="was never closed"):
-        opened.clear()
-        gc.collect()
+        drop(opened)
 
 
 async def test_a_raw_session_stays_in_its_loop() -> None:
@@ -319,90 +317,3 @@ async def test_a_stop_may_be_asked_for_from_any_thread() -> None:
         with refused(ah.StopRequestedError, "the thread says so"):
             await waiting
         assert session.should_stop()
-
-
-# -- what is called
-
-
-def make_coroutine() -> Coroutine[Any, Any, None]:
-    return nothing()
-
-
-CALLED: dict[str, tuple[Callable[[], Any], str]] = {
-    "coroutine": (make_coroutine, "give the function and its arguments, not the call"),
-    "int": (lambda: 5, "5; give a function"),
-    "none": (lambda: None, "None; give a function"),
-    "plain": (lambda: repr, "`async def`"),
-}
-
-
-@pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
-async def test_tasks_are_started_from_coroutine_functions(make: Callable[[], Any], says: str) -> None:
-    """`start_soon` takes an `async def` and its arguments; a coroutine object, or what cannot be called, is refused."""
-    given = make()
-    async with ah.AsyncMonitoredSession(double) as session:
-        with refused(ah.InvalidArgumentError, says):
-            session.start_soon(given, "argument") if given is repr else session.start_soon(given)
-
-
-@pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
-async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], says: str) -> None:
-    """`run_step_fn` takes an `async def` with one parameter; what else it is given is refused."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        with refused(ah.InvalidArgumentError, "step function", says):
-            await session.run_step_fn(make())
-
-
-@pytest.mark.parametrize("feeds", [5, object()], ids=["int", "object"])
-async def test_feeds_can_be_iterated(feeds: Any) -> None:
-    """`steps` refuses feeds that are nothing to iterate over."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        with refused(ah.InvalidArgumentError, f"feeds is {feeds!r}", "sync or async"):
-            session.steps("loss", feeds=feeds)
-
-
-@pytest.mark.parametrize("main", [5, len], ids=["int", "plain"])
-def test_run_takes_a_coroutine_function(main: Any) -> None:
-    """`aiohooks.run` refuses what is no coroutine function, before there is a loop."""
-    with refused(ah.InvalidArgumentError, f"main is {main!r}", "function"):
-        ah.run(main, "abc") if main is len else ah.run(main)
-
-
-def test_run_takes_the_function_and_not_its_coroutine() -> None:
-    """`run(main())` is told to be written `run(main)`; the coroutine is closed, not left un-awaited."""
-
-    async def main() -> None: ...
-
-    coro: Any = main()
-    with refused(ah.InvalidArgumentError, "main is <coroutine object", "give the function and its arguments, not the call"):
-        ah.run(coro)
-
-
-def test_run_runs_the_function() -> None:
-    """`run(main, *args)` returns what `main(*args)` returns."""
-
-    async def main(first: int, second: int) -> int:
-        await asyncio.sleep(0)
-        return first + second
-
-    assert ah.run(main, 1, 2) == 3
-
-
-async def test_what_a_creator_makes_is_checked() -> None:
-    """A SessionCreator that does not make a Session, or one of another graph, is named."""
-
-    class Creator:
-        graph = counting_graph()
-        made: Any = None
-
-        async def create_session(self) -> Any:
-            return self.made
-
-        def __repr__(self) -> str:
-            return "<my creator>"
-
-    creator = Creator()
-    for creator.made, says in ((5, "created 5"), (ah.Session(counting_graph()), "graph")):
-        with refused(ah.InvalidArgumentError, "<my creator>", says):
-            async with ah.AsyncMonitoredSession(creator):
-                raise AssertionError("the block must not run")

@@ -111,7 +111,7 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
     assert text == f"before\n\n{BEGIN}\n\n{markdown(reports)}\n\n{END}\n\nafter\n"
     assert "| work: ours / theirs | bar | 3.11.7 asyncio | 3.13.0 uvloop |" in text
     assert f"| {WORK} | ≤ 0.25 | 0.20 | 0.20 |" in text
-    assert "| other / work | ≤ 0.25 | **0.30** | - |" in text
+    assert "| other / work | ≤ 0.25 | **0.300** | - |" in text
     assert f"| {WORK} | 10.00 / 50.00 | 10.00 / 50.00 |" in text
     with pytest.raises(ValueError, match="has no place between"):
         write_page(file, reports)

@@ -114,6 +114,17 @@ def test_manual_clock_call_off() -> None:
     assert (calls, clock.pending) == ([("first", 2)], 0)
 
 
+def test_manual_clock_moved_by_a_callback() -> None:
+    """A callback may move the clock itself: nothing is called twice or before its time, and time never goes back."""
+    clock = ManualClock()
+    calls: list[tuple[str, float]] = []
+    call = recorder(calls, clock)
+    clock.call_later(1, lambda: clock.advance(9))
+    clock.call_later(2, call("second"))
+    clock.advance(3)
+    assert (calls, clock.now()) == ([("second", 2)], 10)
+
+
 def test_manual_clock_keeps_the_context_of_the_call() -> None:
     """A callback sees the context variables as they were when the call was asked for, as on a loop."""
     variable = ContextVar("variable", default="none")

@@ -111,9 +111,7 @@ def test_a_seed_decides_the_run() -> None:
     """Run again with the same seed, everything but the times comes out the same."""
 
     def without_times(output: str) -> list[str]:
-        return [
-            re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line) for line in output.splitlines() if "/sec" not in line
-        ]
+        return [re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line) for line in output.splitlines() if "/sec" not in line]
 
     options = ("train_digits.py", "--workers", 5, "--steps", 150, "--k", 20, "--seed", 3)
     assert without_times(run(*options).stdout) == without_times(run.__wrapped__(*options).stdout)

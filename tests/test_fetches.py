@@ -61,7 +61,7 @@ class Attrs:
     __hash__ = None  # type: ignore[assignment]
 
 
-OLD_POINT = namedtuple("OLD_POINT", ["x", "y"])  # noqa: PYI024 - both kinds exist
+OLD_POINT = namedtuple("OLD_POINT", ["x", "y"])
 TOTAL_7 = Open("train", 0)
 TOTAL_7.x, TOTAL_7.y, TOTAL_7.made = 7, 70, 0
 
@@ -77,7 +77,7 @@ TOTAL_7.x, TOTAL_7.y, TOTAL_7.made = 7, 70, 0
         (OLD_POINT("x", "loss"), OLD_POINT(7, 70)),
         (Names(("x", "loss")), Names((7, 70))),
         (OrderedDict(b="x", a="loss"), OrderedDict(b=7, a=70)),
-        (defaultdict(list, {"a": "x"}), defaultdict(list, {"a": 7})),
+        (defaultdict(int, a="x"), defaultdict(int, a=7)),  # type: ignore[arg-type]
         (MappingProxyType({"a": "x"}), MappingProxyType({"a": 7})),
         (Open("x", "loss"), TOTAL_7),
         (Frozen(["x"]), Frozen([7])),

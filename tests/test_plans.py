@@ -166,7 +166,9 @@ async def test_several_operations_may_add_to_a_variable() -> None:
     assert session.variables.snapshot() == {"v": 13}
 
 
-@pytest.mark.parametrize(("name", "says"), [("weigths", "did you mean 'weights'?"), ("x", "known are: weights"), ("loss", "known are")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("weigths", "did you mean 'weights'?"), ("x", "known are: weights"), ("loss", "known are")]
+)
 async def test_only_variables_are_changed(name: str, says: str) -> None:
     """`updates` and `adds_to` name a variable; the error says which there are. It comes when the operation is run."""
     graph = ah.Graph()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -109,15 +107,21 @@ async def test_the_policy_names_the_errors() -> None:
 async def test_a_singular_session_never_recovers(error: Exception) -> None:
     """Every error of a singular session reaches the caller; its raw session can be had while it is open."""
     hook = RecordingHook()
-    with pytest.raises(type(error)) as caught:
-        async with ah.AsyncSingularMonitoredSession(failing_step(error), [hook]) as session:
-            raw = session.raw_session()
-            assert raw is not None
-            assert not raw.closed
+
+    session = ah.AsyncSingularMonitoredSession(failing_step(error), [hook])
+    raw: list[ah.Session | None] = []
+
+    async def use() -> None:
+        async with session:
+            raw.append(session.raw_session())
             await session.run("loss")
+
+    with pytest.raises(type(error)) as caught:
+        await use()
     assert caught.value is error
     assert session.raw_session() is None
-    assert raw.closed
+    assert raw[0] is not None
+    assert raw[0].closed
     assert hook.phases() == ["begin", "after_create_session", "before_run", "close"]
 
 
@@ -222,10 +226,15 @@ async def test_a_task_of_the_whole_session_is_not_recovered() -> None:
     async def step() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(ah.AbortedError, match="lost") as caught:
-        async with ah.AsyncMonitoredSession(step, recovery=QUICK) as session:
+    session = ah.AsyncMonitoredSession(step, recovery=QUICK)
+
+    async def use() -> None:
+        async with session:
             session.start_soon(lose)
             await session.run("step")
+
+    with pytest.raises(ah.AbortedError, match="lost") as caught:
+        await use()
     assert caught.value is error
     assert session.status().recoveries == 0
 

@@ -129,7 +129,9 @@ async def test_a_session_that_gave_up_says_so() -> None:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
         for _ in range(2):
-            with refused(ah.RecoveryExhaustedError, "recovery has given up on AbortedError('lost')", "leave the session") as caught:
+            with refused(
+                ah.RecoveryExhaustedError, "recovery has given up on AbortedError('lost')", "leave the session"
+            ) as caught:
                 await session.run("loss")
             assert caught.value.__cause__ is error
         assert session.should_stop()
@@ -151,10 +153,13 @@ async def test_a_step_that_fails_again_and_again_is_given_up() -> None:
             raise ah.AbortedError(f"failure {len(failures)}")
         return global_step
 
-    with pytest.raises(ah.AbortedError, match="failure 3") as caught:
+    async def use() -> None:
         async with ah.AsyncMonitoredSession(graph, recovery=policy(no_progress_limit=2, max_attempts=99)) as session:
             async for _ in session.steps("train"):
                 pass
+
+    with pytest.raises(ah.AbortedError, match="failure 3") as caught:
+        await use()
     assert caught.value.__notes__[1:] == [
         "recovery gave up: step 3 failed 3 times (no_progress_limit=2); what failed, oldest first:",
         *(f"  the run of step 3: AbortedError('failure {number}')" for number in (1, 2, 3)),
@@ -170,11 +175,15 @@ async def test_runs_that_do_not_train_do_not_hide_a_failing_step() -> None:
         raise ah.AbortedError("lost")
 
     graph.operation(name="look")(lambda: 1)
-    with pytest.raises(ah.AbortedError, match="lost") as caught:
+
+    async def use() -> None:
         async with ah.AsyncMonitoredSession(graph, recovery=policy(no_progress_limit=2, max_attempts=1)) as session:
             for _ in range(50):
                 await session.run("look")
                 await session.run("train")
+
+    with pytest.raises(ah.AbortedError, match="lost") as caught:
+        await use()
     assert "recovery gave up" in caught.value.__notes__[1]
 
 

@@ -91,7 +91,9 @@ async def test_a_chief_whose_model_is_not_ready_fails(name: str, missing: Any) -
     variables, graph = ah.Variables(), counting_graph()
     scaffold = recording_scaffold(record, **{name: [missing]})
     creator = ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables)
-    with refused(ah.NotReadyError, "did not make the model ready", "is missing", "something" if missing is False else str(missing)):
+    with refused(
+        ah.NotReadyError, "did not make the model ready", "is missing", "something" if missing is False else str(missing)
+    ):
         await creator.create_session()
     assert record == list(SCAFFOLD[: SCAFFOLD.index(name) + 1])
     assert not variables.ready
@@ -164,6 +166,7 @@ async def test_workers_wait_for_the_chief() -> None:
         async with ah.AsyncMonitoredSession(creator) as session:
             record.append(f"worker {number} starts")
             return int(await session.run("train", {"x": number}))
+        raise AssertionError("not reached")
 
     workers = [asyncio.create_task(work(number)) for number in (1, 2)]
     await ticks()

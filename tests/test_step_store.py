@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anyio import to_thread
 
-from aiohooks._errors import InvalidArgumentError, StepResetError, StepTimeoutError
+from aiohooks._errors import InvalidArgumentError, StepResetError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import Mark, MemoryStepStore, StepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.residue import no_residue
@@ -43,6 +43,21 @@ async def test_writing_in_memory_never_suspends() -> None:
     assert at_once(store.raise_to(4)) == 4
     assert at_once(store.reset(2)) == Mark(2, 2)
     assert at_once(store.value()) == Mark(2, 2)
+
+
+async def test_advance_without_a_coroutine() -> None:
+    """Where `inline` is true `advance_nowait` is `advance`; elsewhere it says what to use."""
+    store = MemoryStepStore()
+    task = await parked(store.wait_for(3))
+    assert store.advance_nowait(3) == await task == 3
+    with pytest.raises(InvalidArgumentError, match="advance by 0"):
+        store.advance_nowait(0)
+    with pytest.raises(TypeError, match="cannot advance without waiting; await advance"):
+        StepStore.advance_nowait(store)
+    await store.aclose()
+    with pytest.raises(StoreClosedError):
+        store.advance_nowait()
+    assert store.latest == Mark(1, 3)
 
 
 async def test_raise_to_is_a_maximum() -> None:
@@ -193,12 +208,17 @@ async def test_cancel_after_the_wake_is_a_cancel() -> None:
     async with no_residue():
         store = MemoryStepStore()
         task, failing = await parked(store.wait_for(1)), await parked(store.wait_for(9))
+        changes = store.changes()
+        await anext(changes)
         await store.advance()
-        store.fail(ValueError("broken"))
         task.cancel()
+        assert await anext(changes) == Mark(1, 1)
+        change = await parked(anext(changes))
+        change.cancel()
+        store.fail(ValueError("broken"))
         failing.cancel()
-        done = await asyncio.gather(task, failing, return_exceptions=True)
-        assert [type(end) for end in done] == [asyncio.CancelledError] * 2
+        done = await asyncio.gather(task, failing, change, return_exceptions=True)
+        assert [type(end) for end in done] == [asyncio.CancelledError] * 3
         assert store.statistics().waiting == 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -87,12 +87,6 @@ class Publishers:
         self._idle = 0
         self.departure: Departure | None = None
         """How the last one that left did so."""
-
-    def __iter__(self) -> Iterator[Publisher]:
-        return iter(self._registered)
-
-    def __len__(self) -> int:
-        return len(self._registered)
 
     def __contains__(self, publisher: object) -> bool:
         return publisher in self._registered

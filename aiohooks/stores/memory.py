@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-from asyncio import get_running_loop
 from typing import ClassVar
 
 from aiohooks.stores._mark import MAX_STEP, Mark, checked_step
@@ -26,7 +25,7 @@ class MemoryStepStore(StepStore):
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; does not suspend."""
-        self._enter_quickly()
+        self._enter()
         return self.advance_nowait(by)
 
     async def raise_to(self, step: int) -> int:
@@ -49,7 +48,7 @@ class MemoryStepStore(StepStore):
         # Once per step of every session: written to be quick.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
-        if self._loop is None or self._room.closed:
+        if self._loop is None:  # not in use yet, or closed
             self._enter()
         room = self._room
         epoch, step = room.latest
@@ -63,14 +62,6 @@ class MemoryStepStore(StepStore):
             room.latest = Mark(epoch, step)
             room.wake()
         return step
-
-    def _enter_quickly(self) -> None:
-        try:
-            here = get_running_loop() is self._loop
-        except RuntimeError:
-            here = False
-        if not here:
-            self._enter()
 
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
         if not answer.set_running_or_notify_cancel():

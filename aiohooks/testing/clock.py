@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import heapq
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from aiohooks._clock import set_current_clock
 from aiohooks._errors import InvalidArgumentError
@@ -39,7 +40,8 @@ class ManualClock:
     def call_later(self, secs: float, callback: Callable[[], object]) -> _Timer:
         """Calls `callback()`, in the context as it is now, when the time has been moved on by `secs`."""
         self._made += 1
-        timer = _Timer(self._now + max(0.0, secs), self._made, callback)
+        in_context = functools.partial(contextvars.copy_context().run, callback)
+        timer = _Timer(self._now + max(0.0, secs), self._made, in_context)
         heapq.heappush(self._timers, timer)
         return timer
 
@@ -54,15 +56,16 @@ class ManualClock:
         end = self._now + secs
         while self._timers and self._timers[0].when <= end:
             timer = heapq.heappop(self._timers)
-            if timer.callback is not None:
-                self._now = max(self._now, timer.when)
-                timer.fire()
-        self._now = end
+            call, timer.call = timer.call, None
+            if call is not None:
+                self._now = max(self._now, timer.when)  # a callback may have moved it
+                call()
+        self._now = max(self._now, end)
 
     @property
     def pending(self) -> int:
         """How many calls are still to come."""
-        return sum(timer.callback is not None for timer in self._timers)
+        return sum(timer.call is not None for timer in self._timers)
 
     def __enter__(self) -> Self:
         self._restore.append(set_current_clock(self))
@@ -76,24 +79,17 @@ class ManualClock:
 
 
 class _Timer:
-    """One call to come; `callback` is None once it was made or called off."""
+    """One call to come; `call` is None once it was made or called off."""
 
-    __slots__ = ("_context", "_number", "callback", "when")
+    __slots__ = ("_number", "call", "when")
 
-    def __init__(self, when: float, number: int, callback: Callable[[], Any]) -> None:
+    def __init__(self, when: float, number: int, call: Callable[[], object]) -> None:
         self.when = when
         self._number = number
-        self.callback: Callable[[], Any] | None = callback
-        self._context: contextvars.Context | None = contextvars.copy_context()
+        self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        self.callback = self._context = None
-
-    def fire(self) -> None:
-        callback, context = self.callback, self._context
-        self.cancel()
-        if callback is not None and context is not None:
-            context.run(callback)
+        self.call = None
 
     def __lt__(self, other: _Timer) -> bool:
         return (self.when, self._number) < (other.when, other._number)

@@ -124,15 +124,15 @@ def write_page(page: Path, reports: Sequence[Report]) -> None:
 
 def markdown(reports: Sequence[Report]) -> str:
     """One table of the figures, a column for each report, then one of the times."""
-    works = {result.work: result for report in reports for result in report.results if result.missing is None}
+    works = {(result.row, result.work): result for report in reports for result in report.results if result.missing is None}
     cores = max(report.cores or 0 for report in reports)
     packages = {name: version for report in reports for name, version in report.packages.items()}
     versions = ", ".join(f"{name} {version}" for name, version in packages.items())
     titles = [report.title for report in reports]
     figures = [["work: ours / theirs", "bar", *titles]]
     times = [["microseconds: ours / theirs", *titles]]
-    for work, like in works.items():
-        found = [_result(report, work) for report in reports]
+    for (row, work), like in works.items():
+        found = [_result(report, row, work) for report in reports]
         figures.append([work, _bar(like).replace("<=", "≤ "), *map(_figure_cell, found)])
         times.append([work, *map(_times_cell, found)])
     return "\n\n".join(
@@ -144,14 +144,14 @@ def markdown(reports: Sequence[Report]) -> str:
     )
 
 
-def _result(report: Report, work: str) -> Result | None:
-    return next((result for result in report.results if result.work == work), None)
+def _result(report: Report, row: str, work: str) -> Result | None:
+    return next((result for result in report.results if (result.row, result.work) == (row, work)), None)
 
 
 def _figure_cell(result: Result | None) -> str:
     if result is None or result.figure is None:
         return "-"
-    return f"**{result.figure:.2f}**" if result.verdict == "MISSED" else f"{result.figure:.2f}"
+    return f"**{result.figure:.3f}**" if result.verdict == "MISSED" else f"{result.figure:.2f}"
 
 
 def _times_cell(result: Result | None) -> str:

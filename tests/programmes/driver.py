@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-MOST_SUSPENSIONS = 5_000
+MOST_SUSPENSIONS = 1_000
 HANG_SECS = 2.0
 SPARED = "~"
 """Labels that begin so, or user's tasks, are those on which others wait; they are not cancelled by themselves."""

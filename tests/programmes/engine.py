@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from tests.programmes.driver import HANG_SECS, HARNESS, CountingTask, Probe, Shot, counting_factory
-from tests.programmes.wrappers import Bare, Wrapper
+from tests.programmes.wrappers import Wrapper
 
 BATCH = 250
-YOUNG = 8
+YOUNG = 25
 """After so many points the youngest garbage is collected: keeps `all_tasks()` short, and complaints near their cause."""
 
 
@@ -87,9 +87,12 @@ class Range:
     """
 
     kind: str = "asyncio"
+    most_hangs: int = 5
+    """Each costs seconds: after so many the rest is not fired."""
     heard: list[str] = field(default_factory=list)
     hung: bool = False
     fired: int = 0
+    hangs: int = 0
     _loop: asyncio.AbstractEventLoop | None = None
     _listening: ExitStack = field(default_factory=ExitStack)
 
@@ -101,11 +104,18 @@ class Range:
         self.close()
         self._listening.close()
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether too many have hung."""
+        return self.hangs >= self.most_hangs
+
     def fire(self, plans: Iterable[Plan]) -> Iterator[Verdict]:
         """Fires the plans; gives each verdict when its batch has been checked."""
         batch: list[Plan] = []
         for plan in plans:
             batch.append(plan)
+            if self.gave_up:
+                return
             if len(batch) == BATCH:
                 yield from self._fire_batch(batch)
                 batch = []
@@ -132,7 +142,7 @@ class Range:
         loop = self._loop or self._new_loop()
         files, threads = _files(), set(threading.enumerate())
         left = list(batch)
-        while left:
+        while left and not self.gave_up:
             master = CountingTask(self._fire_some(left, verdicts), loop=loop, name=f"{HARNESS} master")
             loop.run_until_complete(master)
             if self.hung:
@@ -170,6 +180,7 @@ class Range:
         if not root.done():
             violations = [f"I36: hangs: {_whereabouts()}"]
             self.hung = True
+            self.hangs += 1
         else:
             violations = probe.verdict() + wrapper.amiss() + run.verdict()
             self.hung = bool(probe.leftovers)  # they would disturb the points to come
@@ -255,9 +266,3 @@ def _whereabouts() -> str:
         place = f"{frames[-1].f_code.co_name}:{frames[-1].f_lineno}" if frames else "nowhere"
         places.append(f"{task.get_name()} in {place}")
     return ", ".join(sorted(places))
-
-
-def baseline(ground: Range, scenario: Scenario, seed: int) -> Verdict:
-    """Runs a scenario without a cancel: how many suspensions, which of them in child tasks, and is it right at all."""
-    (verdict,) = ground.fire([Plan(scenario, seed, Bare, ())])
-    return verdict

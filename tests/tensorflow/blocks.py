@@ -34,6 +34,11 @@ def train(times: int = 1) -> Body:
     return body
 
 
+def lost() -> ah.AbortedError:
+    """A loss that is recovered from; a new one each time, notes are kept on it."""
+    return ah.AbortedError("lost")
+
+
 async def boom() -> None:
     """Fails, as a background task does."""
     raise OSError("boom")

@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of the coordinator (172-189 of the list), as far as tests/test_coordinator.py has not got them."""
+"""TensorFlow's own tests of the coordinator (172-189 in the table), as far as tests/test_coordinator.py has not got them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ async def fail_when_stopped(coord: ah.Coordinator, error: BaseException) -> None
 async def fail(error: BaseException) -> None:
     """A task that fails at once."""
     raise error
-
-
-# -- stopping
 
 
 # -- joining

@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of its monitored session (4.2 of the list): how the block ends, and background tasks with it."""
+"""TensorFlow's own tests of its monitored session (71-171 in the table): how the block ends, and background tasks with it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ async def test_a_failed_background_task_comes_out_of_the_run(make: MakeSession, 
         else:
             session.coord.request_stop(OSError("boom"))
         assert session.should_stop()
-        await session.run("train")
+        with pytest.raises(OSError, match="boom") as raised:
+            await session.run("train")
+        raise raised.value
 
     with pytest.raises(OSError, match="boom") as caught:
         await run_block(make(counting_graph(), [hook]), body)

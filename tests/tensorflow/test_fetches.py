@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of fetches and feeds (246-272 of the list), as far as tests/test_fetches.py has not got them."""
+"""TensorFlow's own tests of fetches and feeds (246-272 in the table), as far as tests/test_fetches.py has not got them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of its monitored session (4.2 of the list): running, what hooks see of it, stopping."""
+"""TensorFlow's own tests of its monitored session (71-171 in the table): running, what hooks see of it, stopping."""
 
 from __future__ import annotations
 

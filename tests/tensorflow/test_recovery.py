@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of recovery (111-120 and 132-136 of the list)."""
+"""TensorFlow's own tests of recovery (111-120 and 132-136 in the table)."""
 
 from __future__ import annotations
 

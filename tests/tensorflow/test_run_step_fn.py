@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of step functions (150-164 of the list): what they may do, how they stop, and recovery."""
+"""TensorFlow's own tests of step functions (150-164 in the table): what they may do, how they stop, and recovery."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.models import QUICK, Asking, Calling, counting_graph, refused
-from tests.tensorflow.blocks import MakeSession, both_kinds, run_block
-
-LOST = ah.AbortedError("lost")
+from tests.tensorflow.blocks import MakeSession, both_kinds, lost, run_block
 
 
 async def use(context: ah.StepContext) -> Any:
@@ -184,7 +182,7 @@ async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> N
     @graph.operation
     def fragile() -> None:
         if lost_in == "a raw run" and len(attempts) == 2:
-            raise LOST
+            raise lost()
 
     async def step_fn(context: ah.StepContext) -> str:
         attempts.append((len(attempts) + 1, "begins"))
@@ -192,10 +190,10 @@ async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> N
         attempts.append((len(attempts) + 1, "has run"))
         await context.session.run("fragile")
         if lost_in == "the function" and len(attempts) == 2:
-            raise LOST
+            raise lost()
         return "done"
 
-    faults: dict[tuple[str, int], Any] = {(lost_in, 1): LOST} if "_run" in lost_in else {}
+    faults: dict[tuple[str, int], Any] = {(lost_in, 1): lost()} if "_run" in lost_in else {}
     hook = FaultInjectionHook(faults)
     async with ah.AsyncMonitoredSession(graph, [hook], recovery=QUICK) as session:
         assert await session.run_step_fn(step_fn) == "done"
@@ -216,7 +214,7 @@ async def test_the_context_has_the_session_of_the_moment() -> None:
         contexts.append(context)
         sessions.append(context.session)
         if len(contexts) == 1:
-            raise LOST
+            raise lost()
         assert contexts[0].session is context.session
         return await context.session.run("loss")
 
@@ -233,7 +231,7 @@ async def test_hooks_are_told_the_attempt() -> None:
     async def look(run_context: ah.SessionRunContext) -> None:
         seen.append((run_context.global_step, run_context.attempt))
         if run_context.attempt == 1:
-            raise LOST
+            raise lost()
 
     async with ah.AsyncMonitoredSession(counting_graph(), [Calling("before_run", look)], recovery=QUICK) as session:
         await session.run_step_fn(use)
@@ -243,14 +241,15 @@ async def test_hooks_are_told_the_attempt() -> None:
 async def test_the_singular_session_lets_the_error_out() -> None:
     """Where nothing is recovered the function is called once, and its error leaves the block."""
     calls: list[int] = []
+    error = lost()
 
     async def step_fn(context: ah.StepContext) -> None:
         calls.append(1)
-        raise LOST
+        raise error
 
     with pytest.raises(ah.AbortedError) as caught:
         await run_block(ah.AsyncSingularMonitoredSession(counting_graph()), lambda session: session.run_step_fn(step_fn))
-    assert caught.value is LOST
+    assert caught.value is error
     assert calls == [1]
 
 
@@ -262,3 +261,20 @@ async def test_a_step_function_is_not_entered_after_a_stop() -> None:
         await session.run_step_fn(use)
         raise AssertionError("the stop must leave the block")
     assert hook.phases() == ["begin", "after_create_session", "end", "close"]
+
+
+async def test_no_run_with_hooks_after_a_stop() -> None:
+    """A stop that comes while the function runs lets it make raw runs, and ends it cleanly at its next run with hooks."""
+    hook = RecordingHook()
+
+    async def step_fn(context: ah.StepContext) -> None:
+        await context.run_with_hooks("train")
+        session.request_stop("over")
+        await context.session.run("train")
+        await context.run_with_hooks("train")
+        raise AssertionError("that run must not be made")
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        await session.run_step_fn(step_fn)
+    assert hook.phases()[2:] == ["before_run", "after_run", "end", "close"]
+    assert session.global_step.latest.step == 2

@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of scaffolds, session managers and the global step (71-80, 190-224 of the list).
+"""TensorFlow's own tests of scaffolds, session managers and the global step (71-80, 190-224 in the table).
 
 What tests/test_session_creators.py, tests/test_variables.py and tests/test_graph.py have got is not here again.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiohooks as ah
@@ -174,6 +175,17 @@ async def test_every_graph_has_its_global_step() -> None:
         with refused(ah.GraphError, "'global_step' is already the name of") as caught:
             add("global_step")
         assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("step", [1.0, np.float32(2), [1], (1,), np.array([3]), np.zeros(2, int)], ids=repr)
+async def test_the_global_step_is_one_whole_number(step: Any) -> None:
+    """Another type, and more than one number, is no step, not to begin with and not later."""
+    with refused(ah.InvalidArgumentError, "step", "whole number"):
+        ah.MemoryStepStore(step)
+    steps = ah.MemoryStepStore()
+    with refused(ah.InvalidArgumentError, "step", "whole number"):
+        await steps.raise_to(step)
+    assert steps.latest.step == 0
 
 
 async def test_the_global_step_beside_an_increment_is_the_old_one() -> None:

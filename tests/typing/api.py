@@ -108,7 +108,7 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
         assert_type(await session.aclose(), None)
     async with ah.AsyncSingularMonitoredSession(train_step) as singular:
         assert_type(singular, ah.AsyncSingularMonitoredSession)
-        assert_type(singular.raw_session(), ah.Session)
+        assert_type(singular.raw_session(), ah.Session | None)
     ah.AsyncMonitoredSession(train_step, [3])  # type: ignore[list-item]
     ah.AsyncMonitoredSession(len)  # type: ignore[arg-type]
     ah.AsyncMonitoredSession(train_step, [], ah.MemoryStepStore())  # type: ignore[call-arg]

@@ -1,0 +1,265 @@
+"""The original's oddities (O1-O68 in the table), where ours does the better thing: stopping, ending, background work.
+
+Those that a test elsewhere has are named in docs/tensorflow-tests.md, and not here again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from tests.models import QUICK, Calling, counting_graph, ticks
+from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds, lost, run_block
+
+
+async def stop_iteration(*_: object) -> Any:
+    """Raises a real StopIteration, of which Python makes a RuntimeError."""
+    return next(iter(()))
+
+
+async def no_input() -> Any:
+    """The same, as an operation without inputs."""
+    return next(iter(()))
+
+
+# -- clean ends
+
+
+@pytest.mark.parametrize("raised_in", ["body", "step function", "operation", "before_run", "after_run"])
+async def test_a_real_stop_iteration_is_a_clean_end(raised_in: str) -> None:
+    """O1: what Python makes of a StopIteration inside a coroutine counts as one, wherever it comes from."""
+    graph, hook = counting_graph(), RecordingHook()
+    graph.operation(name="bad")(no_input)
+    uses: dict[str, Callable[[], Awaitable[Any]]] = {
+        "body": stop_iteration,
+        "step function": lambda: session.run_step_fn(stop_iteration),
+        "operation": lambda: session.run("bad"),
+    }
+    async with ah.AsyncMonitoredSession(graph, [hook, Calling(raised_in, stop_iteration)]) as session:
+        await uses.get(raised_in, lambda: session.run("train"))()
+        raise AssertionError("the block must be left")
+    assert hook.phases()[-2:] == ["end", "close"]
+
+
+async def test_an_error_that_only_looks_like_one_is_an_error() -> None:
+    """O1: a RuntimeError that somebody raised from a StopIteration by hand is no end of the work."""
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        raise RuntimeError("lost my place") from StopIteration()
+
+    with pytest.raises(RuntimeError, match="lost my place"):
+        await run_block(ah.AsyncMonitoredSession(counting_graph()), body)
+
+
+class NoMoreFiles(ah.OutOfRangeError):
+    """An end of the input by another name."""
+
+
+class Enough(StopAsyncIteration):
+    """Another one."""
+
+
+@both_kinds
+@pytest.mark.parametrize("error", [NoMoreFiles("a"), Enough("b"), ExceptionGroup("both", [NoMoreFiles(), Enough()])], ids=repr)
+async def test_subclasses_are_clean_ends_too(make: MakeSession, error: Exception) -> None:
+    """O2: what counts is `isinstance`; a group of nothing but clean ends is one."""
+    hook = RecordingHook()
+    async with make(counting_graph(), [hook, FaultInjectionHook({("before_run", 1): error})]) as session:
+        await session.run("train")
+    assert hook.phases()[-2:] == ["end", "close"]
+
+
+async def test_a_run_after_the_stop_is_a_clean_end() -> None:
+    """O10: forgetting `should_stop` costs nothing: `run` ends the block, `end` is called, hooks hear of no run."""
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, ah.StopAtStepHook(last_step=2)]) as session:
+        while True:
+            await session.run("train")
+    assert session.global_step.latest.step == 2
+    assert hook.phases().count("before_run") == 2
+    assert hook.phases()[-2:] == ["end", "close"]
+
+
+# -- a stop is never lost
+
+
+@pytest.mark.parametrize("recovers", [False, True], ids=["fails", "is recovered"])
+@pytest.mark.parametrize("asks", ["before_run", "after_run"])
+async def test_a_stop_outlives_the_run_in_which_it_was_asked(asks: str, recovers: bool) -> None:
+    """O11, O12: a stop is recorded when it is asked, also if this run fails afterwards, or recovers and is repeated."""
+
+    async def ask(run_context: ah.SessionRunContext, *_: object) -> None:
+        run_context.request_stop("enough")
+        assert session.should_stop()
+
+    hooks = [Calling(asks, ask), FaultInjectionHook({("after_run", 1): lost() if recovers else OSError("broken")})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK) as session:
+        if recovers:
+            assert await session.run("train") == 1
+        else:
+            with pytest.raises(OSError, match="broken"):
+                await session.run("train")
+        assert session.should_stop()
+        assert session.stop_reason == "enough"
+
+
+@both_kinds
+@pytest.mark.parametrize("kind", [ah.AbortedError, OSError, ah.OutOfRangeError], ids=lambda kind: kind.__name__)
+async def test_should_stop_only_looks(make: MakeSession, kind: type[Exception]) -> None:
+    """O13, O14, O67: whatever a background task has met, `should_stop` answers, raises nothing and makes no session.
+
+    A loss that the next run will recover from is no stop; anything else is.
+    """
+    creator, hook, error = DyingCreator([9, 9]), RecordingHook(), kind("of a task")
+    recovers = kind is ah.AbortedError and make is ah.AsyncMonitoredSession
+    fails = not recovers and kind is not ah.OutOfRangeError
+    session = make(creator, [hook])
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        session.coord.request_stop(error)
+        assert [session.should_stop() for _ in range(3)] == [not recovers] * 3
+        assert len(creator.made) == 1
+        assert hook.phases() == ["begin", "after_create_session"]
+
+    if fails:
+        with pytest.raises(kind) as caught:
+            await run_block(session, body)
+        assert caught.value is error
+    else:
+        await run_block(session, body)
+    assert ("end" in hook.phases()) is not fails
+
+
+# -- background work
+
+
+@both_kinds
+async def test_a_failed_task_ends_the_run_that_goes_on(make: MakeSession) -> None:
+    """O15: a run does not go on while its background is dead: it is cancelled and raises the task's error."""
+    ended: list[str] = []
+    graph = ah.Graph()
+
+    @graph.train_op
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("run")
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        asyncio.get_running_loop().call_soon(session.start_soon, boom)
+        await session.run("wait")
+
+    with pytest.raises(OSError, match="boom"):
+        await run_block(make(graph), body)
+    assert ended == ["run"]
+
+
+async def test_a_failed_task_fails_each_run_from_then_on() -> None:
+    """O18: the failure is final: every further run raises it, no session is made, and a body that catches it ends cleanly."""
+    creator, hook = DyingCreator([9, 9]), RecordingHook()
+    seen: list[Exception] = []
+
+    async def lose(run_context: ah.SessionRunContext) -> None:
+        session.coord.request_stop(OSError("from a task"))
+        raise lost()
+
+    async with ah.AsyncMonitoredSession(creator, [hook, Calling("before_run", lose)], recovery=QUICK) as session:
+        for _ in range(3):
+            with pytest.raises(OSError, match="from a task") as caught:
+                await session.run("train")
+            seen.append(caught.value)
+        assert session.should_stop()
+    assert all(error is seen[0] for error in seen)
+    assert "the run failed with it" in seen[0].__notes__[0]
+    assert len(creator.made) == 1
+
+
+@both_kinds
+@pytest.mark.parametrize("body_goes_on", [False, True])
+async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_goes_on: bool) -> None:
+    """O42: a reader that meets the end of its input stops the session, cleanly, as if the body had met it."""
+    hook = RecordingHook()
+
+    async def read() -> None:
+        raise ah.OutOfRangeError("end of file")
+
+    async with make(counting_graph(), [hook]) as session:
+        session.start_soon(read, name="reader")
+        await ticks()
+        assert session.should_stop()
+        if body_goes_on:
+            await session.run("train")
+            raise AssertionError("the run must not begin")
+    assert "background task 'reader' failed: OutOfRangeError('end of file')" in (session.stop_reason or "")
+    assert hook.phases() == ["begin", "after_create_session", "end", "close"]
+
+
+async def test_the_bodys_error_stays_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    """O43: a task's failure does not hide the error of the body: it is noted on it, and logged."""
+    error = ValueError("body")
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        session.start_soon(boom)
+        await ticks()
+        raise error
+
+    with pytest.raises(ValueError, match="body") as caught:
+        await run_block(ah.AsyncMonitoredSession(counting_graph()), body)
+    assert caught.value is error
+    assert error.__notes__ == ["a background task had failed: OSError('boom')"]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_a_cancelled_session_ends_at_once() -> None:
+    """O65: a cancellation is passed on; no grace period goes by, hooks are closed, `end` is not called."""
+    hook = RecordingHook(suspend=True)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        tasks.append(session.start_soon(asyncio.Event().wait))
+        await session.run("train")
+        await asyncio.Event().wait()
+
+    with ManualClock() as clock:
+        running = asyncio.create_task(run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body))
+        await ticks(20)
+        running.cancel("enough")
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert clock.now() == clock.pending == 0
+    assert tasks[0].cancelled()
+    assert hook.phases()[2:] == ["before_run", "after_run", "close"]
+    assert isinstance(hook.closed_with[0], asyncio.CancelledError)
+
+
+async def test_a_keyboard_interrupt_ends_at_once() -> None:
+    """O65: so does a KeyboardInterrupt of the body."""
+    hook = RecordingHook()
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        session.start_soon(asyncio.Event().wait)
+        raise KeyboardInterrupt
+
+    with ManualClock(), pytest.raises(KeyboardInterrupt):
+        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body)
+    assert hook.phases() == ["begin", "after_create_session", "close"]
+
+
+async def test_a_forgotten_session_is_warned_about() -> None:
+    """O64: a session that is dropped while it is open is a ResourceWarning."""
+    opened = [await ah.AsyncMonitoredSession(ah.Graph()).__aenter__()]
+
+    def forget() -> None:
+        opened.clear()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="was never closed; use `async with`"):
+        forget()

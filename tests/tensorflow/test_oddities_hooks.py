@@ -1,0 +1,147 @@
+"""The original's oddities (O1-O68 in the table), where ours does the better thing: ends that fail, and what hooks may be."""
+
+from __future__ import annotations
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, RecordingHook
+from tests.models import QUICK, Asking, counting_graph
+from tests.tensorflow.blocks import ONE_RUN, DyingCreator, lost, run_block, train
+
+# -- ends that fail
+
+
+async def test_every_end_is_called_whatever_the_others_do() -> None:
+    """O6: hooks behind one whose `end` fails get theirs; one failure is raised as it is, several as one group."""
+    record: list[tuple[str, str]] = []
+    errors = {name: OSError(name) for name in "ac"}
+
+    def hooks(failing: str) -> list[ah.SessionRunHook]:
+        return [FaultInjectionHook({("end", 1): errors[name]} if name in failing else {}, name, record=record) for name in "abc"]
+
+    with pytest.raises(OSError, match="a") as caught:
+        await run_block(ah.AsyncMonitoredSession(counting_graph(), hooks("a")), train())
+    assert caught.value is errors["a"]
+    with pytest.raises(ExceptionGroup, match="2 failures in end") as several:
+        await run_block(ah.AsyncMonitoredSession(counting_graph(), hooks("ac")), train())
+    assert several.value.exceptions == (errors["a"], errors["c"])
+    ends = [(name, phase) for name, phase in record if phase in ("end", "close")]
+    assert ends == [*[(name, "end") for name in "abc"], *[(name, "close") for name in "cba"]] * 2
+
+
+@pytest.mark.parametrize("kind", [ah.OutOfRangeError, StopAsyncIteration, ah.AbortedError], ids=lambda kind: kind.__name__)
+async def test_an_error_of_end_is_an_error(kind: type[Exception]) -> None:
+    """O7, O33: nothing that `end` raises is swallowed or recovered from; a note says where it comes from."""
+    error = kind("in end")
+    hook = FaultInjectionHook({("end", 1): error})
+    with pytest.raises(kind) as caught:
+        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK), train())
+    assert caught.value is error
+    assert error.__notes__[0] == "raised by FaultInjectionHook.end"
+    assert hook.closed_with == [error]
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+async def test_an_error_says_which_hook_raised_it(phase: str) -> None:
+    """O33: the error stays the same object, and a note has the hook, its phase, and in a run the step."""
+    error = OSError("no")
+    with pytest.raises(OSError, match="no"):
+        await run_block(ah.AsyncMonitoredSession(counting_graph(), [FaultInjectionHook({(phase, 1): error})]), train())
+    step = {"after_create_session": " at step 0", "before_run": " at step 1", "after_run": " at step 1"}.get(phase, "")
+    assert error.__notes__[0] == f"raised by FaultInjectionHook.{phase}{step}"
+
+
+class BadlyClosed(DyingCreator):
+    """Makes sessions whose `aclose` fails."""
+
+    async def create_session(self) -> ah.Session:
+        session = await super().create_session()
+
+        async def aclose() -> None:
+            raise OSError("cannot close")
+
+        session.aclose = aclose  # type: ignore[method-assign]
+        return session
+
+
+async def test_an_error_of_closing_is_not_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    """O44: closing a session that fails is raised at a clean end, noted on the error of another, logged in a recovery."""
+    hook, error = RecordingHook(), ValueError("body")
+    with pytest.raises(OSError, match="cannot close"):
+        await run_block(ah.AsyncMonitoredSession(BadlyClosed([9]), [hook]), train())
+    assert hook.phases()[-2:] == ["end", "close"]
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="body"):
+        await run_block(ah.AsyncMonitoredSession(BadlyClosed([9])), body)
+    assert error.__notes__ == ["and then: OSError('cannot close')"]
+    caplog.clear()
+
+    async def recover(session: ah.AsyncMonitoredSession) -> None:
+        await train(2)(session)
+        assert "closing a session failed" in [record.getMessage() for record in caplog.records]
+        await session.aclose()
+
+    with pytest.raises(OSError, match="cannot close"):
+        await run_block(ah.AsyncMonitoredSession(BadlyClosed([1, 9]), recovery=QUICK), recover)
+
+
+@pytest.mark.parametrize("fails_in", ["creation", "after_create_session"])
+async def test_no_end_after_a_recovery_that_failed(fails_in: str) -> None:
+    """O19: where no new session was made, or it was announced in part only, `end` is not called, `close` is."""
+    hook = RecordingHook()
+    faulty = FaultInjectionHook({("after_create_session", 2): ValueError("no more sessions")})
+    creator = DyingCreator([1]) if fails_in == "creation" else DyingCreator([1, 9])
+    async with ah.AsyncMonitoredSession(creator, [hook, faulty], recovery=QUICK) as session:
+        await session.run("train")
+        with pytest.raises(ValueError, match="no more sessions"):
+            await session.run("train")
+        assert session.should_stop()
+    assert "end" not in hook.phases()
+    assert hook.closed_with == [None]
+    assert all(one.closed for one in creator.made)
+
+
+# -- what hooks may be
+
+
+class Peculiar(Asking):
+    """A hook that equals all others of its kind and has no hash."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Peculiar)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+async def test_hooks_are_told_apart_by_identity() -> None:
+    """O30, O68: hooks need no hash, and hooks that are equal get what each of them asked for."""
+    hooks = [Peculiar("loss"), Peculiar(["total"]), Peculiar(None)]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        await session.run("train")
+    assert [hook.values[0].results for hook in hooks] == [10, [0], None]
+
+
+async def test_hooks_may_come_from_an_iterator() -> None:
+    """O31: the hooks are taken once, from whatever gives them; later changes of a list change nothing."""
+    hook = RecordingHook()
+    await run_block(ah.AsyncMonitoredSession(counting_graph(), iter([hook])), train())
+    given: list[ah.SessionRunHook] = [hook]
+    session = ah.AsyncMonitoredSession(counting_graph(), given)
+    given.clear()
+    await run_block(session, train())
+    assert hook.phases() == [*ONE_RUN, "end", "close"] * 2
+
+
+async def test_options_do_not_grow_with_attempts() -> None:
+    """O27: requests are merged anew for each attempt."""
+    asking = Asking(None, None, {"watch": ["b"]})
+    loses = FaultInjectionHook({("before_run", 1): lost(), ("after_run", 1): lost()})
+    options = {"watch": ["a"]}
+    async with ah.AsyncMonitoredSession(counting_graph(), [asking, loses], recovery=QUICK) as session:
+        await session.run("loss", options=options)
+    assert [values.options for values in asking.values] == [{"watch": ["a", "b"]}] * 2
+    assert options == {"watch": ["a"]}

@@ -1,0 +1,108 @@
+"""docs/tensorflow-tests.md is whole: every test and oddity of the original has a row, and every test that a row names exists."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from typing import NamedTuple
+
+import pytest
+
+from tests.source import ROOT, tree
+
+PAGE = ROOT / "docs" / "tensorflow-tests.md"
+NOT_APPLICABLE = "not applicable: "
+REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+# TensorFlow's tests by their numbers: of the hooks and timers that are here, and of all else that a session is made of.
+EXPECTED = {
+    "hooks and timers": [*range(1, 18), *range(41, 48), *range(56, 64)],
+    "monitored_session": list(range(71, 172)),
+    "coordinator": list(range(172, 190)),
+    "session_manager": list(range(190, 217)),
+    "training_util": list(range(217, 225)),
+    "fetches and feeds": list(range(246, 273)),
+}
+
+
+class Row(NamedTuple):
+    """One row of one of the tables."""
+
+    number: str
+    original: str
+    ours: str
+    differs: str
+
+
+def rows(text: str) -> list[Row]:
+    """All rows that are numbered, of all tables of a page."""
+    found = []
+    for line in text.splitlines():
+        if re.match(r"\| *O?\d+ *\|", line):
+            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            assert len(cells) == 4, line
+            found.append(Row(*cells))
+    return found
+
+
+ROWS = rows(PAGE.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def defined_in(file: str) -> frozenset[str]:
+    """The names of the test functions that a file defines, outside of classes."""
+    path = ROOT / file
+    if not path.is_file():
+        return frozenset()
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return frozenset(node.name for node in tree(path).body if isinstance(node, functions) and node.name.startswith("test_"))
+
+
+def wrong(row: Row) -> list[str]:
+    """What is wrong with a row: an empty cell, no reason and no test, or a test that does not exist."""
+    if not all(row):
+        return ["an empty cell"]
+    if row.ours.startswith(NOT_APPLICABLE):
+        return [] if len(row.ours) > len(NOT_APPLICABLE) + 20 else ["no reason"]
+    named = REFERENCE.findall(row.ours)
+    if REFERENCE.sub("", row.ours).strip(" ,") or not named:
+        return ["neither tests nor a reason"]
+    return [f"{file} has no {name}" for file, name in named if name not in defined_in(file)]
+
+
+@pytest.mark.parametrize("part", EXPECTED)
+def test_every_test_of_tensorflow_has_one_row(part: str) -> None:
+    """Each number of a part is there, once; none is missing."""
+    numbers = [int(row.number) for row in ROWS if not row.number.startswith("O")]
+    assert [numbers.count(number) for number in EXPECTED[part]] == [1] * len(EXPECTED[part])
+
+
+def test_there_are_no_other_rows() -> None:
+    """The tables have these rows, in order, and no others."""
+    wanted = [str(number) for numbers in EXPECTED.values() for number in numbers]
+    assert [row.number for row in ROWS] == [*wanted, *(f"O{number}" for number in range(1, 69))]
+
+
+def test_every_row_names_a_test_or_a_reason() -> None:
+    """A row names tests that exist, or says why there can be none; no cell is empty."""
+    assert {row.number: found for row in ROWS if (found := wrong(row))} == {}
+
+
+@pytest.mark.parametrize(
+    ("ours", "answer"),
+    [
+        ("`tests/tensorflow/test_table.py::test_there_are_no_other_rows`", []),
+        ("`tests/tensorflow/test_table.py::test_gone`", ["tests/tensorflow/test_table.py has no test_gone"]),
+        ("`tests/test_gone.py::test_gone`", ["tests/test_gone.py has no test_gone"]),
+        ("test_there_are_no_other_rows", ["neither tests nor a reason"]),
+        ("", ["an empty cell"]),
+        ("not applicable: no", ["no reason"]),
+        ("not applicable: there are no such things here", []),
+    ],
+    ids=["a test", "no such test", "no such file", "no reference", "empty", "no reason", "a reason"],
+)
+def test_the_search_finds_what_is_wrong(ours: str, answer: list[str]) -> None:
+    """Rows that are wrong are found, others are not (the search itself works)."""
+    (row,) = rows(f"| 1 | `original` | {ours} | none |")
+    assert wrong(row) == answer

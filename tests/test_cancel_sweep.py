@@ -1,0 +1,68 @@
+"""The cancel sweep (P1, P2): a part of it in every test run, and the proof that it finds what it is for.
+
+The whole of it is a command: `python -m tests.programmes.cancel_sweep --points 100000 --double 30000 --loop both`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.programmes.cancel_sweep import main, report, sweep
+from tests.programmes.scenarios import SCENARIOS
+from tests.programmes.seeded import FAULTY, SOUND
+from tests.programmes.wrappers import WRAPPERS
+
+LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
+POINTS, DOUBLE = 6_400, 1_600
+"""Per loop: 16,000 on both."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", LOOPS)
+def test_cancelled_anywhere(loop: str) -> None:
+    """Cancelled once or twice, at any suspension, in any wrapper: the session answers for it and leaves nothing behind."""
+    tally = sweep(SCENARIOS, points=POINTS, double=DOUBLE, loop=loop)
+    assert not tally.violations, report(tally)
+    assert tally.single.total() >= POINTS
+    assert tally.double.total() >= DOUBLE
+    assert {scenario.name for scenario in SCENARIOS} == set(tally.single)
+
+
+def test_the_sweep_is_as_wide_as_it_says() -> None:
+    """At least 24 scenarios, each with a name of its own, in nine wrappers."""
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS) >= 24
+    assert len({wrapper.name for wrapper in WRAPPERS}) == 9
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_sound_code_passes(loop: str) -> None:
+    """Nothing is found in small coroutines that treat cancellation as they should, in any wrapper on this Python."""
+    tally = sweep(SOUND, points=900, double=200, loop=loop)
+    assert not tally.violations, report(tally)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_seeded_bug_is_found(name: str) -> None:
+    """Each bug made on purpose is found, and called by its name."""
+    scenario, finding = FAULTY[name]
+    tally = sweep([scenario], points=200, double=0, most_bad=4, most_hangs=1)
+    assert any(finding in one.what for one in tally.violations), report(tally)
+
+
+def test_command_counts_what_it_fires(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints one table, a row a scenario, and ends well when nothing was found and enough was fired."""
+    arguments = ["--points", "40", "--double", "10", "--loop", "asyncio", "--scenario", "two steps, 1"]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[1].split()[:4] == ["two", "steps,", "1", "hooks"]
+    assert table[1].split()[-3:] == ["40", "10", "0"]
+    assert table[2].split() == ["sum", "40", "10", "0"]
+
+
+def test_command_refuses_an_unknown_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that no scenario contains is an error that lists the names."""
+    with pytest.raises(SystemExit):
+        main(["--scenario", "nothing of the kind"])
+    assert "two steps, 3 hooks" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""`handle_signals`: real signals, sent to the own process while the loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import RecordingHook
+from tests.models import Calling, double, until_true
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def received() -> Iterator[list[int]]:
+    """Handlers of the test's own around it, so that a signal nobody else takes is noted and does no harm."""
+    noted: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: noted.append(number))
+    yield noted
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in SIGNALS]
+
+
+async def send(number: signal.Signals, arrived: Any) -> None:
+    """Sends a signal to this process, and waits until it has arrived."""
+    os.kill(os.getpid(), number)
+    await until_true(arrived, 10**6)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -> None:
+    """SIGINT and SIGTERM ask for a stop, with a reason; the run goes on to its end, and the session ends cleanly."""
+    hook, before = RecordingHook(), handlers()
+    gate = asyncio.Event()
+
+    async def step() -> dict[str, int]:
+        await gate.wait()
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(step, [hook], handle_signals=True) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await send(number, session.should_stop)
+        assert not running.done()
+        gate.set()
+        assert await running == 1
+        assert [one async for one in session.steps("loss")] == []
+    assert session.stop_reason == f"{number.name} received"
+    assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+    assert handlers() == before
+    assert received == []
+
+
+async def test_a_signal_ends_a_wait() -> None:
+    """A wait inside the session ends with the signal, as with any stop."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+        waiting = asyncio.create_task(session.until(asyncio.Event().wait()))
+        await send(signal.SIGTERM, waiting.done)
+        with pytest.raises(ah.StopRequestedError, match="SIGTERM received"):
+            await waiting
+
+
+async def test_the_second_signal_is_not_the_sessions(received: list[int]) -> None:
+    """After the first signal the handlers from before are back: the next one does what it did before the session."""
+    before = handlers()
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+        await send(signal.SIGINT, session.should_stop)
+        assert handlers() == before
+        await send(signal.SIGINT, lambda: received)
+        await send(signal.SIGTERM, lambda: len(received) == 2)
+    assert received == [signal.SIGINT, signal.SIGTERM]
+    assert session.stop_reason == "SIGINT received"
+    assert handlers() == before
+
+
+async def test_sessions_of_a_loop_share_the_signals() -> None:
+    """One signal stops every session of the loop that asked for it; the last one to close gives the handlers back."""
+    before = handlers()
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as outer:
+        async with ah.AsyncMonitoredSession(double, handle_signals=True) as inner:
+            pass
+        assert handlers() != before
+        async with (
+            ah.AsyncMonitoredSession(double, handle_signals=True) as inner,
+            ah.AsyncMonitoredSession(double) as other,
+        ):
+            await send(signal.SIGINT, outer.should_stop)
+            assert (inner.stop_reason, other.stop_reason) == ("SIGINT received", None)
+    assert handlers() == before
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "end", "close"])
+async def test_a_session_that_fails_gives_the_signals_back(phase: str) -> None:
+    """Wherever a session fails, the handlers are as they were before it."""
+    before = handlers()
+
+    async def fail(*_: object) -> None:
+        assert handlers() != before
+        raise OSError(phase)
+
+    with pytest.raises(OSError, match=phase):
+        async with ah.AsyncMonitoredSession(double, [Calling(phase, fail)], handle_signals=True) as session:
+            await session.run("loss")
+    assert handlers() == before
+
+
+async def test_a_signal_while_the_session_opens_is_not_lost() -> None:
+    """A signal that comes in `begin` is a stop before the first run."""
+
+    async def interrupted() -> None:
+        await send(signal.SIGTERM, lambda: session.stop_reason)
+
+    session = ah.AsyncMonitoredSession(double, [Calling("begin", interrupted)], handle_signals=True)
+    async with session:
+        assert [one async for one in session.steps("loss")] == []
+    assert session.stop_reason == "SIGTERM received"
+
+
+async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
+    """By default a session touches no handler."""
+    before = handlers()
+    async with ah.AsyncMonitoredSession(double) as session:
+        assert handlers() == before
+        await send(signal.SIGTERM, lambda: received)
+        assert not session.should_stop()
+    assert received == [signal.SIGTERM]
+
+
+async def test_outside_of_the_main_thread_it_says_that_it_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Python gives signals to the main thread only; a session elsewhere says so and works."""
+
+    async def main() -> int:
+        async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+            return int(await session.run("loss"))
+        raise AssertionError("not reached")
+
+    assert await asyncio.to_thread(asyncio.run, main()) == 2
+    assert ["handle_signals has no effect" in record.getMessage() for record in caplog.records] == [True]
