@@ -8,7 +8,7 @@ import functools
 import logging
 import types
 from collections.abc import Coroutine, Generator, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import anyio
 
@@ -79,6 +79,18 @@ def cancelled_by_others(work: Work, number: int, cause: BaseException) -> HookCa
     )
     error.__cause__ = cause
     return error
+
+
+def flat(errors: Iterable[BaseException]) -> list[BaseException]:
+    """The errors, with those of groups instead of the groups."""
+    found: list[BaseException] = []
+    for error in errors:
+        if isinstance(error, BaseExceptionGroup):
+            group = cast("BaseExceptionGroup[BaseException]", error)
+            found.extend(flat(group.exceptions))
+        else:
+            found.append(error)
+    return found
 
 
 class Crew:
@@ -311,7 +323,7 @@ class Crew:
             if len(errors) == 1 or not isinstance(error, Exception):  # KeyboardInterrupt and the like pass as they are
                 raise error
         if errors:
-            raise BaseExceptionGroup(f"{len(errors)} failures in one phase", errors)
+            raise BaseExceptionGroup(f"{len(errors)} failures in one phase", flat(errors))
 
     def _copied_context(self) -> contextvars.Context:
         copy = contextvars.copy_context()

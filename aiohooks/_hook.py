@@ -32,7 +32,8 @@ class SessionRunArgs(NamedTuple):
     """What a hook adds to the coming run, or what the caller of `run` asked for.
 
     `fetches` are nodes of the graph or their names, nested at will; None asks for nothing. `feed_dict` maps nodes or names
-    to values. `options` is a mapping for the session's own `run`; requests are merged (see `merge_options`).
+    to values. `options` is a mapping for the session's own `run`; where several give one, it
+    is the larger number, either flag, the lists joined, or else the later value.
     """
 
     fetches: Any = None

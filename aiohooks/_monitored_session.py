@@ -190,7 +190,7 @@ class AsyncMonitoredSession:
                     coord = life.coord
                     if coord.errors:
                         raise coord.errors[0]
-                    session = life.session or life.open_session
+                    session = life.session or await life.created_session()
                     step = session.global_step.latest.step + 1
                     result = await self._hooked_run(session, coord, step, attempt, fetches, feed_dict, options, gate.base)
                 except BaseException as error:

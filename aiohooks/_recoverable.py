@@ -38,11 +38,12 @@ class Recoverable:
         self._policy = policy
         self._grace_secs = grace_secs
 
-    @property
-    def open_session(self) -> Session:
-        """The session of the moment."""
+    async def created_session(self) -> Session:
+        """The session of the moment; a new one if a recovery was cut off before it had made one."""
         if self.session is None:
-            raise SessionClosedError("there is no session now: it was lost, or is closed")
+            await self._create()
+        if self.session is None:
+            raise SessionClosedError("the session was closed while it was created")
         return self.session
 
     async def create(self) -> None:

@@ -108,6 +108,8 @@ class RunGate:
 
         async def wait() -> None:
             for last_time in (False, True):
+                if not self.turns.taken:  # it ended before this began
+                    return
                 limit = TimeLimit(grace_secs, "the last run")
                 try:
                     with limit:

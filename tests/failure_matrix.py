@@ -58,12 +58,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("begin", "cancel"): Rule(UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, CANCELLED, CANCELLED),
     ("begin", "stop"): Rule(ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING),
     ("begin", "clean end"): Rule(UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, ITS_ERROR, ITS_ERROR),
-    ("after_create_session", "error"): Rule(
-        ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR
-    ),
-    ("after_create_session", "cancel"): Rule(
-        ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, CANCELLED, CANCELLED
-    ),
+    ("after_create_session", "error"): Rule(ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR),
+    ("after_create_session", "cancel"): Rule(ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, CANCELLED, CANCELLED),
     ("after_create_session", "stop"): Rule(ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING),
     ("after_create_session", "clean end"): Rule(
         ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR

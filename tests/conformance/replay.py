@@ -314,8 +314,7 @@ def differences(record: Record, mode: Mode, outcome: Outcome) -> list[str]:
     expected = record["expected"]
     if (outcome.raised, outcome.raised_by) != (expected["raised"], expected["raised_by"]):
         found.append(
-            f"raised: expected {expected['raised']} by {expected['raised_by']}, "
-            f"got {outcome.raised} by {outcome.raised_by}"
+            f"raised: expected {expected['raised']} by {expected['raised_by']}, got {outcome.raised} by {outcome.raised_by}"
         )
     if outcome.runs != expected["runs"]:
         found.append(f"runs: expected {expected['runs']}, got {outcome.runs}")

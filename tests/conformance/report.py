@@ -61,9 +61,7 @@ def describe(record: Record, outcome: Outcome, found: list[str]) -> str:
         lines.append(f"    hook {hook['name']}: fetch {hook['fetch']!r}, feed {hook['feed']!r}; {plan}")
     lines.append(f"    raw run: {', '.join(f'{n}: {error}' for n, error in scenario['run']) or 'nothing'}")
     body = scenario["body"]
-    lines.append(
-        f"    body: {body['steps']} steps of {body['fetch']!r}, feed_w {body['feed_w']}, raise {body['raise']}"
-    )
+    lines.append(f"    body: {body['steps']} steps of {body['fetch']!r}, feed_w {body['feed_w']}, raise {body['raise']}")
     lines += [line for text in found for line in text.splitlines()]
     lines.append(f"    outcome: raised {outcome.raised} by {outcome.raised_by}, runs {outcome.runs}")
     return "\n".join(lines)

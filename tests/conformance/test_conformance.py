@@ -152,9 +152,7 @@ async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str
         "expected": {"trace": [], "runs": [], "raised": None, "raised_by": None},
     }
     stage = Stage(record, mode)
-    stage.actions = {
-        (hook["name"], phase, n): [what] for hook in record["scenario"]["hooks"] for phase, n, what in hook["plan"]
-    }
+    stage.actions = {(hook["name"], phase, n): [what] for hook in record["scenario"]["hooks"] for phase, n, what in hook["plan"]}
     await stage.play()
     stage.check_ends()
     outcome = stage.outcome
