@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
@@ -163,7 +164,7 @@ class Coordinator:
             close_unawaited(awaitable)
             self._mark_raised(over)
             raise over
-        if not isinstance(awaitable, Awaitable):
+        if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
         interrupt = Interrupt(running_task())
         waits = self._top._waits

@@ -153,6 +153,10 @@ class Crew:
             self._disarm(self._number)
         if error is not None:
             self._own_failed(error)
+        elif self._cancelled_from_outside():
+            # The hook swallowed the caller's cancel; which hook runs where is chance, so the others get it all the same.
+            self._outer = asyncio.CancelledError("cancelled while hooks ran")
+            self._cancel_children()
         elif self._work.has_order:
             self.start_ready()
         if self._children:
@@ -210,13 +214,17 @@ class Crew:
         interrupt = self._interrupt
         if not isinstance(error, asyncio.CancelledError):
             self._record(number, error)
-        elif interrupt.from_outside() if interrupt is not None else self._caller.cancelling() > self._base:
+        elif self._cancelled_from_outside():
             self._outer = error
             self._cancel_children()
         elif self._expired is not None and number in self._expired:
             self._record(number, self._timed_out(number))
         elif interrupt is None:
             self._record(number, cancelled_by_others(self._work, number, error))
+
+    def _cancelled_from_outside(self) -> bool:
+        interrupt = self._interrupt
+        return self._caller.cancelling() > self._base if interrupt is None else interrupt.from_outside()
 
     def _record(self, number: int, error: BaseException) -> None:
         describe_failure(error, self._work.describe(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -53,6 +54,19 @@ class StopOnSignal:
         _give_back(loop, previous)
         for session in tuple(sessions):
             session._request_stop(f"{number.name} received")
+
+
+def _reset_in_child() -> None:
+    """A forked child must not run its parent's handlers, nor write into its parent's loop."""
+    if StopOnSignal._open:
+        StopOnSignal._open.clear()
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def _give_back(loop: asyncio.AbstractEventLoop, previous: dict[signal.Signals, object]) -> None:
