@@ -49,6 +49,15 @@ class StopOnSignal:
         return remove
 
     @classmethod
+    def reset_in_child(cls) -> None:
+        """A forked child must not run its parent's handlers, nor write into its parent's loop."""
+        if cls._open:
+            cls._open.clear()
+            signal.set_wakeup_fd(-1)
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+
+    @classmethod
     def _received(cls, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
         sessions, previous = cls._open[loop]
         _give_back(loop, previous)
@@ -56,17 +65,8 @@ class StopOnSignal:
             session._request_stop(f"{number.name} received")
 
 
-def _reset_in_child() -> None:
-    """A forked child must not run its parent's handlers, nor write into its parent's loop."""
-    if StopOnSignal._open:
-        StopOnSignal._open.clear()
-        signal.set_wakeup_fd(-1)
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_in_child)
+    os.register_at_fork(after_in_child=StopOnSignal.reset_in_child)
 
 
 def _give_back(loop: asyncio.AbstractEventLoop, previous: dict[signal.Signals, object]) -> None:

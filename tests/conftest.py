@@ -58,8 +58,9 @@ def pytest_asyncio_loop_factories(config: pytest.Config) -> dict[str, Callable[[
     return loop_factories(config.getoption("--loop"))
 
 
-def pytest_collection_finish() -> None:
-    """Puts everything imported so far out of the collector's sight: a collection after each test takes no time then."""
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> None:
+    """Puts what exists so far out of the collector's sight: `no_residue` collects after each test, in no time then."""
     gc.collect()
     gc.freeze()
 

@@ -36,9 +36,8 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-@functools.cache
 def tree(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """The syntax tree of a file; not kept, for the trees of all files are a million objects."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
@@ -87,9 +86,10 @@ def _is_type_checking(test: ast.expr) -> bool:
     return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
-def defined_names(module: str) -> set[str]:
+@functools.cache
+def defined_names(module: str) -> frozenset[str]:
     """What a module makes itself on its own level, imports left out."""
-    return set(_defined(tree(modules()[module]).body))
+    return frozenset(_defined(tree(modules()[module]).body))
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[str]:
