@@ -17,8 +17,8 @@ from tests.programmes.seeded import FAULTY, SOUND
 from tests.programmes.wrappers import WRAPPERS
 
 LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
-POINTS, DOUBLE = 6_400, 1_600
-"""Per loop: 16,000 on both."""
+POINTS, DOUBLE = 6_000, 1_500
+"""Per loop: 15,000 on both."""
 
 
 @pytest.mark.slow
