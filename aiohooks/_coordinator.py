@@ -59,7 +59,7 @@ class Coordinator:
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self.errors: list[BaseException] = []
         """The failures reported so far, first one first."""
-        self.raised = False
+        self.raised: bool = False
         """Whether the first failure has reached somebody."""
         self._joined = False
         # Kept by the top only: what to do when the session stops or a task fails.

@@ -89,17 +89,15 @@ class Ending:
         base = cancels_of(running_task())
         try:
             while True:
-                closing = self._shut_down(primary, errors)
                 try:
                     await shielded(
-                        closing,
+                        self._shut_down(primary, errors),
                         grace_secs=self._grace_secs,
                         what="the end of a monitored session",
                         on_cancel=self._cancel_tasks,
                     )
                     break
                 except asyncio.CancelledError as cancelled:
-                    closing.close()  # never started, if somebody was quick
                     if running_task().cancelling() <= base:
                         continue  # somebody cancelled the closing and not the caller: what is left of it is done all the same
                     if cancelled.__context__ is None:

@@ -53,7 +53,7 @@ class EveryTimer:
 
     def __init__(self, every: Every) -> None:
         """Makes a timer that has not been started."""
-        self.every = every
+        self.every: Every = every
         self._at = tuple(every.at)
         self._last_step: int | None = None
         self._last_now = 0.0

@@ -37,7 +37,7 @@ class FanOut:
         self.piece: tuple[Any, ...] | None = None
         """The piece that runs now: the class of its `Work` and the arguments, for when it suspends or fails."""
         self.crew: Crew | None = None
-        self.base = 0
+        self.base: int = 0
         """How many cancels the caller had been through when the work began; more than these come from outside."""
         self._task: asyncio.Task[Any] | None = None
         self._context: contextvars.Context | None = None

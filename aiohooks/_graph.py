@@ -29,8 +29,8 @@ class Node:
 
     def __init__(self, graph: Graph, name: str) -> None:
         """Made by the graph's own methods."""
-        self.graph = graph
-        self.name = name
+        self.graph: Graph = graph
+        self.name: str = name
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -44,7 +44,7 @@ class Placeholder(Node):
     def __init__(self, graph: Graph, name: str, default: Any) -> None:
         """Made by `Graph.placeholder`."""
         super().__init__(graph, name)
-        self.default = default
+        self.default: Any = default
 
 
 class Variable(Node):
@@ -55,7 +55,7 @@ class Variable(Node):
     def __init__(self, graph: Graph, name: str, initial: Any) -> None:
         """Made by `Graph.variable`."""
         super().__init__(graph, name)
-        self.initial = initial
+        self.initial: Any = initial
 
 
 class GlobalStep(Node):
@@ -72,8 +72,8 @@ class Output(Node):
     def __init__(self, operation: Operation, key: str) -> None:
         """Made for the names that a step function's result is fetched by."""
         super().__init__(operation.graph, key)
-        self.operation = operation
-        self.key = key
+        self.operation: Operation = operation
+        self.key: str = key
 
 
 class Operation(Node):
@@ -97,13 +97,16 @@ class Operation(Node):
     ) -> None:
         """Made by `Graph.operation` and `Graph.train_op`."""
         super().__init__(graph, name)
-        self.fn = fn
+        self.fn: Callable[..., Any] = fn
+        self.inputs: tuple[str, ...]
+        self.optional: frozenset[str]
+        self.keyword_only: frozenset[str]
         self.inputs, self.optional, self.keyword_only = _parameters(fn, name)
-        self.is_async = is_coroutine_function(fn)
-        self.updates = _variable_name(graph, updates, f"updates of operation {name!r}")
-        self.adds_to = _variable_name(graph, adds_to, f"adds_to of operation {name!r}")
-        self.thread = thread
-        self.steps = steps
+        self.is_async: bool = is_coroutine_function(fn)
+        self.updates: str | None = _variable_name(graph, updates, f"updates of operation {name!r}")
+        self.adds_to: str | None = _variable_name(graph, adds_to, f"adds_to of operation {name!r}")
+        self.thread: bool = thread
+        self.steps: int = steps
         if thread and self.is_async:
             raise GraphError(f"operation {name!r} is a coroutine function, which cannot run in a thread; leave out thread=True")
         if updates is not None and adds_to is not None:
@@ -132,7 +135,7 @@ class Graph:
         self._nodes: dict[str, Node] = {}
         self._finalized = False
         self._sessions = 0
-        self.global_step = GlobalStep(self, "global_step")
+        self.global_step: GlobalStep = GlobalStep(self, "global_step")
         """The global step, to be fetched; operations may have it as a parameter too."""
         self._nodes["global_step"] = self.global_step
         self._step: Operation | None = None

@@ -62,6 +62,9 @@ class SessionRunContext:
 
     __slots__ = ("_coord", "_requested", "attempt", "feed_dict", "fetches", "global_step", "options", "session")
 
+    fetches: Any
+    feed_dict: Mapping[Any, Any] | None
+    options: Mapping[str, Any] | None
     session: Session
     global_step: int
     attempt: int

@@ -30,7 +30,7 @@ class Tier:
     def __init__(self, phase: str, registered: Sequence[tuple[str, HookRegistration]], grace_secs: float) -> None:
         """Takes the named hooks that override the method `phase`."""
         self.phase = phase
-        self.grace_secs = grace_secs
+        self.grace_secs: float = grace_secs
         self.size = len(registered)
         self.has_timeouts = any(registration.timeout is not None for _, registration in registered)
         self.registrations = tuple(registration for _, registration in registered)
@@ -55,18 +55,18 @@ class HookSet:
             InvalidHookError: one is not a hook, is listed twice, or has a plain function where a coroutine is needed.
         """
         self.grace_secs = grace_secs
-        self.registrations = _checked(hooks)
-        self.names = _names(self.registrations)
-        self.after_create_session = self._tiers("after_create_session")
-        self.before_run = self._tiers("before_run")
-        self.after_run = self._tiers("after_run")
+        self.registrations: tuple[HookRegistration, ...] = _checked(hooks)
+        self.names: tuple[str, ...] = _names(self.registrations)
+        self.after_create_session: tuple[Tier, ...] = self._tiers("after_create_session")
+        self.before_run: tuple[Tier, ...] = self._tiers("before_run")
+        self.after_run: tuple[Tier, ...] = self._tiers("after_run")
         # Where, among the answers of before_run, each hook of after_run finds its own; None if it has no before_run.
         asked = [id(registration.hook) for tier in self.before_run for registration in tier.registrations]
-        self.answers = tuple(
+        self.answers: tuple[tuple[int | None, ...], ...] = tuple(
             tuple(asked.index(id(one.hook)) if id(one.hook) in asked else None for one in tier.registrations)
             for tier in self.after_run
         )
-        self.asked_names = [name for tier in self.before_run for name in tier.names]
+        self.asked_names: list[str] = [name for tier in self.before_run for name in tier.names]
         self.begun: list[tuple[str, HookRegistration]] = []
 
     def _tiers(self, phase: str) -> tuple[Tier, ...]:

@@ -25,15 +25,15 @@ class Recoverable:
 
     def __init__(self, creator: SessionCreator, hooks: HookSet, policy: RecoveryPolicy, grace_secs: float) -> None:
         """Makes one without a session."""
-        self.root = Coordinator()
-        self.coord = self.root
+        self.root: Coordinator = Coordinator()
+        self.coord: Coordinator = self.root
         self.session: Session | None = None
         self.store: StepStore | None = None
         """The step store of the sessions so far; all have the same."""
         self.given_up: BaseException | None = None
         """What recovery gave up with; nothing works any more then."""
-        self.history = RecoveryHistory(policy)
-        self.creator = creator
+        self.history: RecoveryHistory = RecoveryHistory(policy)
+        self.creator: SessionCreator = creator
         self._hooks = hooks
         self._policy = policy
         self._grace_secs = grace_secs

@@ -78,7 +78,7 @@ class RecoveryHistory:
     def __init__(self, policy: RecoveryPolicy) -> None:
         """Starts empty."""
         self._policy = policy
-        self.total = 0
+        self.total: int = 0
         """Recoveries so far."""
         self._in_a_row: list[str] = []
         self._failed_step: int | None = None

@@ -30,16 +30,16 @@ class RunGate:
     def __init__(self, life: Recoverable) -> None:
         """Starts closed: the session is new."""
         self._life = life
-        self.state = "new"
+        self.state: str = "new"
         """"new", "opening", "open", "closing" or "closed"."""
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.thread = 0
+        self.thread: int = 0
         """The loop's thread: asking for it is cheaper than asking for the running loop."""
-        self.turns = Turns()
+        self.turns: Turns = Turns()
         self.publisher: Publisher | None = None
-        self.runs = 0
+        self.runs: int = 0
         """How many runs have begun."""
-        self.base = 0
+        self.base: int = 0
         """How many cancels the running task had been through when its run began."""
         self._runner: asyncio.Task[Any] | None = None
         self._interrupt: Interrupt | None = None

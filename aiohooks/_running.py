@@ -16,10 +16,10 @@ class Running:
 
     def __init__(self, session: object, publisher: object, outer: Running | None) -> None:
         """Begins a run of `session`, which may advance a store as `publisher`, inside the run `outer`."""
-        self.session = session
-        self.publisher = publisher
-        self.outer = outer
-        self.active = True
+        self.session: object = session
+        self.publisher: object = publisher
+        self.outer: Running | None = outer
+        self.active: bool = True
 
 
 _running: contextvars.ContextVar[Running | None] = contextvars.ContextVar("aiohooks_running", default=None)

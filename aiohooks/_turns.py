@@ -13,7 +13,7 @@ class Turns:
 
     def __init__(self) -> None:
         """Starts free."""
-        self.taken = False
+        self.taken: bool = False
         """Whether somebody has the turn now."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 

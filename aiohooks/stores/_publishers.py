@@ -21,8 +21,8 @@ class Publisher:
 
     def __init__(self, name: str, leave: Callable[[Publisher, BaseException | None], None]) -> None:
         """Made by the store."""
-        self.name = name
-        self.closed = False
+        self.name: str = name
+        self.closed: bool = False
         """Whether it has left."""
         self.parked: dict[asyncio.Future[Any], Running | None] = {}
         """Its waits, and in which run they began; one that has been resolved stays here until its task runs."""

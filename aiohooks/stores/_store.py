@@ -66,7 +66,7 @@ class StepStore(abc.ABC):
 
     def __init__(self, mark: Mark, *, run: str) -> None:
         """Starts from `mark`; `run` names what is counted."""
-        self.run = _checked_name(run, "run=")
+        self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
         self._room = WaitingRoom(self.run, mark, current_clock(), self._arm)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -84,7 +84,7 @@ class _Timer:
     __slots__ = ("_number", "call", "when")
 
     def __init__(self, when: float, number: int, call: Callable[[], object]) -> None:
-        self.when = when
+        self.when: float = when
         self._number = number
         self.call: Callable[[], object] | None = call
 

@@ -134,7 +134,7 @@ class no_residue:
 
     def __init__(self, *, stores: Iterable[_HasStatistics] = ()) -> None:
         """Watches also the waiters and publishers of `stores`."""
-        self.residue = Residue()
+        self.residue: Residue = Residue()
         """What was found; known after the block."""
         self._stores = tuple(stores)
         self._before: Snapshot
