@@ -97,7 +97,7 @@ class Session:
             loop = asyncio.get_running_loop()
             if self._loop is not loop:
                 self._bind(loop)
-        # The plan for a tuple of nodes (what the monitored session asks for) or a single one is found at once.
+        # The plan for a tuple of leaves (what the monitored session asks for) or a single one is found at once.
         build: Build | None = None
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         plan = None
@@ -147,7 +147,9 @@ class Session:
         if plan is None:
             plan = self._plans[nodes, fed] = make_plan(self.graph, nodes, {node: node for node in fed}, self.grace_secs)
         keys = tuple(feed_dict) if feed_dict else ()
-        if (type(fetches) in LEAF_TYPES or (type(fetches) is tuple and fetches == nodes)) and len(keys) == len(fed):
+        kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
+        flat = kind is tuple and len(fetches) == len(nodes) and LEAF_TYPES.issuperset(map(type, fetches))
+        if (flat or kind in LEAF_TYPES) and len(keys) == len(fed):
             by_key = {node: key for node, key in zip(fed, keys, strict=True) if not isinstance(key, tuple)}
             if len(by_key) == len(keys):
                 if len(self._plans) >= _MOST_PLANS:

@@ -17,9 +17,9 @@ QUICK = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
 """The default policy, without pauses."""
 
 
-def counting_graph() -> ah.Graph:
+def counting_graph(graph: ah.Graph | None = None) -> ah.Graph:
     """A variable `total` to which `train` adds `x` (1 unless it is fed); `loss` is `x` times ten."""
-    graph = ah.Graph()
+    graph = ah.Graph() if graph is None else graph
     graph.placeholder("x", default=1)
     graph.variable("total", 0)
 

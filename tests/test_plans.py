@@ -218,3 +218,23 @@ async def test_a_run_of_many_different_shapes_does_not_grow_for_ever() -> None:
     for node in nodes:
         assert await session.run(node) == node.default
         assert await session.run((node, nodes[0])) == (node.default, 0)
+
+
+@pytest.mark.parametrize("fetches", ["total", ("total", "train"), ("train", "total")], ids=repr)
+async def test_leaves_that_were_asked_for_before_are_not_looked_up_again(fetches: Any) -> None:
+    """A name, or a tuple of names, is found in the graph once; every later run with it finds its plan."""
+    looked_up: list[object] = []
+
+    class Watched(ah.Graph):
+        def node(self, fetch: object) -> Any:
+            looked_up.append(fetch)
+            return super().node(fetch)
+
+    graph = counting_graph(Watched())
+    session = ah.Session(graph)
+    first = await session.run(fetches)
+    assert looked_up
+    looked_up.clear()
+    second = await session.run(fetches)
+    assert not looked_up
+    assert type(second) is type(first)
