@@ -283,6 +283,12 @@ class AnyioGroup(Wrapper):
         # anyio 4 lets the errors of the group's tasks win over a native cancel of the task that holds the group.
         return isinstance(self.ended, BaseExceptionGroup)
 
+    def may_miscount(self) -> bool:
+        # anyio 4 answers a native cancel of that task by cancelling the group's scope, and at the end takes back one cancel too
+        # many if a child was still busy; without any code of ours: a child in `move_on_after(0)` shows it. The operation has
+        # a task of its own here, so the count of this one is none of the library's doing.
+        return True
+
 
 class AnyioMoveOn(Wrapper):
     name = "anyio move_on_after"
