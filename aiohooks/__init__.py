@@ -22,6 +22,10 @@ from aiohooks._clock import current_clock as current_clock
 from aiohooks._coordinator import Coordinator as Coordinator
 from aiohooks._errors import AbortedError as AbortedError
 from aiohooks._errors import AiohooksError as AiohooksError
+from aiohooks._errors import CheckpointBusyError as CheckpointBusyError
+from aiohooks._errors import CheckpointError as CheckpointError
+from aiohooks._errors import CheckpointMismatchError as CheckpointMismatchError
+from aiohooks._errors import CorruptCheckpointError as CorruptCheckpointError
 from aiohooks._errors import FeedConflictError as FeedConflictError
 from aiohooks._errors import FetchError as FetchError
 from aiohooks._errors import GraphError as GraphError
@@ -68,18 +72,45 @@ from aiohooks._session_creator import Scaffold as Scaffold
 from aiohooks._session_creator import SessionCreator as SessionCreator
 from aiohooks._session_creator import WorkerSessionCreator as WorkerSessionCreator
 from aiohooks._singular_session import AsyncSingularMonitoredSession as AsyncSingularMonitoredSession
+from aiohooks._stateful import Stateful as Stateful
 from aiohooks._status import SessionStatus as SessionStatus
 from aiohooks._step_context import StepContext as StepContext
 from aiohooks._steps import Steps as Steps
+from aiohooks._training import monitored_training_session as monitored_training_session
 from aiohooks._variables import Variables as Variables
+from aiohooks.checkpoint import Checkpoint as Checkpoint
+from aiohooks.checkpoint import KeepBest as KeepBest
+from aiohooks.checkpoint import KeepEvery as KeepEvery
+from aiohooks.checkpoint import KeepNewest as KeepNewest
+from aiohooks.checkpoint import KeepPolicy as KeepPolicy
+from aiohooks.checkpoint import Restored as Restored
+from aiohooks.checkpoint import Saver as Saver
+from aiohooks.hooks import Blocker as Blocker
 from aiohooks.hooks import BlockingHook as BlockingHook
+from aiohooks.hooks import CheckpointSaverHook as CheckpointSaverHook
+from aiohooks.hooks import CheckpointSaverListener as CheckpointSaverListener
+from aiohooks.hooks import CSVHook as CSVHook
+from aiohooks.hooks import EarlyStoppingHook as EarlyStoppingHook
+from aiohooks.hooks import Evaluation as Evaluation
+from aiohooks.hooks import EvaluatorHook as EvaluatorHook
 from aiohooks.hooks import FeedFnHook as FeedFnHook
 from aiohooks.hooks import FinalOpsHook as FinalOpsHook
 from aiohooks.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
+from aiohooks.hooks import HistoryHook as HistoryHook
+from aiohooks.hooks import HookTimes as HookTimes
+from aiohooks.hooks import HookTimingHook as HookTimingHook
+from aiohooks.hooks import JSONLinesHook as JSONLinesHook
+from aiohooks.hooks import LambdaHook as LambdaHook
 from aiohooks.hooks import LoggingHook as LoggingHook
 from aiohooks.hooks import NanHook as NanHook
+from aiohooks.hooks import PhaseTime as PhaseTime
+from aiohooks.hooks import ProfilerHook as ProfilerHook
+from aiohooks.hooks import ProgressHook as ProgressHook
 from aiohooks.hooks import StepCounterHook as StepCounterHook
 from aiohooks.hooks import StopAtStepHook as StopAtStepHook
+from aiohooks.hooks import StopAtTimeHook as StopAtTimeHook
+from aiohooks.hooks import SummarySaverHook as SummarySaverHook
+from aiohooks.hooks import hook as hook
 from aiohooks.stores import Mark as Mark
 from aiohooks.stores import MemoryStepStore as MemoryStepStore
 from aiohooks.stores import StepStore as StepStore
@@ -90,10 +121,22 @@ __all__ = [
     "AsyncMonitoredSession",
     "AsyncSingularMonitoredSession",
     "Backoff",
+    "Blocker",
     "BlockingHook",
+    "CSVHook",
+    "Checkpoint",
+    "CheckpointBusyError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
     "ChiefSessionCreator",
     "Clock",
     "Coordinator",
+    "CorruptCheckpointError",
+    "EarlyStoppingHook",
+    "Evaluation",
+    "EvaluatorHook",
     "Every",
     "EveryTimer",
     "FeedConflictError",
@@ -104,11 +147,20 @@ __all__ = [
     "Graph",
     "GraphError",
     "GraphFinalizedError",
+    "HistoryHook",
     "HookCancelledError",
     "HookRegistration",
     "HookTimeoutError",
+    "HookTimes",
+    "HookTimingHook",
     "InvalidArgumentError",
     "InvalidHookError",
+    "JSONLinesHook",
+    "KeepBest",
+    "KeepEvery",
+    "KeepNewest",
+    "KeepPolicy",
+    "LambdaHook",
     "LoggingHook",
     "Mark",
     "MemoryStepStore",
@@ -118,11 +170,16 @@ __all__ = [
     "NotReadyError",
     "Operation",
     "OutOfRangeError",
+    "PhaseTime",
     "Placeholder",
+    "ProfilerHook",
+    "ProgressHook",
     "PublisherFailedError",
     "PublisherFinishedError",
     "RecoveryExhaustedError",
     "RecoveryPolicy",
+    "Restored",
+    "Saver",
     "Scaffold",
     "Session",
     "SessionClosedError",
@@ -133,6 +190,7 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "SessionStatus",
+    "Stateful",
     "StepContext",
     "StepCounterHook",
     "StepResetError",
@@ -140,8 +198,10 @@ __all__ = [
     "StepTimeoutError",
     "Steps",
     "StopAtStepHook",
+    "StopAtTimeHook",
     "StopRequestedError",
     "StoreClosedError",
+    "SummarySaverHook",
     "UnavailableError",
     "Variable",
     "Variables",
@@ -150,6 +210,8 @@ __all__ = [
     "configure",
     "current_clock",
     "get_default_graph",
+    "hook",
+    "monitored_training_session",
     "run",
 ]
 

@@ -145,6 +145,11 @@ class Ending:
             except asyncio.CancelledError as error:
                 cancelled = error
         errors.extend(await self._hooks.close(primary or failure))
+        if isinstance(life.creator, ChiefSessionCreator):
+            try:
+                await life.creator.aclose()
+            except Exception as error:
+                errors.append(error)
         if cancelled is not None:
             raise cancelled
 

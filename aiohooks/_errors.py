@@ -24,7 +24,11 @@
      ├─ StepTimeoutError (TimeoutError)     a step was not reached in time
      ├─ PublisherFailedError                whoever should have reached the step failed
      ├─ StepResetError                      the step was reset while waiting for it
-     └─ StoreClosedError                    the step store was closed
+     ├─ StoreClosedError                    the step store was closed
+     └─ CheckpointError (OSError)           a checkpoint could not be written or read
+         ├─ CorruptCheckpointError          it does not verify
+         ├─ CheckpointBusyError             another writer has the directory
+         └─ CheckpointMismatchError         it is of another graph or of other tracked objects
 
 A class also derives from the builtin that a caller would expect. Other modules add nothing to this tree.
 """
@@ -33,6 +37,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, cast
 
 
@@ -153,6 +158,36 @@ class StepResetError(AiohooksError):
 
 class StoreClosedError(AiohooksError):
     """Raised by a step store that was closed, and by the waits that were pending then."""
+
+
+class CheckpointError(AiohooksError, OSError):
+    """Raised when a checkpoint could not be written or read, with the `errno` of what the system refused.
+
+    The checkpoints that were there before are there still.
+    """
+
+
+class CorruptCheckpointError(CheckpointError):
+    """Raised when a checkpoint, or every checkpoint there is, does not verify; names the file and what is wrong with it."""
+
+    def __init__(self, message: str, *, path: Path | None = None, reason: str = "") -> None:
+        """Keeps the directory of the checkpoint, and what is wrong with it."""
+        super().__init__(message)
+        self.path: Path | None = path
+        self.reason: str = reason
+
+
+class CheckpointBusyError(CheckpointError):
+    """Raised when another writer has the directory; names the process where it is known."""
+
+    def __init__(self, message: str, *, pid: int | None = None) -> None:
+        """Keeps the process that holds the directory, as far as it said."""
+        super().__init__(message)
+        self.pid: int | None = pid
+
+
+class CheckpointMismatchError(CheckpointError):
+    """Raised when a good checkpoint cannot be put into this session: other variables, shapes or tracked objects."""
 
 
 _CLEAN = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)

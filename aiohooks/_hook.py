@@ -109,7 +109,9 @@ class SessionRunContext:
 class SessionRunHook:
     """Base class of hooks: override the methods you need, as coroutines; those you leave are never called.
 
-    The class attributes can be overridden in a subclass, or for one registration by `configure`.
+    `order`, `timeout` and `on_error` can be overridden in a subclass, or for one registration by `configure`. A hook that has
+    the plain methods `state_dict` and `load_state_dict` (see `Stateful`) is kept in checkpoints: its state is loaded after
+    `begin` and before `after_create_session`, at a restart as after a recovery.
     """
 
     order: ClassVar[int] = 0
@@ -118,6 +120,8 @@ class SessionRunHook:
     """Seconds that one call of a method may take; costs nothing until the call suspends."""
     on_error: ClassVar[OnError] = "raise"
     """`"log"` for observers: an error is logged with its traceback and the step goes on."""
+    name: str = ""
+    """What its state is called in checkpoints, unique in its session; its class's name, if empty."""
 
     async def begin(self) -> None:
         """Called once before the session is created; the default graph is the session's and may be added to."""

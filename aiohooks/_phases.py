@@ -15,6 +15,7 @@ from aiohooks._graph import is_coroutine_function
 from aiohooks._hook import HookRegistration, SessionRunHook, registration_of
 from aiohooks._interrupt import TimeLimit, cancels_of, running_task
 from aiohooks._session import Session
+from aiohooks._stateful import Stateful, is_stateful
 
 _logger = logging.getLogger("aiohooks")
 
@@ -68,6 +69,24 @@ class HookSet:
         )
         self.asked_names: list[str] = [name for tier in self.before_run for name in tier.names]
         self.begun: list[tuple[str, HookRegistration]] = []
+
+    def stateful(self) -> dict[str, Stateful]:
+        """The hooks that are kept in checkpoints, by their unique names.
+
+        Raises:
+            InvalidHookError: two of them have one name; which state belongs to which would depend on their order.
+        """
+        found: dict[str, Stateful] = {}
+        for registration in self.registrations:
+            hook: Any = registration.hook
+            if is_stateful(hook):
+                name = hook.name or type(hook).__name__
+                if name in found:
+                    raise InvalidHookError(
+                        f"{found[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give each a `name` of its own"
+                    )
+                found[name] = hook
+        return found
 
     def _tiers(self, phase: str) -> tuple[Tier, ...]:
         overriding = [
@@ -188,6 +207,8 @@ def _checked(hooks: Iterable[SessionRunHook | HookRegistration]) -> tuple[HookRe
             )
         if any(hook is other.hook for other in registrations):
             raise InvalidHookError(f"hooks has {hook!r} twice; make two objects of it if both are meant")
+        if not isinstance(hook.name, str):
+            raise InvalidHookError(f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out")
         for phase in METHODS:
             if not is_coroutine_function(getattr(hook, phase)):
                 raise InvalidHookError(

@@ -9,6 +9,7 @@ from aiohooks._coordinator import Coordinator
 from aiohooks._errors import InvalidArgumentError, SessionClosedError, is_clean_end
 from aiohooks._phases import HookSet, after_create_session
 from aiohooks._recovery import RecoveryHistory, RecoveryPolicy
+from aiohooks._restoring import restore_hooks
 from aiohooks._session import Session
 from aiohooks._session_creator import SessionCreator
 from aiohooks._shield import shielded
@@ -116,6 +117,9 @@ class Recoverable:
         self.session = session
         self.store = session.global_step
         self.coord = Coordinator(parent=self.root, survives=self._policy.recovers)
+        if isinstance(made, Session):
+            made.stateful_hooks = self._hooks.stateful
+            restore_hooks(made)
         await after_create_session(self._hooks, session, self.coord)
 
     async def drop(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import types
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from aiohooks._checks import check_instance, check_secs
 from aiohooks._errors import GraphError, SessionClosedError, WrongLoopError
@@ -15,8 +16,12 @@ from aiohooks._graph import MISSING, Graph, Node
 from aiohooks._interrupt import cancels_of, running_task
 from aiohooks._plan import Plan, make_plan
 from aiohooks._shield import shielded
+from aiohooks._stateful import Stateful
 from aiohooks._variables import Variables
 from aiohooks.stores import MemoryStepStore, StepStore
+
+if TYPE_CHECKING:
+    from aiohooks.checkpoint import Restored, Saver
 
 _MOST_PLANS = 1024
 
@@ -55,6 +60,14 @@ class Session:
         self.committed_step: int = self.global_step.latest.step
         """The global step as the latest run of this session left it."""
         self.grace_secs = grace_secs
+        self.tracked: Mapping[str, Stateful] = {}
+        """What is kept in checkpoints besides the variables: the scaffold's `tracked`."""
+        self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
+        """Gives the hooks that are kept in checkpoints too; set by the monitored session."""
+        self.saver: Saver | None = None
+        """Where the creator of this session restores from."""
+        self.restored: Restored | None = None
+        """What this session was restored from; of its `state` only the hooks' part is kept."""
         self.driven_by: FanOut | None = None
         """Set right before a run by who awaits that run through `drive` already."""
         self._closed = False
@@ -181,6 +194,20 @@ class Session:
                 "this session belongs to another event loop; make one in each loop, and share a step store by URL"
             )
         self._loop = loop
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds: the graph's "variables", the states of "tracked" objects and of "hooks", by name.
+
+        Values of variables are the ones that are there, not copies: a commit puts new ones. The rest is copied.
+
+        Raises:
+            InvalidHookError: two hooks with a state have one name.
+        """
+        return {
+            "variables": {variable.name: self.variables.read(variable.name) for variable in self.graph.variables},
+            "tracked": {name: copy.deepcopy(one.state_dict()) for name, one in self.tracked.items()},
+            "hooks": {name: copy.deepcopy(hook.state_dict()) for name, hook in self.stateful_hooks().items()},
+        }
 
     async def aclose(self) -> None:
         """Closes the session; again is harmless. Values of shared variables and steps stay."""

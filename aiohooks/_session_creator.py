@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from aiohooks._checks import check_instance, check_secs
+from aiohooks._checks import check_instance, check_mapping, check_secs
 from aiohooks._errors import InvalidArgumentError, NotReadyError
 from aiohooks._graph import Graph, is_coroutine_function
+from aiohooks._restoring import restore_session
 from aiohooks._session import Session
+from aiohooks._stateful import Stateful, is_stateful
 from aiohooks._variables import Variables
+from aiohooks.checkpoint import Saver
 from aiohooks.stores import MemoryStepStore, StepStore
 
 
@@ -35,16 +39,18 @@ _FIELDS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """What belongs to a graph besides its operations: how a session of it is initialised, and when it is ready.
+    """What belongs to a graph besides its operations: how a session of it is initialised, when it is ready, what is saved.
 
-    All are coroutine functions that get the raw session. The two `ready` functions return what is missing: None, True or
-    something empty means ready; False, a name or several names mean not.
+    The functions are coroutine functions that get the raw session. The two `ready` functions return what is missing: None,
+    True or something empty means ready; False, a name or several names mean not.
 
     Args:
-        init_fn: called by the chief after the variables have their initial values; not if they were ready before.
+        init_fn: called by the chief after the variables have their initial values; not if they were ready before, or restored.
         ready_for_local_init_fn: asked before `local_init_fn`.
         local_init_fn: called for each created session, of a chief or a worker.
         ready_fn: asked at the end.
+        tracked: objects that change themselves, such as a torch module or a data loader, by name; their `state_dict` is saved in
+            checkpoints, and given to their `load_state_dict` when a session is restored.
         copy_from_scaffold: another one, whose functions stand in where this one has none.
     """
 
@@ -52,6 +58,7 @@ class Scaffold:
     ready_for_local_init_fn: SessionFn | None = None
     local_init_fn: SessionFn | None = None
     ready_fn: SessionFn | None = None
+    tracked: Mapping[str, Stateful] | None = None
     copy_from_scaffold: dataclasses.InitVar[Scaffold | None] = None
 
     def __post_init__(self, copy_from_scaffold: Scaffold | None) -> None:
@@ -64,6 +71,14 @@ class Scaffold:
             fn = getattr(self, name)
             if fn is not None and not is_coroutine_function(fn):
                 raise InvalidArgumentError(f"{name} is {fn!r}; give a coroutine function (`async def`) that takes the session")
+        if self.tracked is None and other is not None:
+            object.__setattr__(self, "tracked", other.tracked)
+        check_mapping(self.tracked, "tracked", optional=True)
+        for name, one in (self.tracked or {}).items():
+            if not isinstance(name, str) or not is_stateful(one):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgumentError(
+                    f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and load_state_dict(state)"
+                )
 
     async def local_init(self, session: Session, what: str) -> None:
         """Initialises what is a session's own, and checks that everything is there then."""
@@ -93,13 +108,18 @@ def _check_parts(graph: object, scaffold: object, global_step: object, variables
 
 
 class ChiefSessionCreator:
-    """Creates sessions that initialise the variables, unless they are there already; shared ones are never set back."""
+    """Creates sessions that initialise or restore the variables, unless they are there already.
+
+    With a checkpoint directory the first session is restored from its newest good checkpoint, and so is the session that
+    replaces one in a recovery; where there is none, a recovery goes on with the variables and the step as they are.
+    """
 
     def __init__(
         self,
         graph: Graph,
         *,
         scaffold: Scaffold | None = None,
+        checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
         global_step: StepStore | None = None,
         variables: Variables | None = None,
     ) -> None:
@@ -108,6 +128,8 @@ class ChiefSessionCreator:
         Args:
             graph: what the sessions run.
             scaffold: how they are initialised.
+            checkpoint_dir: where they are restored from: a directory, or the `Saver` of one. `CheckpointSaverHook()` without a
+                directory of its own writes there.
             global_step: where the global step is kept; one for all its sessions, if left out.
             variables: the values of the variables; likewise.
         """
@@ -116,18 +138,30 @@ class ChiefSessionCreator:
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = Scaffold() if scaffold is None else scaffold
         self._variables = Variables() if variables is None else variables
+        self._saver = checkpoint_dir if checkpoint_dir is None or isinstance(checkpoint_dir, Saver) else Saver(checkpoint_dir)
+        self._own_saver = self._saver is not checkpoint_dir
+        self._created = False
 
     async def create_session(self) -> Session:
-        """Makes a session: variables, `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
+        """Makes a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
 
         Raises:
             NotReadyError: the scaffold says that something is missing in the end.
+            CorruptCheckpointError: there are checkpoints, and none of them is good.
+            CheckpointMismatchError: the checkpoint is of another graph, or of other tracked objects.
+            CheckpointError: the checkpoints cannot be read, or another process writes there (`CheckpointBusyError`).
         """
         variables = self._variables
         first = await variables.claim()
         session = Session(self.graph, global_step=self.global_step, variables=variables)
+        session.tracked = self._scaffold.tracked or {}
+        session.saver = self._saver
         try:
-            if first and self._scaffold.init_fn is not None:
+            if session.saver is not None and (first or self._created):
+                restored = await session.saver.restore()
+                if restored is not None:
+                    await restore_session(session, restored)
+            if first and session.restored is None and self._scaffold.init_fn is not None:
                 await self._scaffold.init_fn(session)
             await self._scaffold.local_init(session, "initialisation")
         except BaseException:
@@ -137,7 +171,13 @@ class ChiefSessionCreator:
             raise
         if first:
             variables.mark_ready()
+        self._created = True
         return session
+
+    async def aclose(self) -> None:
+        """Lets go of the checkpoint directory; called by the monitored session at its end. A given `Saver` stays as it is."""
+        if self._saver is not None and self._own_saver:
+            await self._saver.aclose()
 
     def gave_up(self, error: BaseException) -> None:
         """Tells the workers that wait for the variables that they will not come."""

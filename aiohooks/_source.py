@@ -24,8 +24,6 @@ def creator_of(source: object, global_step: StepStore | None, variables: Variabl
     """
     check_instance(global_step, StepStore, "global_step", optional=True)
     check_instance(variables, Variables, "variables", optional=True)
-    if isinstance(source, Graph):
-        return ChiefSessionCreator(source, global_step=global_step, variables=variables)
     if hasattr(source, "create_session") and not isinstance(source, type):
         creator: Any = source
         if not is_coroutine_function(creator.create_session):
@@ -35,6 +33,17 @@ def creator_of(source: object, global_step: StepStore | None, variables: Variabl
         if global_step is not None or variables is not None:
             raise InvalidArgumentError("the step store and variables are those of the SessionCreator's sessions; give them to it")
         return cast("SessionCreator", creator)
+    return ChiefSessionCreator(graph_of(source, "a Graph, a SessionCreator,"), global_step=global_step, variables=variables)
+
+
+def graph_of(source: object, wanted: str = "a Graph") -> Graph:
+    """The graph that a source is, or that a coroutine function comes to.
+
+    Raises:
+        InvalidArgumentError: it is neither.
+    """
+    if isinstance(source, Graph):
+        return source
     if callable(source) and not isinstance(source, type):
-        return ChiefSessionCreator(graph_of_step(source), global_step=global_step, variables=variables)
-    raise InvalidArgumentError(f"{source!r} cannot be run; give a Graph, a SessionCreator, or an `async def` that is the step")
+        return graph_of_step(source)
+    raise InvalidArgumentError(f"{source!r} cannot be run; give {wanted} or an `async def` that is the step")

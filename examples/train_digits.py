@@ -4,10 +4,14 @@ Softmax regression on scikit-learn's 1,797 digits. Each worker has a session and
 share one `Variables` (the model) and one `MemoryStepStore` (the global step). Worker i starts at step
 int(K * log(i + 1)). On a terminal one line shows the progress; elsewhere (a pipe, a file) the hooks write log lines.
 Ctrl-C stops every worker after the step it is in; the accuracy so far is printed and the exit code is 130.
+
+With --checkpoint-dir the chief saves the model, and goes on from the newest checkpoint there when it is started again,
+after whatever end: one worker that was killed ends with the very weights of one that was not, to the last bit.
 """
 
 import argparse
 import asyncio
+import itertools
 import logging
 import math
 import sys
@@ -63,8 +67,11 @@ def build_graph() -> ah.Graph:
 
 async def work(
     number: int, graph: ah.Graph, steps: ah.StepStore, variables: ah.Variables, data: Feeds, options: argparse.Namespace
-) -> None:
-    """One worker, or the chief (number 0): trains until the last step, or Ctrl-C, or until it can never start."""
+) -> int:
+    """One worker, or the chief (number 0): trains until the last step, or Ctrl-C, or until it can never start.
+
+    Returns how many steps it made.
+    """
     name = f"worker {number}" if number else "chief"
     start_at = int(options.k * math.log(number + 1))
     hooks: list[ah.SessionRunHook] = [
@@ -72,19 +79,23 @@ async def work(
         ah.StopAtStepHook(last_step=options.steps),
         ah.NanHook("loss"),
     ]
-    if number == 0 and TERMINAL:  # one voice is enough: the chief's
-        hooks.append(ProgressLine())
-    elif number == 0:
-        every = ah.Every(steps=max(1, min(options.steps // 10, 1_000)))
-        hooks += [ah.LoggingHook({"loss": "loss"}, every=every), ah.StepCounterHook(every=every)]
+    source: ah.SessionCreator
+    if number:
+        source = ah.WorkerSessionCreator(graph, global_step=steps, variables=variables)  # waits for the chief's model
+    else:
+        source = ah.ChiefSessionCreator(
+            graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables
+        )  # the model of the newest checkpoint, or the graph's zeros
+        hooks += hooks_of_the_chief(options)
 
     runs = 0
-    async with ah.AsyncMonitoredSession(
-        graph, hooks, global_step=steps, variables=variables, handle_signals=True, name=name
-    ) as session:
+    async with ah.AsyncMonitoredSession(source, hooks, handle_signals=True, name=name) as session:
+        first = session.global_step.latest.step
+        if first and not number:
+            say(f"going on from step {first}, the newest checkpoint in {options.checkpoint_dir}")
         batches: asyncio.Queue[Feeds] = asyncio.Queue(maxsize=2)
         # The session owns this task: if it fails, the loop below ends with its error and does not wait for ever.
-        session.start_soon(put_batches, session, batches, data, np.random.default_rng([options.seed, number]))
+        session.start_soon(put_batches, session, batches, data, [options.seed, number], first)
         async for step, _ in session.steps(("global_step", "train"), feeds=taken_from(batches)):
             runs += 1
             if runs == 1:
@@ -92,6 +103,22 @@ async def work(
     if not runs:
         say(f"{name}: asked to start at step {start_at}, never started")
     say(f"{name}: {runs} steps, stopped because: {session.stop_reason}")
+    return runs
+
+
+def hooks_of_the_chief(options: argparse.Namespace) -> list[ah.SessionRunHook]:
+    """One voice is enough, and one who saves."""
+    hooks: list[ah.SessionRunHook] = []
+    if TERMINAL:
+        hooks.append(ProgressLine())
+    else:
+        every = ah.Every(steps=max(1, min(options.steps // 10, 1_000)))
+        hooks += [ah.LoggingHook({"loss": "loss"}, every=every), ah.StepCounterHook(every=every)]
+    if options.checkpoint_dir is not None:
+        # This model is on the disk in a moment, so the chief waits for it: a kill then costs `every` steps at the most. Leave
+        # `background` out for a large model: training goes on during the write, and a kill costs those steps as well.
+        hooks.append(ah.CheckpointSaverHook(every=ah.Every(steps=options.checkpoint_every), background=False))
+    return hooks
 
 
 class ProgressLine(ah.SessionRunHook):
@@ -118,11 +145,15 @@ class ProgressLine(ah.SessionRunHook):
 
 
 async def put_batches(
-    session: ah.AsyncMonitoredSession, batches: asyncio.Queue[Feeds], data: Feeds, random: np.random.Generator
+    session: ah.AsyncMonitoredSession, batches: asyncio.Queue[Feeds], data: Feeds, seed: list[int], first: int
 ) -> None:
-    """Draws batches, two ahead, until the stop. At an empty or full queue one really waits, and the others go on."""
-    while True:
-        chosen = random.integers(0, len(data["images"]), BATCH_SIZE)
+    """Draws batches, two ahead, until the stop. At an empty or full queue one really waits, and the others go on.
+
+    What is in a batch depends on its number alone, and with one worker that is the step: whoever goes on from a checkpoint
+    gets the batches that would have come.
+    """
+    for number in itertools.count(first):
+        chosen = np.random.default_rng([*seed, number]).integers(0, len(data["images"]), BATCH_SIZE)
         await session.until(batches.put({name: array[chosen] for name, array in data.items()}))
 
 
@@ -156,15 +187,17 @@ async def main(options: argparse.Namespace) -> int:
     graph, steps, variables = build_graph(), ah.MemoryStepStore(), ah.Variables()
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
+        workers: list[asyncio.Task[int]] = []
         for number in range(options.workers):
             part = {name: array[number :: options.workers] for name, array in data.items()}
-            group.create_task(work(number, graph, steps, variables, part, options))
+            workers.append(group.create_task(work(number, graph, steps, variables, part, options)))
     secs, last_step = time.perf_counter() - began, steps.latest.step
+    made = sum(worker.result() for worker in workers)
 
     # A raw session has no hooks; a run that fetches no train operation counts no step.
     accuracy = await ah.Session(graph, global_step=steps, variables=variables).run("accuracy", held_out)
 
-    say(f"{last_step} steps in {secs:.2f} s: {last_step / secs:,.0f} steps per second")
+    say(f"{made} steps in {secs:.2f} s: {made / secs:,.0f} steps per second")
     say(f"accuracy on {len(held_out['images'])} held-out images: {accuracy:.3f}")
     if last_step < options.steps:
         say(f"interrupted before step {options.steps}")
@@ -182,10 +215,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=ALL_STEPS, help=f"the last global step ({ALL_STEPS})")
     parser.add_argument("--k", type=int, default=200, help="worker i starts at step int(K * log(i + 1)) (200)")
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the batches (0)")
+    parser.add_argument("--checkpoint-dir", metavar="DIR", help="save the model there, and go on from what is there (nowhere)")
+    parser.add_argument("--checkpoint-every", type=int, default=500, metavar="STEPS", help="how often to save (500)")
     options = parser.parse_args()
-    for name, least, most in (("workers", 1, 100), ("steps", 1, 10**9), ("k", 0, 10**9), ("seed", 0, 2**32 - 1)):
+    limits = {"workers": (1, 100), "steps": (1, 10**9), "k": (0, 10**9), "seed": (0, 2**32 - 1), "checkpoint_every": (1, 10**9)}
+    for name, (least, most) in limits.items():
         if not least <= getattr(options, name) <= most:
-            parser.error(f"--{name} is {getattr(options, name)}: give a number from {least} to {most}")
+            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}: give a number from {least} to {most}")
     return options
 
 
@@ -193,7 +229,12 @@ if __name__ == "__main__":
     # On a terminal the progress line says it all; warnings are shown everywhere.
     level = logging.WARNING if TERMINAL else logging.INFO
     logging.basicConfig(level=level, stream=sys.stdout, format="%(message)s")
+    status = 1
     try:
-        sys.exit(ah.run(main, parse_options()))
-    except KeyboardInterrupt:  # while no session was open yet, or for the second time
-        sys.exit(INTERRUPTED)
+        status = ah.run(main, parse_options())
+    except* KeyboardInterrupt:  # while no session was open yet, or for the second time
+        status = INTERRUPTED
+    except* (ah.CheckpointError, ah.PublisherFailedError) as group:
+        # The directory is in use, or damaged, or the disk is full: a sentence says it. Workers say what the chief failed of.
+        print(*{str(error) for error in group.exceptions}, sep="\n", file=sys.stderr)
+    sys.exit(status)

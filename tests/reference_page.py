@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import itertools
@@ -34,7 +35,8 @@ SECTIONS = (
     (
         "Sessions",
         "aiohooks",
-        "AsyncMonitoredSession AsyncSingularMonitoredSession Steps StepContext SessionStatus RecoveryPolicy Backoff Session run",
+        "AsyncMonitoredSession AsyncSingularMonitoredSession monitored_training_session Steps StepContext SessionStatus "
+        "RecoveryPolicy Backoff Session run",
     ),
     (
         "Hooks to write",
@@ -45,6 +47,21 @@ SECTIONS = (
         "Hooks to use",
         "aiohooks",
         "StopAtStepHook GlobalStepWaiterHook LoggingHook StepCounterHook NanHook FeedFnHook FinalOpsHook BlockingHook",
+    ),
+    (
+        "Checkpoints",
+        "aiohooks",
+        "CheckpointSaverHook CheckpointSaverListener Saver KeepNewest KeepBest KeepEvery KeepPolicy Checkpoint Restored Stateful",
+    ),
+    (
+        "Hooks that decide",
+        "aiohooks",
+        "EarlyStoppingHook EvaluatorHook Evaluation StopAtTimeHook LambdaHook hook",
+    ),
+    (
+        "Hooks that observe",
+        "aiohooks",
+        "SummarySaverHook CSVHook JSONLinesHook HistoryHook ProgressHook ProfilerHook HookTimingHook HookTimes PhaseTime Blocker",
     ),
     ("Graph and variables", "aiohooks", "Graph Placeholder Variable Operation get_default_graph Variables"),
     ("Chiefs and workers", "aiohooks", "SessionCreator ChiefSessionCreator WorkerSessionCreator Scaffold"),
@@ -68,7 +85,9 @@ NOT_FOR_USERS = {
     "Graph.hold",
     "Graph.release",
     "Publisher.parked",
+    "ChiefSessionCreator.aclose",
     "Scaffold.local_init",
+    "Session.stateful_hooks",
     "Session.driven_by",
     "SessionStatus.of",
     "StepContext.call",
@@ -184,14 +203,21 @@ def attributes(cls: type[Any]) -> Iterator[tuple[str, str, str]]:
                 yield name, f" (`{annotation_text(returns)}`)", " ".join(prose(member).partition("\n\n")[0].split())
 
 
+@functools.cache
+def classes() -> dict[str, Path]:
+    """The files of the library's classes by their names; of those of one name the first."""
+    found: dict[str, Path] = {}
+    for path in modules().values():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, path)
+    return found
+
+
 def assigned(cls: type[Any]) -> Iterator[tuple[str, str, str]]:
     """The attributes that the class, or its `__init__`, assigns with a text below."""
-    body = next(  # by name, as a public class gives the package as its module
-        node.body
-        for path in modules().values()
-        for node in tree(path).body
-        if isinstance(node, ast.ClassDef) and node.name == cls.__name__
-    )
+    place = classes()[cls.__name__]  # by name, as a public class gives the package as its module
+    body = next(node.body for node in tree(place).body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
     made = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     for statements in (body, *(node.body for node in made)):
         for statement, below in itertools.pairwise(statements):

@@ -17,9 +17,11 @@ from tests.source import PACKAGE, ROOT, Import, defined_names, imports, modules,
 # A new module takes its place here first. A name ending in a slash is a folder.
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"_errors", "_checks", "_clock", "_running"}),
-    frozenset({"_hook", "_graph", "_variables", "_every", "stores/"}),
-    frozenset({"_fetches", "_crew", "_fan_out", "_interrupt", "_shield", "_coordinator", "_recovery", "_join", "_plan"}),
-    frozenset({"_session", "_session_creator"}),
+    frozenset({"_hook", "_graph", "_variables", "_every", "_stateful", "stores/"}),
+    frozenset(
+        {"_fetches", "_crew", "_fan_out", "_interrupt", "_shield", "_coordinator", "_recovery", "_join", "_plan", "checkpoint/"}
+    ),
+    frozenset({"_session", "_session_creator", "_restoring"}),
     frozenset(
         {
             "_monitored_session",
@@ -38,15 +40,24 @@ FLOORS: tuple[frozenset[str], ...] = (
             "hooks/",
         }
     ),
-    frozenset({"testing/"}),
-    frozenset({"__init__", "_run"}),
+    frozenset({"_training", "testing/"}),
+    frozenset({"__init__", "__main__", "_run"}),
 )
 
 # Every hook is handed these two, so annotations on the lower floors may name them; nothing else points upward.
 HANDED_TO_HOOKS = {("aiohooks._session", "Session"), ("aiohooks._coordinator", "Coordinator")}
 
 # What an extra brings (by the name it is imported as), and the one module that may import it.
-EXTRAS: dict[str, str] = {"uvloop": "aiohooks._run"}
+EXTRAS: dict[str, str] = {
+    "uvloop": "aiohooks._run",
+    "numpy": "aiohooks.checkpoint._arrays",
+    "safetensors": "aiohooks.checkpoint._arrays",
+    "msgspec": "aiohooks.checkpoint._state",
+    "tensorboardX": "aiohooks.hooks._tensorboard",
+    "rich": "aiohooks.hooks._rich",
+    "matplotlib": "aiohooks.hooks._plot",
+    "pyinstrument": "aiohooks.hooks._pyinstrument",
+}
 
 FORBIDDEN_ATTRIBUTES = {
     ("asyncio", "TaskGroup"),  # these three lose errors or wake-ups on supported Pythons
@@ -154,7 +165,7 @@ def test_only_anyio_is_imported_besides_the_standard_library() -> None:
             root = one.module.split(".")[0]
             if root in EXTRAS:
                 seen.add(root)
-                allowed = one.kind == "top" and module == EXTRAS[root]
+                allowed = one.kind in ("top", "types") and module == EXTRAS[root]
             else:
                 allowed = root in {PACKAGE, "anyio"} or root in sys.stdlib_module_names
             if not allowed:

@@ -15,6 +15,10 @@ import aiohooks as ah
 ERRORS: dict[str, type[BaseException] | None] = {
     "AiohooksError": None,
     "AbortedError": None,
+    "CheckpointBusyError": ah.CheckpointError,
+    "CheckpointError": OSError,
+    "CheckpointMismatchError": ah.CheckpointError,
+    "CorruptCheckpointError": ah.CheckpointError,
     "FeedConflictError": RuntimeError,
     "FetchError": ValueError,
     "GraphError": ValueError,
@@ -65,10 +69,24 @@ SIGNATURES: dict[str, str | None] = {
     ),
     "AsyncSingularMonitoredSession.raw_session": "(self)",
     "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
+    "Blocker": None,
     "BlockingHook": "(obj, *, grace_secs=120.0)",
-    "ChiefSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None)",
+    "Checkpoint": None,
+    "CheckpointSaverHook": (
+        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, keep=None, background=True, "
+        "on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False, on_save_error='raise', "
+        "min_free_bytes=0)"
+    ),
+    "CheckpointSaverListener": "()",
+    "CheckpointSaverListener.begin": "async (self)",
+    "CheckpointSaverListener.before_save": "async (self, session, global_step)",
+    "CheckpointSaverListener.after_save": "async (self, session, global_step)",
+    "CheckpointSaverListener.end": "async (self, session, global_step)",
+    "ChiefSessionCreator": "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None)",
     "ChiefSessionCreator.create_session": "async (self)",
+    "ChiefSessionCreator.aclose": "async (self)",
     "Clock": None,
+    "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>)",
     "Coordinator": "(clean_stop_exception_types=(), *, parent=None, survives=None)",
     "Coordinator.start_soon": "(self, fn, *args, name=None)",
     "Coordinator.request_stop": "(self, reason=None)",
@@ -81,6 +99,25 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.stop_on_exception": "(self)",
     "Coordinator.clear_stop": "(self)",
     "Coordinator.raise_requested_exception": "(self)",
+    "CSVHook": (
+        "(path, values=None, *, every=<Every>, columns=None, record_fn=None, max_queue=1000, on_write_error='raise', "
+        "fsync=False, name=None)"
+    ),
+    "current_clock": "()",
+    "EarlyStoppingHook": (
+        "(monitor=None, *, mode='min', patience=None, patience_steps=None, patience_secs=None, min_delta=0.0, "
+        "min_delta_mode='abs', stopping_threshold=None, divergence_threshold=None, check_finite=True, "
+        "start_from_step=0, every=<Every>, stay_stopped=False, name=None)"
+    ),
+    "EarlyStoppingHook.report": "(self, step, value)",
+    "EarlyStoppingHook.state_dict": "(self)",
+    "EarlyStoppingHook.load_state_dict": "(self, state)",
+    "Evaluation": None,
+    "Evaluation.run": "async (self, fetches, feed_dict=None)",
+    "EvaluatorHook": (
+        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True, timeout_secs=None, max_pending=1, "
+        "snapshot=None, on_result=(), max_results=1000, thread=False, name=None)"
+    ),
     "Every": "(*, steps=None, secs=None, at=(), after=0)",
     "Every.timer": "(self)",
     "EveryTimer": None,
@@ -89,6 +126,7 @@ SIGNATURES: dict[str, str | None] = {
     "EveryTimer.mark": "(self, step, now)",
     "FeedFnHook": "(feed_fn)",
     "FinalOpsHook": "(final_ops, *, feed_dict=None)",
+    "get_default_graph": "()",
     "GlobalStepWaiterHook": "(wait_until_step, *, timeout=None)",
     "Graph": "()",
     "Graph.placeholder": "(self, name, *, default=<_Missing>)",
@@ -98,19 +136,60 @@ SIGNATURES: dict[str, str | None] = {
     "Graph.finalize": "(self)",
     "Graph.finalized": "property",
     "Graph.as_default": "(self)",
+    "HistoryHook": "(values, *, every=<Every>, max_length=10000, on_full='thin', plot=None, name=None)",
+    "hook": "(method, *, fetches=None, every=None, name=None)",
     "HookRegistration": None,
+    "HookTimes": None,
+    "HookTimingHook": "(*, every=None, warn_secs=0.1, beat_secs=0.05, logger=None)",
+    "HookTimingHook.watch": "(self, hooks)",
+    "HookTimingHook.unwatch": "(self)",
+    "HookTimingHook.statistics": "(self)",
+    "HookTimingHook.report": "(self)",
+    "JSONLinesHook": (
+        "(path, values=None, *, every=<Every>, record_fn=None, max_queue=1000, on_write_error='raise', fsync=False, name=None)"
+    ),
+    "KeepBest": "(k, metric, mode='min')",
+    "KeepEvery": "(steps)",
+    "KeepNewest": "(n=5)",
+    "KeepPolicy": None,
+    "KeepPolicy.kept": "(self, checkpoints)",
+    "LambdaHook": (
+        "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None, close=None, "
+        "fetches=None, every=None, name=None, **unknown)"
+    ),
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None, logger=None)",
     "Mark": "(epoch, step)",
     "MemoryStepStore": "(step=0, *, run='default')",
+    "monitored_training_session": (
+        "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(), chief_only_hooks=(), "
+        "save_checkpoint=<Every>, save_summaries=<Every>, log_step_count=<Every>, summaries=None, summary_dir=None, "
+        "global_step=None, variables=None, max_wait_secs=7200.0, recovery=<RecoveryPolicy>, "
+        "stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+    ),
     "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
     "Operation": None,
+    "PhaseTime": None,
     "Placeholder": None,
-    "RecoveryPolicy": ("(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3)"),
-    "Scaffold": ("(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, copy_from_scaffold=None)"),
+    "ProfilerHook": "(output_dir, *, every=<Every>, window_steps=1, backend='cprofile', max_captures=None)",
+    "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None, refresh_secs=0.1)",
+    "RecoveryPolicy": "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3)",
+    "Restored": None,
+    "run": "(main, *args)",
+    "Saver": "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False)",
+    "Saver.save": "async (self, state, step, *, metrics=None)",
+    "Saver.restore": "async (self, step=None)",
+    "Saver.checkpoints": "async (self)",
+    "Saver.verify": "async (self)",
+    "Saver.aclose": "async (self)",
+    "Scaffold": (
+        "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, tracked=None, "
+        "copy_from_scaffold=None)"
+    ),
     "Session": "(graph, *, global_step=None, variables=None, grace_secs=120.0)",
     "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
     "Session.aclose": "async (self)",
     "Session.closed": "property",
+    "Session.state_dict": "(self)",
     "SessionCreator": None,
     "SessionCreator.graph": "property",
     "SessionCreator.create_session": "async (self)",
@@ -128,11 +207,15 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.close": "async (self, exc)",
     "SessionRunValues": "(results, options, run_metadata)",
     "SessionStatus": None,
+    "Stateful": None,
+    "Stateful.state_dict": "(self)",
+    "Stateful.load_state_dict": "(self, state, /)",
     "StepContext": None,
     "StepContext.session": "property",
     "StepContext.run_with_hooks": "async (self, fetches, feed_dict=None, options=None)",
     "StepContext.request_stop": "(self, reason=None)",
     "StepCounterHook": "(every=<Every>, *, on_rate=None, logger=None)",
+    "Steps": None,
     "StepStore": None,
     "StepStore.latest": "property",
     "StepStore.value": "async (self)",
@@ -146,8 +229,11 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.publisher": "(self, name)",
     "StepStore.statistics": "(self)",
     "StepStore.aclose": "async (self)",
-    "Steps": None,
     "StopAtStepHook": "(*, num_steps=None, last_step=None)",
+    "StopAtTimeHook": (
+        "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, wall_time=<builtin_function_or_method>, name=None)"
+    ),
+    "SummarySaverHook": "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000, on_write_error='raise')",
     "Variable": None,
     "Variables": "()",
     "Variables.ready": "property",
@@ -155,10 +241,6 @@ SIGNATURES: dict[str, str | None] = {
     "Variables.snapshot": "(self)",
     "WorkerSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0)",
     "WorkerSessionCreator.create_session": "async (self)",
-    "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>)",
-    "current_clock": "()",
-    "get_default_graph": "()",
-    "run": "(main, *args)",
 }
 
 PUBLIC = {*ERRORS, *(name for name in SIGNATURES if "." not in name)}

@@ -1,0 +1,26 @@
+"""Checkpoints that cannot be lost: written whole or not at all, verified when read, never trusted with code.
+
+    checkpoint_dir/
+      .lock                          held by the one writer; the kernel lets go of it when that ends
+      step-000000001000.000007/      the checkpoint of step 1000, the seventh that was committed here
+        arrays.safetensors           every numpy array of the state
+        state.msgpack                the tree they hang in, with everything else
+        manifest.json                step, sequence, metrics; size and CRC-32 of the files; a sha256 of itself
+      .tmp-step-...                  being written, or being removed
+      damaged-step-...               did not verify, set aside by `restore`
+
+A save writes all files into a `.tmp-` directory, syncs each file and then the directory, renames it, syncs the parent, and
+only then removes old checkpoints. The newest checkpoint is the one with the highest sequence that verifies; there is no
+pointer that could be wrong. The same state gives the same bytes on every Python. There is no pickle in it.
+"""
+
+from aiohooks._errors import CheckpointBusyError as CheckpointBusyError
+from aiohooks._errors import CheckpointError as CheckpointError
+from aiohooks._errors import CorruptCheckpointError as CorruptCheckpointError
+from aiohooks.checkpoint._checkpoint import Checkpoint as Checkpoint
+from aiohooks.checkpoint._checkpoint import Restored as Restored
+from aiohooks.checkpoint._keep import KeepBest as KeepBest
+from aiohooks.checkpoint._keep import KeepEvery as KeepEvery
+from aiohooks.checkpoint._keep import KeepNewest as KeepNewest
+from aiohooks.checkpoint._keep import KeepPolicy as KeepPolicy
+from aiohooks.checkpoint._saver import Saver as Saver

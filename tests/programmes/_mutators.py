@@ -1,0 +1,255 @@
+"""Ways to damage a checkpoint. Each changes the three files in memory, or what stands on the disk in their place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+PAYLOADS = ("arrays.safetensors", "state.msgpack")
+Files = dict[str, bytes]
+
+# Bytes of one file
+
+
+def bit(data: bytes, rng: random.Random) -> bytes:
+    """One bit is the other one."""
+    found = bytearray(data)
+    found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
+    return bytes(found)
+
+
+def cut(data: bytes, rng: random.Random) -> bytes:
+    """The end is missing."""
+    return data[: rng.randrange(len(data))]
+
+
+def delete(data: bytes, rng: random.Random) -> bytes:
+    """Something in the middle is missing."""
+    at = rng.randrange(len(data))
+    return data[:at] + data[at + rng.randint(1, 40) :]
+
+
+def insert(data: bytes, rng: random.Random) -> bytes:
+    """There is something more, somewhere."""
+    at = rng.randint(0, len(data))
+    return data[:at] + rng.randbytes(rng.randint(1, 40)) + data[at:]
+
+
+def zero(data: bytes, rng: random.Random) -> bytes:
+    """A stretch is zeros."""
+    at = rng.randrange(len(data))
+    end = min(len(data), at + rng.randint(1, 600))
+    return data[:at] + bytes(end - at) + data[end:]
+
+
+def empty(data: bytes, rng: random.Random) -> bytes:
+    """Nothing, or zeros of the right length."""
+    return rng.choice((b"", bytes(len(data))))
+
+
+def swap(data: bytes, rng: random.Random) -> bytes:
+    """Two stretches of the same length have changed places."""
+    size = rng.randint(1, max(1, len(data) // 4))
+    one = rng.randrange(max(1, len(data) - 2 * size))
+    other = rng.randint(one + size, len(data) - size)
+    return b"".join(
+        (data[:one], data[other : other + size], data[one + size : other], data[one : one + size], data[other + size :])
+    )
+
+
+def double(data: bytes, rng: random.Random) -> bytes:
+    """A stretch, or all of it, is there twice."""
+    at = rng.randrange(len(data))
+    return rng.choice((data * 2, data[:at] + data[at:] * 2))
+
+
+BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (bit, cut, delete, insert, zero, empty, swap, double)
+
+# The manifest, by someone who knows what it looks like
+
+
+def canonical(content: object) -> bytes:
+    """The bytes of a manifest as they must be."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def signed(content: dict[str, Any]) -> bytes:
+    """A manifest with the right checksum of itself."""
+    content = {key: value for key, value in content.items() if key != "checksum"}
+    return canonical({**content, "checksum": hashlib.sha256(canonical(content)).hexdigest()})
+
+
+def rewritten(files: Files, rng: random.Random) -> Files:
+    """Says the same, written in another way."""
+    content = json.loads(files[MANIFEST])
+    upper = files[MANIFEST].replace(content["checksum"].encode(), content["checksum"].upper().encode())
+    escaped = files[MANIFEST].replace(b'"step"', b'"\\u0073tep"')
+    texts: list[bytes] = [
+        json.dumps(content, indent=rng.randrange(3)).encode(),
+        json.dumps(content).encode(),
+        json.dumps(dict(reversed(content.items())), separators=(",", ":")).encode(),
+        files[MANIFEST] + rng.choice((b"\n", b" ", b"\t\r\n")),
+        rng.choice((b" ", b"\n", b"\xef\xbb\xbf")) + files[MANIFEST],
+        files[MANIFEST].replace(b'"number":', b'"number": '),
+        files[MANIFEST].replace(
+            b'"number":2.0', rng.choice((b'"number":2.00', b'"number":20e-1', b'"number":2', b'"number":02.0'))
+        ),
+        files[MANIFEST].replace(b'"version":1', rng.choice((b'"version":1.0', b'"version":1,"version":1', b'"version":true'))),
+        upper,
+        escaped,
+    ]
+    return {**files, MANIFEST: rng.choice(texts)}
+
+
+_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 2**63, 2**63 - 1, 10**30, 1.5, 1e308, "", "x", "../../etc/passwd", "\0", "é", [], {}, [[]], {"": {}},
+    "A" * 64, "a" * 63, "0" * 64,
+)  # fmt: skip
+_NAMES = (
+    "..",
+    ".",
+    "",
+    "/etc/passwd",
+    "a/b",
+    "manifest.json",
+    "MANIFEST.JSON",
+    "con",
+    "x" * 300,
+    "\0",
+    "\u2024\u2024",
+    "extra",
+    "state",
+)
+
+
+def edited(files: Files, rng: random.Random) -> Files:
+    """Says something else, with the right checksum of itself."""
+    content = json.loads(files[MANIFEST])
+    for _ in range(rng.randint(1, 3)):
+        target: Any = rng.choice((content, content["files"], *content["files"].values(), content["metrics"]))
+        if not isinstance(target, dict):
+            continue
+        key = rng.choice((*target, rng.choice(_NAMES)))
+        if rng.random() < 0.2:
+            target.pop(key, None)
+        else:
+            target[key] = rng.choice(_VALUES)
+        if not all(isinstance(content.get(each), dict) for each in ("files", "metrics")):
+            break
+    return {**files, MANIFEST: signed(content)}
+
+
+def unsigned(files: Files, rng: random.Random) -> Files:
+    """Says something else, with the old checksum."""
+    content = json.loads(edited(files, rng)[MANIFEST])
+    return {**files, MANIFEST: canonical({**content, "checksum": json.loads(files[MANIFEST])["checksum"]})}
+
+
+def monstrous(files: Files, rng: random.Random) -> Files:
+    """Is made to cost time, memory or the stack."""
+    deep = rng.choice((40, 900, 5_000, 100_000))
+    size = rng.choice((1_000, 100_000, 3_000_000))
+    content = json.loads(files[MANIFEST])
+    many = {**content, "metrics": {f"m{number}": 0.0 for number in range(min(size, 70_000))}}
+    texts: list[Callable[[], bytes]] = [
+        lambda: b"[" * deep + b"]" * deep,
+        lambda: b'{"a":' * deep + b"1" + b"}" * deep,
+        lambda: b'{"step":' + b"9" * size + b"}",
+        lambda: b"[" + b"0," * size + b"0]",
+        lambda: b'{"format":"' + b"x" * size + b'"}',
+        lambda: b'{"x":1e' + b"9" * size + b"}",
+        lambda: bytes(5_000_000),
+        lambda: signed(many),
+    ]
+    return {**files, MANIFEST: rng.choice(texts)()}
+
+
+def forged(files: Files, rng: random.Random) -> Files:
+    """Other contents, and a manifest that vouches for them: no checksum helps here, only careful reading."""
+    name = rng.choice(PAYLOADS)
+    data = files[name]
+    for _ in range(rng.randint(1, 4)):
+        data = rng.choice(BYTES)(data or b"\0\0", rng)
+    if rng.random() < 0.3:
+        data = _hostile(name, rng)
+    content = json.loads(files[MANIFEST])
+    content["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return {**files, name: data, MANIFEST: signed(content)}
+
+
+def _hostile(name: str, rng: random.Random) -> bytes:
+    deep, large = rng.choice((60, 70, 1_000, 100_000)), rng.choice((2**31 - 1, 2**32 - 1))
+    if name == "state.msgpack":
+        texts = (
+            b"\x91" * deep + b"\xc0",
+            b"\x81\xa1a" * deep + b"\xc0",
+            b"\xdd" + large.to_bytes(4, "big"),
+            b"\xdf" + large.to_bytes(4, "big"),
+            b"\xc6" + large.to_bytes(4, "big"),
+            b"\xc9" + large.to_bytes(4, "big") + b"\x01",
+            b"\x81\xa1a\xc7\xff\x02" + bytes(255),
+            b"\x81\xa1a\xc7" + bytes([rng.randrange(40), rng.randrange(256)]) + rng.randbytes(40),
+            b"\x81" + rng.randbytes(30),
+        )
+        return rng.choice(texts)
+    shape = rng.choice(([2**40, 2**40], [2**62], [0] * 70, [1] * 70, [-1], [2**31, 0]))
+    kind = rng.choice(("F32", "U8", "BF16", "F8_E4M3", "X", "F64"))
+    header = json.dumps({"weights": {"dtype": kind, "shape": shape, "data_offsets": rng.choice(([0, 0], [0, 2**40], [5, 1]))}})
+    text = header.encode()
+    length = rng.choice((len(text), 2**63, 100_000_001, 0, len(text) + 1))
+    return length.to_bytes(8, "little") + text
+
+
+# What stands on the disk in the place of files or of the whole folder
+
+
+def exchanged(folder: Path, rng: random.Random) -> None:
+    """One file is gone, or is something else than a file."""
+    path = folder / rng.choice((*PAYLOADS, MANIFEST))
+    copy = folder.parent / "notes.txt"
+    kind = rng.randrange(6)
+    data = path.read_bytes()
+    path.unlink()
+    if kind == 1:
+        copy.write_bytes(data)
+        path.symlink_to(copy)  # to the very same bytes
+    elif kind == 2:
+        path.mkdir()
+    elif kind == 3:
+        os.mkfifo(path)
+    elif kind == 4:
+        with socket.socket(socket.AF_UNIX) as listening:
+            here = os.open(folder, os.O_RDONLY)
+            try:  # by way of the open folder: the path of a socket may not be long
+                listening.bind(f"/proc/self/fd/{here}/{path.name}")
+            finally:
+                os.close(here)
+    elif kind == 5:
+        path.symlink_to(path.name)
+
+
+def replaced(folder: Path, rng: random.Random) -> None:
+    """The folder itself is something else, or has another name."""
+    kind = rng.randrange(5)
+    aside = folder.parent / "aside"
+    if kind == 0:
+        folder.rename(aside)
+        folder.symlink_to(aside)
+    elif kind == 1:
+        shutil.rmtree(folder)
+        folder.write_bytes(b"not a folder")
+    elif kind == 2:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif kind == 3:  # of another step
+        folder.rename(folder.with_name(f"step-{rng.randrange(10**12):012d}.000002"))
+    else:  # of another place in the order
+        folder.rename(folder.with_name(f"{folder.name.partition('.')[0]}.{rng.randint(3, 10**6):06d}"))

@@ -1,0 +1,243 @@
+"""TensorFlow's own tests of its checkpoint hook (18-40 in the table), and the recorded scenarios S89 to S94.
+
+Two differences run through all of them. A save at the beginning is one at step 0, whatever kind of session it is, and the
+boundaries behind it are multiples of the period; TensorFlow's timer triggers at the first run instead where it was not
+triggered when the session was created. And by default a checkpoint is written in the background: `after_save` comes
+when it is durable, while training may have gone on. Where TensorFlow's order is to be seen, `background` is off here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.models import QUICK, counting_graph
+from tests.saving import Listener, on_disk, train
+
+
+def saver(path: Path | None, every: ah.Every, *listeners: ah.CheckpointSaverListener, **options: Any) -> ah.CheckpointSaverHook:
+    """A hook that writes as TensorFlow's does: the step waits for it."""
+    return ah.CheckpointSaverHook(path, every=every, listeners=listeners, background=False, **options)
+
+
+class Recording(Listener):
+    """A listener that writes into the record of a scenario, as `L`."""
+
+    def __init__(self, record: list[str], **options: Any) -> None:
+        super().__init__(record=record, name="L.", **options)
+
+
+class Noting(ah.SessionRunHook):
+    """Writes down what happens to the session around the hook."""
+
+    def __init__(self, record: list[str]) -> None:
+        self._record = record
+        self.steps: list[int] = []
+        self._created = 0
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self._created += 1
+        self._record.append(f"CREATE{self._created}")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.steps.append(run_context.global_step)
+        self._record.append(f"RUN{len(self.steps)}")
+
+
+def saves(record: Iterable[str]) -> list[int]:
+    """The steps at which the state was taken."""
+    return [int(one.removeprefix("L.before_save(")[:-1]) for one in record if "before_save" in one]
+
+
+# -- the periods
+
+
+@pytest.mark.parametrize("every", [ah.Every(secs=2), ah.Every(steps=2)], ids=["secs", "steps"])
+async def test_saves_before_the_first_step(tmp_path: Path, every: ah.Every) -> None:
+    """Step 0 is saved when the session is created, and the first run is not; TensorFlow saves step 1 in a bare session (O52)."""
+    with ManualClock():
+        async with ah.AsyncMonitoredSession(counting_graph(), [saver(tmp_path, every)]) as session:
+            assert await on_disk(tmp_path) == [0]
+            await session.run("train")
+            assert await on_disk(tmp_path) == [0]
+
+
+async def test_saves_every_so_many_seconds(tmp_path: Path) -> None:
+    """One second a run and a period of two: at 0, 2 and 4, and the listeners are told of each and of the last step.
+
+    TensorFlow saves 1, 3 and 6 of its own, uneven clock: the first run triggers, not the creation.
+    """
+    listener = Listener()
+    hook = saver(tmp_path, ah.Every(secs=2), listener)
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+            for _ in range(5):
+                clock.advance(1)
+                await session.run("train")
+            assert await on_disk(tmp_path) == [0, 2, 4]
+    assert await on_disk(tmp_path) == [0, 2, 4, 5]
+    assert listener.saved == [0, 2, 4, 5]
+
+
+async def test_listeners_within_one_period(tmp_path: Path) -> None:
+    """Two runs within the period: begin once, two saves (the beginning and the end), end once."""
+    listener = Listener()
+    with ManualClock():
+        await train(counting_graph(), [saver(tmp_path, ah.Every(secs=2), listener)], 2)
+    assert listener.record == ["begin", "before_save(0)", "after_save(0)", "before_save(2)", "after_save(2)", "end(2)"]
+
+
+async def test_saves_every_so_many_steps(tmp_path: Path) -> None:
+    """0, 2, 4 with a period of two, and the last step at the end; TensorFlow's bare session has 1, 3, 5."""
+    async with ah.AsyncMonitoredSession(counting_graph(), [saver(tmp_path, ah.Every(steps=2))]) as session:
+        for _ in range(5):
+            await session.run("train")
+        assert await on_disk(tmp_path) == [0, 2, 4]
+    assert await on_disk(tmp_path) == [0, 2, 4, 5]
+
+
+async def test_saves_with_several_steps_a_run(tmp_path: Path) -> None:
+    """Five steps a run and a period of ten: 10 and 20 (TensorFlow: 5, 15, 25), and 25 at the end."""
+    graph = counting_graph()
+    graph.train_op(steps=5, name="leap")(lambda: None)
+    async with ah.AsyncMonitoredSession(graph, [saver(tmp_path, ah.Every(steps=10))]) as session:
+        for _ in range(5):
+            await session.run("leap")
+        assert await on_disk(tmp_path) == [0, 10, 20]
+    assert await on_disk(tmp_path) == [0, 10, 20, 25]
+
+
+async def test_the_step_is_not_read_once_more(tmp_path: Path) -> None:
+    """The hook asks for nothing in a run, unless it has metrics: the context has the step (O49)."""
+    hook = saver(tmp_path, ah.Every(steps=1))
+    answers: list[Any] = []
+    asked = hook.before_run
+
+    async def before_run(run_context: ah.SessionRunContext) -> Any:
+        answer: Any = await asked(run_context)
+        answers.append(answer)
+        return answer
+
+    hook.before_run = before_run  # type: ignore[method-assign]
+    await train(counting_graph(), [hook], 2)
+    assert answers == [None, None]
+
+
+# -- listeners and restarts
+
+
+async def test_a_second_session_goes_on_from_the_saved_step(tmp_path: Path) -> None:
+    """The hook needs no saver of its own; two listeners are told the same; the next session begins at step 2 and counts on.
+
+    TensorFlow restores by a directory or by a file's name; here it is the directory, and its newest good checkpoint.
+    """
+    listeners = [Listener(), Listener()]
+    hook = ah.CheckpointSaverHook(every=ah.Every(steps=1), listeners=listeners)
+    await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [hook], 2)
+    assert [listener.saved for listener in listeners] == [[0, 1, 2]] * 2
+    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path)) as session:
+        assert await session.run(["total", "global_step"]) == [2, 2]
+
+
+async def test_the_last_step_counts_over_a_restart(tmp_path: Path) -> None:
+    """`StopAtStepHook(last_step)` on checkpoints: 3 runs, then the 2 up to 5, then none."""
+    runs: list[int] = []
+    for last_step in (3, 5, 5):
+        noting = Noting([])
+        hooks = [noting, ah.StopAtStepHook(last_step=last_step), ah.CheckpointSaverHook()]
+        await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), hooks, 100)
+        runs.append(len(noting.steps))
+    assert runs == [3, 2, 0]
+
+
+async def test_an_empty_directory_is_a_beginning(tmp_path: Path) -> None:
+    """Nothing to restore: the variables and then what is local are initialised; with a checkpoint only what is local is."""
+    record: list[str] = []
+
+    async def init(session: ah.Session) -> None:
+        record.append("init")
+
+    async def local_init(session: ah.Session) -> None:
+        record.append(f"local_init at {session.global_step.latest.step}")
+
+    scaffold = ah.Scaffold(init_fn=init, local_init_fn=local_init)
+    for _ in range(2):
+        creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold, checkpoint_dir=tmp_path)
+        await train(creator, [ah.CheckpointSaverHook()])
+    assert record == ["init", "local_init at 0", "local_init at 1"]
+
+
+# -- the recorded scenarios
+
+
+async def test_saves_beside_the_end(tmp_path: Path) -> None:
+    """S89: five runs, every two; the same as TensorFlow's record. There is no graph to write into files."""
+    record: list[str] = []
+    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=2), Recording(record))], 5)
+    assert " ".join(record) == (
+        "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 RUN2 L.before_save(2) L.after_save(2) RUN3 RUN4 "
+        "L.before_save(4) L.after_save(4) RUN5 L.before_save(5) L.after_save(5) L.end(5)"
+    )
+    assert await on_disk(tmp_path) == [0, 2, 4, 5]
+
+
+async def test_the_last_save_coincides_with_the_end(tmp_path: Path) -> None:
+    """S90: four runs, every two: the last step is not saved twice."""
+    record: list[str] = []
+    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=2), Recording(record))], 4)
+    assert " ".join(record) == (
+        "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 RUN2 L.before_save(2) L.after_save(2) RUN3 RUN4 "
+        "L.before_save(4) L.after_save(4) L.end(4)"
+    )
+    assert await on_disk(tmp_path) == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "steps"), [({0: True, 2: True}, [0]), ({2: True}, [0, 1, 2]), ({1: True}, [0, 1])], ids=["0 and 2", "2", "1"]
+)
+async def test_a_listener_stops_the_training(tmp_path: Path, wishes: dict[int, bool], steps: list[int]) -> None:
+    """S91: a wish at the first save stops before the first run; TensorFlow does not hear it (O50), and stops at 2."""
+    record: list[str] = []
+    hook = saver(tmp_path, ah.Every(steps=1), Recording(record, wishes=wishes))
+    session = await train(counting_graph(), [Noting(record), hook], 10)
+    assert saves(record) == await on_disk(tmp_path) == steps
+    assert record[-1] == f"L.end({steps[-1]})"
+    assert session.stop_reason == f"a listener asked for it at the save of step {steps[-1]}"
+
+
+async def test_one_run_is_saved_once(tmp_path: Path) -> None:
+    """S92: one run, every step. There is nothing like `save_graph_def` to turn off."""
+    record: list[str] = []
+    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=1), Recording(record))], 1)
+    assert " ".join(record) == "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 L.before_save(1) L.after_save(1) L.end(1)"
+    assert await on_disk(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize(("save_on_error", "steps"), [(False, [0, 2]), (True, [0, 2, 3])])
+async def test_an_error_of_a_run(tmp_path: Path, save_on_error: bool, steps: list[int]) -> None:
+    """S93: an error in the fourth run: the last step is not saved, unless `save_on_error` asks for it (O51)."""
+    faults = FaultInjectionHook({("before_run", 4): ValueError("x")})
+    hook = saver(tmp_path, ah.Every(steps=2), save_on_error=save_on_error)
+    with pytest.raises(ValueError, match="x"):
+        await train(counting_graph(), [faults, hook], 5)
+    assert await on_disk(tmp_path) == steps
+
+
+async def test_a_recovery_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+    """S94: the fourth run is lost; it is repeated from step 2. What was restored is not saved again: TensorFlow saves 2 twice."""
+    record: list[str] = []
+    noting = Noting(record)
+    faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
+    hook = saver(None, ah.Every(steps=2), Recording(record))
+    await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [noting, faults, hook], 5, recovery=QUICK)
+    assert noting.steps == [1, 2, 3, 3, 4]
+    assert " ".join(record) == (
+        "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 RUN2 L.before_save(2) L.after_save(2) RUN3 "
+        "CREATE2 RUN4 RUN5 L.before_save(4) L.after_save(4) L.end(4)"
+    )
+    assert await on_disk(tmp_path) == [0, 2, 4]

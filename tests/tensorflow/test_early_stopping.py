@@ -1,0 +1,196 @@
+"""TensorFlow's own tests of the estimator's early stopping (289-298 in the table) and of its limit in seconds (299)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.early_stopping import EarlyStoppingHook
+from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.hooks.functions import LambdaHook
+from aiohooks.hooks.stop_at_time import StopAtTimeHook
+from aiohooks.testing import ManualClock
+from tests.models import Calling, counting_graph, refused
+
+# What the original's tests have in their event files: the step, and what was found there.
+RECORDS = {
+    1000: {"loss": 1.0, "accuracy": 0.5},
+    1500: {"loss": 0.8, "accuracy": 0.6},
+    2000: {"loss": 0.7, "accuracy": 0.7},
+    2500: {"loss": 0.7, "accuracy": 0.7},
+    3000: {"loss": 0.65, "accuracy": 0.7},
+    3500: {"loss": 0.65, "accuracy": 0.7},
+}
+
+
+def reports(**options: Any) -> EarlyStoppingHook:
+    """A hook that is told of results and fetches nothing."""
+    return EarlyStoppingHook(**{"every": None, **options})
+
+
+async def stops(*hooks: EarlyStoppingHook) -> bool:
+    """Whether a session stops when all of these are told of the records, as an evaluator tells them."""
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        for step, record in RECORDS.items():
+            for hook in hooks:
+                hook.report(step, record)
+        await session.run("loss") if not session.should_stop() else None
+    return session.should_stop() and session.stop_reason is not None
+
+
+@pytest.mark.parametrize(
+    ("threshold", "first", "expected"), [(0.8, 0, False), (0.6, 4000, False), (0.6, 0, True)], ids=["above", "late", "reached"]
+)
+async def test_stop_if_higher(threshold: float, first: int, expected: bool) -> None:
+    """A value above the threshold stops; one that is never reached, or only before the first step that counts, does not."""
+    hook = reports(monitor="accuracy", mode="max", stopping_threshold=threshold, start_from_step=first)
+    assert await stops(hook) is expected
+
+
+@pytest.mark.parametrize(
+    ("threshold", "first", "expected"), [(0.6, 0, False), (0.7, 4000, False), (0.7, 0, True)], ids=["below", "late", "reached"]
+)
+async def test_stop_if_lower(threshold: float, first: int, expected: bool) -> None:
+    """The same for values that are to be small."""
+    assert await stops(reports(monitor="loss", stopping_threshold=threshold, start_from_step=first)) is expected
+
+
+@pytest.mark.parametrize(("steps", "first", "expected"), [(500, 0, True), (1000, 0, True), (1500, 0, True), (2000, 0, False)])
+async def test_stop_if_no_increase(steps: int, first: int, expected: bool) -> None:
+    """So many steps without a larger value stop; a value that is as large is none."""
+    hook = reports(monitor="accuracy", mode="max", patience_steps=steps, start_from_step=first)
+    assert await stops(hook) is expected
+
+
+@pytest.mark.parametrize(("steps", "first", "expected"), [(500, 0, True), (1000, 0, False), (500, 3500, False)])
+async def test_stop_if_no_decrease(steps: int, first: int, expected: bool) -> None:
+    """So many steps without a smaller value stop; what came before the first step that counts is not compared with."""
+    assert await stops(reports(monitor="loss", patience_steps=steps, start_from_step=first)) is expected
+
+
+async def test_an_old_plateau_does_not_stop() -> None:
+    """A plateau that a resumed run has behind it is history: what counts is how long the best value of now has stood."""
+    hook = reports(monitor="loss", patience_steps=500)
+    await hook.begin()
+    for step in (1000, 1500, 2000):
+        hook.report(step, RECORDS[step])
+    assert hook.report(2500, RECORDS[2500])
+    resumed = reports(monitor="loss", patience_steps=1000)
+    await resumed.begin()
+    resumed.load_state_dict(hook.state_dict())
+    assert not resumed.report(3000, RECORDS[3000])
+    assert (resumed.best, resumed.best_step, resumed.reason) == (0.65, 3000, None)
+
+
+@pytest.mark.parametrize(("good", "long", "expected"), [(0.95, 9000, False), (0.5, 9000, True), (0.95, 1000, True)])
+async def test_any_of_several_hooks_stops(good: float, long: int, expected: bool) -> None:
+    """Several in one session each watch for themselves; the first that has enough stops it."""
+    high = reports(monitor="accuracy", mode="max", stopping_threshold=good, name="high")
+    still = reports(monitor="accuracy", mode="max", patience_steps=long, name="still")
+    assert await stops(high, still) is expected
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_any_function_may_decide(wanted: bool) -> None:
+    """A function of your own that decides is a hook made of it, by steps, without a word about seconds."""
+    asked: list[int] = []
+
+    def decide(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
+        asked.append(context.global_step)
+        if wanted:
+            context.request_stop(f"enough at {context.global_step}")
+
+    hook = LambdaHook(after_run=decide, every=ah.Every(steps=100))
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=ah.MemoryStepStore(98)) as session:
+        for _ in range(4):
+            if not session.should_stop():
+                await session.run("train")
+        assert session.should_stop() is wanted
+    assert asked == [100]
+
+
+@pytest.mark.parametrize("not_a_hook", [5, None, "stop"])
+def test_what_decides_must_be_a_function(not_a_hook: Any) -> None:
+    """What is no function is refused when the hook is made."""
+    with refused(ah.InvalidArgumentError, "give"):
+        LambdaHook(after_run=not_a_hook)
+
+
+def test_both_periods_are_one() -> None:
+    """Steps and seconds may both be given: whichever comes first. Nothing is set unless you set it."""
+    make: Callable[..., Any] = EarlyStoppingHook
+    make("loss", patience=1, every=ah.Every(steps=10))
+    make("loss", patience=1, every=ah.Every(steps=10, secs=60))
+
+
+async def test_stop_and_its_reason_follow_the_observations() -> None:
+    """No stop as long as it is not wanted; from then on it is recorded, with the reason, in the run that saw it."""
+    loss = {"value": 1.0}
+
+    async def step() -> dict[str, float]:
+        return {"loss": loss["value"]}
+
+    hook = EarlyStoppingHook("loss", stopping_threshold=0.5)
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        await session.run("step")
+        assert (session.should_stop(), hook.reason) == (False, None)
+        loss["value"] = 0.25
+        await session.run("step")
+        assert (session.should_stop(), session.stop_reason) == (True, hook.reason)
+
+
+async def test_workers_see_the_stop() -> None:
+    """Whoever watches the training beside it stops it by the coordinator: the run that goes on is the last one."""
+    hook = EarlyStoppingHook(stopping_threshold=0.5)
+
+    async def tell(*_: object) -> None:
+        if hook.report(1, 0.25):
+            told.append(1)
+
+    told: list[int] = []
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Calling("before_run", tell)]) as session:
+        assert await session.run("train") == 1
+        assert session.should_stop()
+    assert told == [1]
+
+
+async def test_a_resumed_run_does_not_stop_at_once() -> None:
+    """That it had stopped is not a variable of the graph: neither this run nor another one that is restored stops for it."""
+
+    async def evaluate(evaluation: Any) -> float:
+        return 1.0
+
+    first, second = (EarlyStoppingHook(patience=2) for _ in range(2))
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [first, EvaluatorHook(evaluate, every=ah.Every(steps=1), on_result=first.report)]
+    ) as session:
+        while not session.should_stop():
+            await session.run("train")
+    assert session.global_step.latest.step == 3
+
+    async def restore() -> None:
+        second.load_state_dict(first.state_dict())
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [second, Calling("begin", restore)]) as session:
+        assert not session.should_stop()
+        assert second.best == 1.0
+        assert not second.report(4, 1.0)
+        assert second.report(5, 1.0)
+
+
+async def test_stops_after_so_many_seconds() -> None:
+    """Counted from the beginning of the session and not from the making of the hook: not at 0, 500 and 900 s, but at 1100 s."""
+    with ManualClock() as clock:
+        hook = StopAtTimeHook(secs=1000)
+        clock.advance(5000)
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+            for secs in (0, 500, 400):
+                clock.advance(secs)
+                await session.run("train")
+                assert not session.should_stop()
+            clock.advance(200)
+            assert session.should_stop()
+        assert session.stop_reason == "the time is up: 1000 s"
