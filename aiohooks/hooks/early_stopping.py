@@ -101,7 +101,7 @@ class EarlyStoppingHook(SessionRunHook):
         self._start_from_step = start_from_step
         self._every = None if monitor is None else every
         self._stay_stopped = stay_stopped
-        self.name = name or ""
+        self.name: str = name or ""
         self.reason: str | None = None
         """Why it asked for a stop; None as long as it has not."""
         self.best: float | None = None

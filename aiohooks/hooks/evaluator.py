@@ -103,7 +103,7 @@ class EvaluatorHook(SessionRunHook):
         self._max_pending = max_pending
         self._snapshot = snapshot
         self._max_results = max_results
-        self.name = name or ""
+        self.name: str = name or ""
         self.results: dict[int, Any] = {}
         """What the evaluations returned, by step, in the order in which they ended."""
         self._reset()

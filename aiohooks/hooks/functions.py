@@ -99,7 +99,7 @@ class LambdaHook(SessionRunHook):
         # On the object, so that the methods which are not given are not overridden: a session never calls those.
         for method, call in calls.items():
             setattr(self, method, call)
-        self.name = name or ""
+        self.name: str = name or ""
 
     def __repr__(self) -> str:
         return f"LambdaHook({self._described})"

@@ -60,7 +60,7 @@ class HistoryHook(SessionRunHook):
             raise InvalidArgumentError(f"max_length is {given!r}; give a whole number of steps, at least 2")
         if on_full not in ("thin", "drop_oldest"):
             raise InvalidArgumentError(f'on_full is {on_full!r}; give "thin" or "drop_oldest"')
-        self.name = name or ""
+        self.name: str = name or ""
         self._fetches = checked_values(values)
         self._args = SessionRunArgs(self._fetches)
         self._every = every

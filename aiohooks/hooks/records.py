@@ -44,7 +44,7 @@ class _RecordsHook(SessionRunHook):
         if values is None and record_fn is None:
             raise InvalidArgumentError("nothing to write; give values={'tag': fetch}, record_fn=, or both")
         self.path: str = checked_path(path, "path")
-        self.name = f"{type(self).__name__}({os.path.basename(self.path)})" if name is None else name
+        self.name: str = f"{type(self).__name__}({os.path.basename(self.path)})" if name is None else name
         self._values = checked_values(values, may_be_empty=record_fn is not None)
         for reserved in ("step", "time"):
             if reserved in self._values:

@@ -62,7 +62,7 @@ class StopAtTimeHook(SessionRunHook):
         self._margin_secs = margin_secs
         self._keep_elapsed = keep_elapsed
         self._wall_time = wall_time
-        self.name = name or ""
+        self.name: str = name or ""
         self._reset()
 
     def _reset(self) -> None:
