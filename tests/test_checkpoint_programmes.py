@@ -28,10 +28,10 @@ from tests.programmes._stories import Story, judge, kept, make_save, make_storie
 from tests.programmes._trace import Crash, Recorder
 
 PROGRAMMES: list[tuple[Programme, int]] = [
-    (checkpoint_kill.kill, 600),
+    (checkpoint_kill.kill, 400),
     (checkpoint_strace.strace, 60),
     (checkpoint_power.power, 60),
-    (checkpoint_crash_states.crash_states, 900),
+    (checkpoint_crash_states.crash_states, 700),
     (checkpoint_errors.errors, 195),
     (checkpoint_corruption.corruption, 1500),
 ]
@@ -209,6 +209,7 @@ def test_a_mutator_changes_something(mutator: Callable[[bytes, random.Random], b
     data = bytes(range(256)) * 4
     changed = [mutator(data, random.Random(seed)) for seed in range(50)]
     assert sum(each != data for each in changed) > 45
+    assert all(isinstance(mutator(b"x" * size, random.Random(0)), bytes) for size in (1, 2, 3))
     assert changed == [mutator(data, random.Random(seed)) for seed in range(50)]
 
 

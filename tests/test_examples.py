@@ -125,6 +125,7 @@ def test_a_seed_decides_the_run() -> None:
         (["--steps", "0"], "--steps is 0: give a number from 1 to 1000000000"),
         (["--k", "-1"], "--k is -1: give a number from 0 to 1000000000"),
         (["--seed", "1.5"], "argument --seed: invalid int value: '1.5'"),
+        (["--checkpoint-every", "0"], "--checkpoint-every is 0: give a number from 1 to 1000000000"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(options: list[str], message: str) -> None:
@@ -133,6 +134,33 @@ def test_an_option_that_cannot_be_meant_is_refused(options: list[str], message: 
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(message)
     assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Started again with the directory, the workers go on from the last step, and say so; nothing good there ends it."""
+    directory = tmp_path / "made" / "here"
+    options = ("train_digits.py", "--workers", 2, "--k", 20, "--checkpoint-dir", directory, "--checkpoint-every", 70, "--steps")
+    done = run(*options, 150)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "going on from" not in done.stdout
+    first = sum(runs for runs, _ in ends(done.stdout).values())
+
+    done = run(*options, 300)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert f"going on from step {first}, the newest checkpoint in {directory}\n" in done.stdout
+    assert starts(done.stdout)["chief"] == (0, first)
+    runs = sum(runs for runs, _ in ends(done.stdout).values())
+    assert 300 <= first + runs < 300 + 2
+    assert f"\n{runs} steps in " in done.stdout
+    assert accuracy(done.stdout) > 0.9
+
+    for manifest in directory.glob("*/manifest.json"):
+        manifest.write_text("not what was written")
+    done = run(*options, 450)
+    assert done.returncode == 1
+    assert f"{directory} has checkpoints and none of them is good" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -251,7 +279,8 @@ def readme_programs() -> list[str]:
     ("number", "wanted"),
     [
         (0, ["step 1: loss 1.0", "step 2: loss 0.5", "step 3: loss 0.25"]),
-        (1, ["at step 2", "step 10 will not come: out of memory"]),
+        (1, ["(1, 1)", "(2, 2)"]),
+        (2, ["at step 2", "step 10 will not come: out of memory"]),
     ],
 )
 def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:

@@ -109,7 +109,10 @@ class Files:
 
     def names(self, dir_fd: int) -> list[str]:
         """What is in a directory, sorted."""
-        return sorted(self._fs.listdir(dir_fd))
+        # Listed through a descriptor of its own: a listing begins where the last one on the same descriptor has been left, and
+        # that going back to the start can fail is said by nobody.
+        with self.directory(".", dir_fd=dir_fd) as fd:
+            return sorted(self._fs.listdir(fd))
 
     def exists(self, name: str, *, dir_fd: int) -> bool:
         """Whether there is anything of this name."""

@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--parked", type=int, default=defaults.parked, help="waiters that an advance passes by")
     parser.add_argument("--woken", type=int, default=defaults.woken, help="waiters woken at one step")
+    parser.add_argument("--checkpoint-mb", type=float, default=defaults.checkpoint_bytes / 1e6, help="size of a checkpoint")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     parser.add_argument("--page", type=Path, metavar="PAGE", help="put the figures of FILES into a page; measures nothing")
     parser.add_argument("files", nargs="*", type=Path, help="what --json has written")
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         slice_secs=options.slice / 1e3,
         parked=options.parked,
         woken=options.woken,
+        checkpoint_bytes=int(options.checkpoint_mb * 1e6),
     )
     loops = installed_loops() if options.loop == "both" else [options.loop]
     reports = [report_on(loop, options.rows, counts) for loop in loops]

@@ -33,9 +33,10 @@ class Counts:
     """How long one lane runs in one round, at least."""
     parked: int = 100_000
     woken: int = 10_000
+    checkpoint_bytes: int = 200_000_000
 
 
-TINY = Counts(rounds=1, slice_secs=0.0, parked=20, woken=20)
+TINY = Counts(rounds=1, slice_secs=0.0, parked=20, woken=20, checkpoint_bytes=4_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Figure:
     bar: float | None
     ours: Callable[[Times], float]
     theirs: Callable[[Times], float]
+    unit: str = "us"
+    """What the times are printed in; a row about memory has bytes in place of seconds, and prints "MB"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Result:
     ours_secs: float | None = None
     theirs_secs: float | None = None
     rounds: int = 0
+    unit: str = "us"
+    """"MB" where these are bytes, and not seconds."""
     missing: str | None = field(default=None)
 
     @property
@@ -198,4 +203,5 @@ def _result(row: str, figure: Figure, rounds: Sequence[Times]) -> Result:
         ours_secs=statistics.median(ours),
         theirs_secs=statistics.median(theirs),
         rounds=len(rounds),
+        unit=figure.unit,
     )

@@ -78,8 +78,8 @@ def line(result: Result) -> str:
             f"{result.figure:.3f}",
             f"{result.low:.3f}-{result.high:.3f}",
             result.verdict,
-            _micros(result.ours_secs),
-            _micros(result.theirs_secs),
+            _amount(result.ours_secs, result.unit),
+            _amount(result.theirs_secs, result.unit),
             str(result.rounds),
         )
     )
@@ -94,11 +94,13 @@ def _bar(result: Result) -> str:
     return "" if result.bar is None else f"<={result.bar:g}"
 
 
-def _micros(secs: float | None) -> str:
-    if secs is None:
+def _amount(value: float | None, unit: str) -> str:
+    if value is None:
         return ""
-    micros = secs * 1e6
-    return f"{micros:.2f}" if micros < 100 else f"{micros:,.0f}"
+    if unit == "MB":
+        return f"{value / 1e6:,.1f} MB"
+    micros = value * 1e6
+    return f"{micros:.2f}" if abs(micros) < 100 else f"{micros:,.0f}"
 
 
 def save(reports: Sequence[Report], file: Path) -> None:
@@ -157,7 +159,7 @@ def _figure_cell(result: Result | None) -> str:
 def _times_cell(result: Result | None) -> str:
     if result is None or result.figure is None:
         return "-"
-    return f"{_micros(result.ours_secs)} / {_micros(result.theirs_secs)}"
+    return f"{_amount(result.ours_secs, result.unit)} / {_amount(result.theirs_secs, result.unit)}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

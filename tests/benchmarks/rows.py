@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.benchmarks.measure import Row
+from tests.benchmarks.rows_checkpoint import background_checkpoint, checkpoint_memory
 from tests.benchmarks.rows_engines import against_ignite, against_tensorflow
 from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks, suspending_hooks, waiting_hooks
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
@@ -19,4 +20,6 @@ ROWS: Mapping[str, Row] = {
     "tensorflow": against_tensorflow,
     "advance": advance_past_waiters,
     "wake": wake_waiters,
+    "checkpoint": background_checkpoint,
+    "memory": checkpoint_memory,
 }

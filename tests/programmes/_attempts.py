@@ -29,11 +29,15 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What goes wrong: the name of the error; the system call, where it is one; whether it goes on so, once it began."""
+    """What goes wrong."""
 
     error: str
     call: str = ""
+    """The system call, where it is one."""
     lasting: bool = False
+    """It goes on so, once it has begun."""
+    of_saved: bool = False
+    """What is being saved was written or synced there, and nothing else."""
 
 
 def unfinished(path: Path) -> set[str]:
@@ -97,8 +101,9 @@ def look(story: Story, path: Path, found: Attempt, trouble: Trouble) -> None:
         raise WrongError("a save found something corrupt")
     if not failed and found.saves < len(story.then):
         raise WrongError(f"{found.saves} saves of {len(story.then)} returned, and nothing was raised")
-    # Nothing is removed in this story, so every write and sync is of what is saved.
-    if not failed and not story.before and trouble.call in ("write", "fsync") and trouble.error != "EINTR":
+    # Where there was nothing before, nothing is removed either.
+    of_saved = trouble.of_saved or not story.before
+    if not failed and of_saved and trouble.call in ("write", "fsync") and trouble.error != "EINTR":
         raise WrongError(f"a failed {trouble.call} was passed over")
     judge(story, path, found.saves, in_flight=trouble.lasting)
 

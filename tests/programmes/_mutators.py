@@ -57,6 +57,8 @@ def empty(data: bytes, rng: random.Random) -> bytes:
 
 def swap(data: bytes, rng: random.Random) -> bytes:
     """Two stretches of the same length have changed places."""
+    if len(data) < 2:
+        return data
     size = rng.randint(1, max(1, len(data) // 4))
     one = rng.randrange(max(1, len(data) - 2 * size))
     other = rng.randint(one + size, len(data) - size)

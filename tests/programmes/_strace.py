@@ -43,7 +43,7 @@ def traced(fn: Callable[[], None], paths: Iterable[str], inject: str, log: str =
     """Runs a function in a child with something injected; returns the child's wait status.
 
     The child is traced only from where the function begins, so an interpreter's start is not in the counts. In `log`,
-    each system call that was changed is marked INJECTED.
+    each system call that was changed is marked INJECTED, and has the paths of its files.
 
     Raises:
         UnsuitedError: strace could not take hold of the child.
@@ -60,7 +60,7 @@ def traced(fn: Callable[[], None], paths: Iterable[str], inject: str, log: str =
     os.close(reading)
     call = inject.partition(":")[0]
     # With the question mark, a call that this machine does not have is no error.
-    command = ["strace", "-f", "-o", log, "-p", str(pid), "-e", f"trace=?{call}", "-e", f"inject=?{inject}"]
+    command = ["strace", "-f", "-y", "-o", log, "-p", str(pid), "-e", f"trace=?{call}", "-e", f"inject=?{inject}"]
     command += [part for path in paths for part in ("-P", path)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as strace:
         assert strace.stderr is not None

@@ -14,7 +14,7 @@ import json
 import mmap
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.programmes import _full, _strace
@@ -28,20 +28,20 @@ ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS", "EMFILE", "EINTR", "EACCES")
 
 
 def errors(points: int, seed: int) -> Outcome:
-    """Makes so many operations fail, three of thirteen by strace."""
-    _strace.check_suited()
+    """Makes so many operations fail, three of thirteen by strace, the rest by full disks; and some by limits."""
     _full.check_suited()
     outcome = Outcome("I/O errors and full disks")
     by_strace = -(-points * 3 // 13)
     injected(outcome, by_strace, seed)
-    by_limits = _full.limits(outcome, max(1, (points - by_strace) // 10), seed)
-    levels = _full.fill_levels(outcome, points - outcome.points, seed)
+    levels = _full.fill_levels(outcome, points - by_strace, seed)
+    by_limits = _full.limits(outcome, -(-points // 13), seed)  # on top
     outcome.notes.append(f"{by_strace} by strace, {levels} fill levels, {by_limits} limits")
     return outcome
 
 
-def injected(outcome: Outcome, points: int, seed: int) -> None:
+def injected(outcome: Outcome, points: int, seed: int, calls: Sequence[str] = FAILING) -> None:
     """Errors in place of system calls."""
+    _strace.check_suited()
     end = outcome.points + points
     with scratch() as root:
         work = root / "work"
@@ -54,7 +54,7 @@ def injected(outcome: Outcome, points: int, seed: int) -> None:
                 prepare(story, work / "ckpt")
                 tree, paths = snapshot(work), _strace.paths_of(story, work)
                 paths = sorted({*paths, *(str(work / name) for name in tree)})
-                troubles = [Trouble(error, call, on) for call in FAILING for error in ERRORS for on in (False, True)]
+                troubles = [Trouble(error, call, on) for call in calls for error in ERRORS for on in (False, True)]
                 # Python tries again after EINTR, for ever if need be.
                 troubles = [each for each in troubles if not (each.lasting and each.error == "EINTR")]
                 plans += [(story, tree, paths, trouble) for trouble in troubles]
@@ -79,8 +79,10 @@ def _one(outcome: Outcome, story: Story, tree: Tree, root: Path, paths: list[str
         inject = f"{trouble.call}:error={trouble.error}:when={when}{'+' * trouble.lasting}"
         status = _strace.traced(child, paths, inject, str(log))
         text = answer[:].rstrip(b"\0")
-    if "INJECTED" not in log.read_text(errors="replace"):
+    changed = [line for line in log.read_text(errors="replace").splitlines() if "INJECTED" in line]
+    if not changed:
         return False
+    trouble = replace(trouble, of_saved="/.tmp-step-" in changed[0])
     with outcome.point(f"{story.name}, {trouble.call} {when}{' and all later ones' * trouble.lasting}: {trouble.error}"):
         if status != 0:
             raise WrongError(f"the writer ended with status {status}")

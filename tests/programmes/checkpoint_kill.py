@@ -45,7 +45,7 @@ def points_of(story: Story, tree: Tree, root: Path) -> tuple[list[Point], list[P
     first, last = 0, len(counting.done)
     if story.contended:  # while it has the lock: before and after, a second writer rightly goes ahead
         locks = [number for number, (name, _) in enumerate(counting.done) if name == "flock"]
-        first, last = locks[0] + 1, locks[-1] + 1
+        first, last = locks[0] + 1, locks[-1] + 1 if len(locks) > 1 else last - 1
     whole = [(number, 0) for number in range(first, last)]
     inside = [(number, byte) for number in range(first, last) for byte in range(1, counting.done[number][1])]
     return whole, inside

@@ -21,7 +21,6 @@ import platform
 import random
 import selectors
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from aiohooks.checkpoint import Saver
-from tests.programmes._reported_training import RECORD
-from tests.source import ROOT
+from tests.programmes._reported_training import RECORD, start
 
 MODES = ("waiting", "background")
 INTERVAL = 50
@@ -108,7 +106,7 @@ class Watch:
 class Life:
     """What one process did, from its start to its end."""
 
-    status: int
+    status: int | None
     output: str
     first: int | None
     """The step it began at; None if it was killed before that could be seen."""
@@ -125,25 +123,21 @@ class Training:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._watch = Watch(directory)
-        self._steps_fd, theirs = os.pipe()
-        os.set_blocking(self._steps_fd, False)
+        self._steps_fd, steps_fd = os.pipe()
+        self._output_fd, output_fd = os.pipe()
+        for fd in (self._steps_fd, self._output_fd):
+            os.set_blocking(fd, False)
         options = ["--workers", 1, "--k", 0, "--steps", steps, "--checkpoint-dir", directory, "--checkpoint-every", INTERVAL]
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.programmes._reported_training", str(theirs), mode, *map(str, options)],
-            cwd=ROOT, pass_fds=[theirs], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        os.close(theirs)
-        assert self._process.stdout is not None
-        self._output = self._process.stdout
-        os.set_blocking(self._output.fileno(), False)
+        self._process = start(steps_fd, output_fd, [str(each) for each in options], background=mode == "background")
+        for fd in (steps_fd, output_fd):
+            os.close(fd)
         self._records = self._text = b""
         self._seen: dict[Kind, int] = {"step": 0, "line": 0, "file": 0}
 
     def live(self, moment: Moment | None) -> Life:
         """Lets it live until a moment, or to its end."""
         with selectors.DefaultSelector() as selector:
-            for fd in (self._steps_fd, self._output.fileno(), self._watch.fd):
+            for fd in (self._steps_fd, self._output_fd, self._watch.fd):
                 selector.register(fd, selectors.EVENT_READ)
             until = time.monotonic() + PATIENCE_SECS
             while moment is None or self._seen[moment.kind] < moment.n:
@@ -178,13 +172,14 @@ class Training:
         yield from RECORD.iter_unpack(self._records[:whole])
 
     def _buried(self) -> Life:
-        status = self._process.wait(PATIENCE_SECS)
-        for fd in (self._steps_fd, self._output.fileno()):
+        self._process.join(PATIENCE_SECS)
+        status = self._process.exitcode
+        for fd in (self._steps_fd, self._output_fd):
             while self._read(fd):
                 pass
         self._watch.close()
         os.close(self._steps_fd)
-        self._output.close()
+        os.close(self._output_fd)
         steps = list(self._steps())
         first = reached = None
         if steps:
