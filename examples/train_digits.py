@@ -83,9 +83,8 @@ async def work(
     if number:
         source = ah.WorkerSessionCreator(graph, global_step=steps, variables=variables)  # waits for the chief's model
     else:
-        source = ah.ChiefSessionCreator(
-            graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables
-        )  # the model of the newest checkpoint, or the graph's zeros
+        # Takes the model of the newest checkpoint, or the graph's zeros where there is none.
+        source = ah.ChiefSessionCreator(graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables)
         hooks += hooks_of_the_chief(options)
 
     runs = 0
@@ -115,8 +114,8 @@ def hooks_of_the_chief(options: argparse.Namespace) -> list[ah.SessionRunHook]:
         every = ah.Every(steps=max(1, min(options.steps // 10, 1_000)))
         hooks += [ah.LoggingHook({"loss": "loss"}, every=every), ah.StepCounterHook(every=every)]
     if options.checkpoint_dir is not None:
-        # This model is on the disk in a moment, so the chief waits for it: a kill then costs `every` steps at the most. Leave
-        # `background` out for a large model: training goes on during the write, and a kill costs those steps as well.
+        # This model is on the disk in a moment, so the chief waits for it: a kill costs it no more than the steps since then.
+        # Leave `background` out for a large model: training goes on during the write, and a kill costs those steps as well.
         hooks.append(ah.CheckpointSaverHook(every=ah.Every(steps=options.checkpoint_every), background=False))
     return hooks
 

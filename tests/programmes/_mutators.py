@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -143,7 +144,7 @@ def edited(files: Files, rng: random.Random) -> Files:
         if rng.random() < 0.2:
             target.pop(key, None)
         else:
-            target[key] = rng.choice(_VALUES)
+            target[key] = copy.deepcopy(rng.choice(_VALUES))  # what follows may be put into it
         if not all(isinstance(content.get(each), dict) for each in ("files", "metrics")):
             break
     return {**files, MANIFEST: signed(content)}

@@ -1,0 +1,232 @@
+"""Rows about checkpoints: what a save costs the training that goes on meanwhile, and the memory it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import tempfile
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import aiohooks as ah
+from aiohooks.checkpoint import Saver
+from aiohooks.testing import ManualClock
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup
+
+Array = npt.NDArray[np.float64]
+BATCH = 4096
+FEATURES = 64
+LAYER = 500
+PERIOD_SECS = 60.0
+"""By a clock that the row moves: a save is due when it wants one."""
+FEW = 20
+"""Steps before a save that are looked at, and after it, at least; fewer where there are fewer rounds."""
+
+
+class Training:
+    """A session that trains step by step, with a `CheckpointSaverHook` that saves when it is told to."""
+
+    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, directory: Path) -> None:
+        """Takes a graph whose train operations are run in turn."""
+        self.variables = ah.Variables()
+        self.hook = ah.CheckpointSaverHook(
+            directory, every=ah.Every(secs=PERIOD_SECS), keep=ah.KeepNewest(1), save_on_begin=False, save_on_end=False
+        )
+        self.session = ah.AsyncMonitoredSession(graph, [self.hook], variables=self.variables)
+        self._operations = [name for name in graph.nodes if name.startswith("train")]
+        self._feeds = {name: value for name, value in _feeds().items() if name in graph.nodes}
+        self._clock = clock
+        self._few = few
+        self._numbers = count()
+
+    async def steps(self, number: int) -> float:
+        """Makes so many steps; returns the seconds they took."""
+        began = time.perf_counter()
+        for _ in range(number):
+            await self.session.run(self._operations[next(self._numbers) % len(self._operations)], self._feeds)
+            await asyncio.sleep(0)  # a training loop that waits for its data lets others in, too
+        return time.perf_counter() - began
+
+    async def saved(self) -> tuple[int, float]:
+        """Makes steps, the first of which is saved, until the checkpoint is durable; returns their number and seconds."""
+        before, made, secs = self.hook.saved, 0, 0.0
+        self._clock.advance(PERIOD_SECS)
+        while self.hook.saved == before:
+            secs += await self.steps(1)
+            made += 1
+        return made, secs
+
+    async def lost(self, times: int) -> float:
+        """How much longer the steps during saves took than as many steps before and after would have taken."""
+        lost, few = 0.0, self._few
+        for _ in range(times):
+            before = await self.steps(few)
+            made, secs = await self.saved()
+            after = await self.steps(max(made, few))
+            lost += secs - made * (before + after) / (few + max(made, few))
+        return lost
+
+
+def lookups(size: int) -> ah.Graph:
+    """Trains a small head on top of a large table that stays: one core is busy with it."""
+    graph = ah.Graph()
+    graph.placeholder("rows")
+    graph.placeholder("labels")
+    graph.variable("table", np.random.default_rng(0).standard_normal((max(1, size // (8 * FEATURES)), FEATURES)))
+    graph.variable("head", np.zeros(FEATURES))
+
+    @graph.train_op(adds_to="head")
+    def train(rows: npt.NDArray[np.int64], labels: Array, table: Array, head: Array) -> Array:
+        features = np.tanh(table[rows % len(table)])
+        gradient: Array = ((features @ head - labels)[:, None] * features).mean(axis=0)
+        return -0.1 * gradient
+
+    return graph
+
+
+def layers(size: int) -> ah.Graph:
+    """Trains one layer a step, in turn, so that a save soon holds the old values of all; products of matrices use every core."""
+    graph = ah.Graph()
+    graph.placeholder("inputs")
+    for number in range(max(1, size // (8 * LAYER * LAYER))):
+        _add_layer(graph, f"layer{number}", f"train{number}")
+    return graph
+
+
+def _add_layer(graph: ah.Graph, name: str, train: str) -> None:
+    graph.variable(name, np.random.default_rng(0).standard_normal((LAYER, LAYER)))
+
+    def descend(inputs: Array, layer: Array) -> Array:
+        gradient: Array = inputs.T @ np.tanh(inputs @ layer)
+        return -0.001 * gradient
+
+    _takes(descend, "inputs", name)
+    graph.train_op(name=train, adds_to=name)(descend)
+
+
+def _takes(fn: Any, *names: str) -> None:
+    """Gives the parameters other names: those are what a graph feeds them by."""
+    fn.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+
+
+def _feeds() -> dict[str, Any]:
+    random = np.random.default_rng(1)
+    return {
+        "rows": random.integers(0, 2**40, BATCH),
+        "labels": random.standard_normal(BATCH),
+        "inputs": 0.1 * random.standard_normal((64, LAYER)),
+    }
+
+
+@asynccontextmanager
+async def _training(graph: ah.Graph, counts: Counts) -> AsyncIterator[Training]:
+    few = min(FEW, counts.rounds)
+    with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory, ManualClock() as clock:
+        training = Training(graph, few, clock, Path(directory))
+        async with training.session:
+            await training.steps(few)
+            yield training
+
+
+@asynccontextmanager
+async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
+    """Training time lost to a save in the background, against a blocking one of the same variables."""
+    async with AsyncExitStack() as stack:
+        one_core = await stack.enter_async_context(_training(lookups(counts.checkpoint_bytes), counts))
+        all_cores = await stack.enter_async_context(_training(layers(counts.checkpoint_bytes), counts))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")))
+        work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
+        yield Setup(
+            {
+                "one core": one_core.lost,
+                "savez": _savez(one_core.variables.snapshot, directory),
+                "all cores": all_cores.lost,
+                "savez of layers": _savez(all_cores.variables.snapshot, directory),
+            },
+            [
+                Figure(f"{work} / a blocking np.savez and fsync", 0.15, itemgetter("one core"), itemgetter("savez")),
+                Figure(
+                    "the same, where training uses every core and replaces every variable meanwhile",
+                    None,
+                    itemgetter("all cores"),
+                    itemgetter("savez of layers"),
+                ),
+            ],
+            most_times=1,
+            most_rounds=15,
+        )
+
+
+def _savez(state: Callable[[], Mapping[str, Array]], directory: Path) -> Lane:
+    async def lane(times: int) -> float:
+        secs = 0.0
+        for _ in range(times):
+            path, arrays = directory / "state.npz", dict[str, Any](state())
+            began = time.perf_counter()
+            with path.open("wb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            secs += time.perf_counter() - began
+            path.unlink()
+        return secs
+
+    return lane
+
+
+@asynccontextmanager
+async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
+    """Memory that a write takes itself, and that a save in flight holds when every variable is replaced meanwhile."""
+    async with _training(layers(counts.checkpoint_bytes), counts) as training:
+        variables = training.variables.snapshot()
+        size = float(sum(value.nbytes for value in variables.values()))
+
+        async def write(times: int) -> float:
+            with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory:
+                async with Saver(directory) as saver:
+                    return await _most_memory(lambda: saver.save({"variables": variables}, 1)) * times
+
+        async def in_flight(times: int) -> float:
+            return await _most_memory(training.saved) * times
+
+        async def all_of_it(times: int) -> float:
+            return size * times
+
+        name = f"a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
+        yield Setup(
+            {"write": write, "in flight": in_flight, "variables": all_of_it},
+            [
+                Figure(
+                    f"memory that the write of {name} takes / its size", 0.05, itemgetter("write"), itemgetter("variables"), "MB"
+                ),
+                Figure(
+                    "the same, and the old values of all variables, replaced meanwhile",
+                    1.1,
+                    itemgetter("in flight"),
+                    itemgetter("variables"),
+                    "MB",
+                ),
+            ],
+            most_times=1,
+            most_rounds=3,
+        )
+
+
+async def _most_memory(work: Callable[[], Awaitable[object]]) -> float:
+    """How many bytes more are in use during some work, at most."""
+    tracemalloc.start()
+    try:
+        await work()
+        return float(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
