@@ -106,9 +106,9 @@ class Recorder(Seam):
                 self._live.files[number] = each.read_bytes()
 
     def _resolve(self, path: str | os.PathLike[str], dir_fd: int | None) -> tuple[int | None, str]:
-        """The folder and the name in it; for what is not under `root`, None; for `root` itself, no name."""
+        """The folder and the name in it; for what is not under `root`, None; for a folder itself, no name."""
         if dir_fd is not None:
-            return self._open.get(dir_fd), os.fspath(path)
+            return self._open.get(dir_fd), "" if path == "." else os.fspath(path)
         parts = Path(path).relative_to(self.root).parts if Path(path).is_relative_to(self.root) else None
         if parts is None:
             return None, ""
@@ -136,7 +136,7 @@ class Recorder(Seam):
         folder, name = self._resolve(path, dir_fd)
         if folder is None:
             return
-        node = self._live.folders[folder].get(name) if name else ROOT
+        node = self._live.folders[folder].get(name) if name else folder
         if node is None:
             node = self._live.nodes
             self._live.files[node] = b""

@@ -22,8 +22,6 @@ from tests.programmes._attempts import RESTORE, Attempt, Trouble, attempt, look
 from tests.programmes._disk import Outcome, Tree, WrongError, command, materialise, rounds, scratch, snapshot
 from tests.programmes._stories import Story, make_stories, prepare
 
-# Going back to the beginning of a folder does not fail, and a listing is not told if it did.
-FAILING = tuple(call for call in _strace.CALLS if call != "lseek")
 ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS", "EMFILE", "EINTR", "EACCES")
 
 
@@ -39,7 +37,7 @@ def errors(points: int, seed: int) -> Outcome:
     return outcome
 
 
-def injected(outcome: Outcome, points: int, seed: int, calls: Sequence[str] = FAILING) -> None:
+def injected(outcome: Outcome, points: int, seed: int, calls: Sequence[str] = _strace.CALLS) -> None:
     """Errors in place of system calls."""
     _strace.check_suited()
     end = outcome.points + points
