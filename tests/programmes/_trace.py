@@ -197,7 +197,7 @@ class Crash:
         now = self.beginning.copy()
         files = {node: bytearray(data) for node, data in now.files.items()}
         # Often all or nothing of one kind: what goes wrong, goes wrong there.
-        names, data = (rng.choice((0.0, 1.0, 0.5, rng.random())) for _ in range(2))
+        names, data = rng.choice((0.0, 1.0, 1.0, 0.5, rng.random())), rng.choice((0.0, 0.0, 0.5, 1.0))
         for number, event in enumerate(self.events[:at]):
             if isinstance(event, Name):
                 if number < synced.get(event.folder, -1) or rng.random() < names:
@@ -238,7 +238,7 @@ def _put(file: bytearray, event: Write, data: bytes | None) -> None:
 
 def _torn(event: Write, file: bytearray, rng: random.Random) -> bytes | None:
     """What is left of a write that was not synced: nothing, zeros, its beginning, or some of its sectors."""
-    kind = rng.randrange(4)
+    kind = rng.choice((0, 1, 2, 2, 3, 3, 3))
     if kind == 0 or event.cut:
         return None
     size = len(event.data)

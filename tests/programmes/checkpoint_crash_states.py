@@ -20,8 +20,10 @@ from tests.programmes._disk import Outcome, Tree, command, materialise, rounds, 
 from tests.programmes._stories import Story, act, judge, make_stories, prepare
 from tests.programmes._trace import Crash, Recorder
 
-ENOUGH = 2000
-"""Different states of one story; then another one of other sizes gives more."""
+ENOUGH = 600
+"""Different states of one story; then other contents and sizes give more."""
+STALE = 60
+"""When so many in a row were there before, a crash at that moment has little more to give."""
 JUDGED_WITH_LATER_SAVE = 4
 
 
@@ -30,7 +32,7 @@ def crash_states(points: int, seed: int) -> Outcome:
     outcome = Outcome("states after a crash")
     with scratch() as root:
         for number, rng in rounds(seed):
-            stories = [story for story in make_stories(seed + number, 600 + 1000 * (number % 5)) if not story.contended]
+            stories = [story for story in make_stories(seed + number, 600 + 2000 * (number % 6)) if not story.contended]
             for told, story in enumerate(stories):
                 left = points - outcome.points
                 if left <= 0:
@@ -48,17 +50,19 @@ def _tell(story: Story, most: int, rng: random.Random, root: Path, outcome: Outc
     act(story, work / "ckpt", recorder, recorder.acknowledge)
     crash = Crash(recorder)
     seen: set[bytes] = set()
-    stale = 0
-    while len(seen) < most and stale < 20 * len(crash.events):
-        at = rng.randint(0, len(crash.events))
+    stale = dict.fromkeys(range(len(crash.events) + 1), 0)
+    while len(seen) < most and stale:
+        at = rng.choice(list(stale))
         acknowledged = crash.acknowledged(at)
         tree = crash.state(at, rng)
         key = _key(tree, acknowledged)
         if key in seen:
-            stale += 1
+            stale[at] += 1
+            if stale[at] == STALE:
+                del stale[at]
             continue
         seen.add(key)
-        stale = 0
+        stale[at] = 0
         with outcome.point(f"{story.name}, before event {at} of {len(crash.events)}, seed {seed}"):
             materialise(tree, work)
             judge(story, work / "ckpt", acknowledged, later=len(seen) % JUDGED_WITH_LATER_SAVE == 0)
