@@ -310,15 +310,9 @@ FORKS = """
                     signal.pause()
             os.read(ready, 1)
             os.kill(child, signal.SIGTERM)
-            for _ in range(200):
-                ended, status = os.waitpid(child, os.WNOHANG)
-                if ended:
-                    break
-                await asyncio.sleep(0.01)
-            else:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                status = None
+            deaf = asyncio.get_running_loop().call_later(20, os.kill, child, signal.SIGKILL)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            deaf.cancel()
             await asyncio.sleep(0)
             print(status, session.should_stop())
 

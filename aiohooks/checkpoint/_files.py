@@ -64,29 +64,22 @@ class Files:
 
     def make_directories(self, path: Path) -> None:
         """Makes a directory that only its owner may enter, and what is missing above it, so that they survive a power cut."""
-        try:
-            self._fs.mkdir(path, 0o700)
-        except FileExistsError:
-            return
-        except FileNotFoundError:
-            if path.parent == path:
-                raise
-            self._make_parents(path.parent)
-            with contextlib.suppress(FileExistsError):
-                self._fs.mkdir(path, 0o700)
+        self._make(path, 0o700)
 
-    def _make_parents(self, path: Path) -> None:
+    def _make(self, path: Path, mode: int) -> bool:
+        """Makes it and what is missing above it; returns whether it was missing."""
         try:
-            self._fs.mkdir(path, 0o777)
+            self._fs.mkdir(path, mode)
         except FileExistsError:
-            return
+            return False
         except FileNotFoundError:
             if path.parent == path:
                 raise
-            self._make_parents(path.parent)
+            if self._make(path.parent, 0o777):
+                self.sync_path(path.parent.parent)
             with contextlib.suppress(FileExistsError):
-                self._fs.mkdir(path, 0o777)
-        self.sync_path(path.parent)
+                self._fs.mkdir(path, mode)
+        return True
 
     def make_directory(self, name: str, *, dir_fd: int) -> None:
         """Makes a directory that only its owner may enter."""

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from aiohooks._checks import check_callable, check_instance
 from aiohooks._errors import InvalidArgumentError
 from aiohooks._every import Every
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunValues
 from aiohooks._shield import in_thread
 from aiohooks.hooks._background import BackgroundWriter, OnWriteError, check_writing
 from aiohooks.hooks._record_file import CSVFormat, Format, JSONLinesFormat, Record, RecordFile
 from aiohooks.hooks._sampling import Sampling
 from aiohooks.hooks._values import Values, checked_path, checked_values, plain
+from aiohooks.hooks._writing_hook import GRACE_SECS, WritingHook
 
 if TYPE_CHECKING:
     from aiohooks._coordinator import Coordinator
     from aiohooks._session import Session
 
-_GRACE_SECS = 120.0
 RecordFn = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
-class _RecordsHook(SessionRunHook):
+class _RecordsHook(WritingHook):
     """What the two have in common."""
 
     def __init__(
@@ -69,6 +69,7 @@ class _RecordsHook(SessionRunHook):
         self._sampling = Sampling(self._every, first=False)
         self._format = self._new_format()
         self._file = RecordFile(self.path, self._format, fsync=self._fsync)
+        self._close_file = self._file.close
         self._writer = BackgroundWriter(
             self._file.write, what=self.path, max_queue=self._max_queue, on_write_error=self._on_write_error
         )
@@ -94,13 +95,7 @@ class _RecordsHook(SessionRunHook):
         restored, self._restored = self._restored, []
         if self._sampling.start(step) and self._file is not None and self._writer is not None:
             await self._writer.drain()
-            await in_thread(self._file.open_at, step, restored, grace_secs=_GRACE_SECS)
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values if this run is to be written; raises what a write failed with."""
-        if self._writer is not None:
-            self._writer.check()
-        return self._args if self._sampling.ask(run_context.global_step) else None
+            await in_thread(self._file.open_at, step, restored, grace_secs=GRACE_SECS)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Hands the line to the writer.
@@ -119,22 +114,6 @@ class _RecordsHook(SessionRunHook):
         record = Record(step, self._sampling.time(), {str(tag): plain(value, str(tag)) for tag, value in values.items()})
         self._format.check(record)
         await self._writer.put(record)
-
-    async def end(self, session: Session) -> None:
-        """Waits until all is in the file; raises what a write failed with."""
-        if self._writer is not None:
-            await self._writer.drain()
-
-    async def close(self, exc: BaseException | None) -> None:
-        """Writes what is left, and closes the file."""
-        writer, self._writer = self._writer, None
-        file, self._file = self._file, None
-        try:
-            if writer is not None:
-                await writer.aclose(grace_secs=_GRACE_SECS)
-        finally:
-            if file is not None:
-                await in_thread(file.close, grace_secs=_GRACE_SECS)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {list(self._values)}, every={self._every})"

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Any
 from aiohooks._checks import check_callable, check_instance
 from aiohooks._errors import InvalidArgumentError
 from aiohooks._every import Every
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunValues
 from aiohooks._shield import in_thread
 from aiohooks.hooks._background import BackgroundWriter, OnWriteError, check_writing
 from aiohooks.hooks._sampling import Sampling
 from aiohooks.hooks._values import Values, checked_path, checked_values, number
+from aiohooks.hooks._writing_hook import GRACE_SECS, WritingHook
 
 if TYPE_CHECKING:
     from aiohooks._coordinator import Coordinator
     from aiohooks._session import Session
-    from aiohooks.hooks._tensorboard import EventFile, Scalars
-
-_GRACE_SECS = 120.0
+    from aiohooks.hooks._tensorboard import Scalars
 
 
-class SummarySaverHook(SessionRunHook):
+class SummarySaverHook(WritingHook):
     """Writes numbers as event files that TensorBoard shows: at the first run, then on each crossing of `every`.
 
     TensorFlow is not needed. Files are written in a thread, never in the event loop; a session that starts at a step says
@@ -70,7 +69,6 @@ class SummarySaverHook(SessionRunHook):
         self._summary_fn = summary_fn
         self._max_queue = max_queue
         self._on_write_error: OnWriteError = on_write_error
-        self._file: EventFile | None = None
         self._writer: BackgroundWriter[Scalars] | None = None
         self._sampling = Sampling(every, first=True)
         self._restart: int | None = None
@@ -84,8 +82,9 @@ class SummarySaverHook(SessionRunHook):
         self._sampling = Sampling(self._every, first=True)
         self._restart = None
         self._writer = None
-        self._file = file = self._tensorboard.EventFile(self.output_dir)
-        await in_thread(file.open, grace_secs=_GRACE_SECS)
+        file = self._tensorboard.EventFile(self.output_dir)
+        self._close_file = file.close
+        await in_thread(file.open, grace_secs=GRACE_SECS)
         self._writer = BackgroundWriter(
             file.write, what=f"the summaries in {self.output_dir}", max_queue=self._max_queue, on_write_error=self._on_write_error
         )
@@ -95,12 +94,6 @@ class SummarySaverHook(SessionRunHook):
         step = session.global_step.latest.step
         if self._sampling.start(step):
             self._restart = step + 1
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values if this run is to be written; raises what a write failed with."""
-        if self._writer is not None:
-            self._writer.check()
-        return self._args if self._sampling.ask(run_context.global_step) else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Hands them to the writer.
@@ -119,22 +112,6 @@ class SummarySaverHook(SessionRunHook):
         numbers = {str(tag): float(number(value, str(tag))) for tag, value in values.items()}
         restart, self._restart = self._restart, None
         await self._writer.put(self._tensorboard.Scalars(step, self._sampling.time(), numbers, restart))
-
-    async def end(self, session: Session) -> None:
-        """Waits until all is on disk; raises what a write failed with."""
-        if self._writer is not None:
-            await self._writer.drain()
-
-    async def close(self, exc: BaseException | None) -> None:
-        """Writes what is left, and closes the file."""
-        writer, self._writer = self._writer, None
-        file, self._file = self._file, None
-        try:
-            if writer is not None:
-                await writer.aclose(grace_secs=_GRACE_SECS)
-        finally:
-            if file is not None:
-                await in_thread(file.close, grace_secs=_GRACE_SECS)
 
     def __repr__(self) -> str:
         return f"SummarySaverHook({self.output_dir!r}, {list(self._values)}, every={self._every})"
