@@ -43,10 +43,13 @@ from aiohooks._errors import PublisherFinishedError as PublisherFinishedError
 from aiohooks._errors import RecoveryExhaustedError as RecoveryExhaustedError
 from aiohooks._errors import SessionClosedError as SessionClosedError
 from aiohooks._errors import SessionNotReadyError as SessionNotReadyError
+from aiohooks._errors import SessionStalledError as SessionStalledError
+from aiohooks._errors import StaleReignError as StaleReignError
 from aiohooks._errors import StepResetError as StepResetError
 from aiohooks._errors import StepTimeoutError as StepTimeoutError
 from aiohooks._errors import StopRequestedError as StopRequestedError
 from aiohooks._errors import StoreClosedError as StoreClosedError
+from aiohooks._errors import StoreUnavailableError as StoreUnavailableError
 from aiohooks._errors import UnavailableError as UnavailableError
 from aiohooks._errors import WrongLoopError as WrongLoopError
 from aiohooks._every import Every as Every
@@ -71,8 +74,10 @@ from aiohooks._session_creator import ChiefSessionCreator as ChiefSessionCreator
 from aiohooks._session_creator import Scaffold as Scaffold
 from aiohooks._session_creator import SessionCreator as SessionCreator
 from aiohooks._session_creator import WorkerSessionCreator as WorkerSessionCreator
+from aiohooks._signals import SignalPolicy as SignalPolicy
 from aiohooks._singular_session import AsyncSingularMonitoredSession as AsyncSingularMonitoredSession
 from aiohooks._stateful import Stateful as Stateful
+from aiohooks._status import Activity as Activity
 from aiohooks._status import SessionStatus as SessionStatus
 from aiohooks._step_context import StepContext as StepContext
 from aiohooks._steps import Steps as Steps
@@ -113,7 +118,9 @@ from aiohooks.hooks import SummarySaverHook as SummarySaverHook
 from aiohooks.hooks import hook as hook
 from aiohooks.stores import Mark as Mark
 from aiohooks.stores import MemoryStepStore as MemoryStepStore
+from aiohooks.stores import Reign as Reign
 from aiohooks.stores import StepStore as StepStore
+from aiohooks.stores import open_step_store as open_step_store
 
 __all__ = [
     "AbortedError",
@@ -178,6 +185,7 @@ __all__ = [
     "PublisherFinishedError",
     "RecoveryExhaustedError",
     "RecoveryPolicy",
+    "Reign",
     "Restored",
     "Saver",
     "Scaffold",
@@ -190,6 +198,8 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "SessionStatus",
+    "SignalPolicy",
+    "StaleReignError",
     "Stateful",
     "StepContext",
     "StepCounterHook",
@@ -201,6 +211,7 @@ __all__ = [
     "StopAtTimeHook",
     "StopRequestedError",
     "StoreClosedError",
+    "StoreUnavailableError",
     "SummarySaverHook",
     "UnavailableError",
     "Variable",
@@ -212,6 +223,7 @@ __all__ = [
     "get_default_graph",
     "hook",
     "monitored_training_session",
+    "open_step_store",
     "run",
 ]
 

@@ -6,6 +6,7 @@
      │   └─ PublisherFinishedError          nobody is left who could reach the step
      ├─ AbortedError                        the work was lost, try again: recovered
      ├─ UnavailableError                    the other side is away, try again: recovered
+     │   └─ StoreUnavailableError           the engine behind a step store is
      ├─ RecoveryExhaustedError              used again after recovery gave up
      ├─ SessionClosedError (RuntimeError)   the session is not open
      ├─ NestedRunError (RuntimeError)       `run` was called from inside a hook of that run
@@ -16,6 +17,7 @@
      ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
      ├─ HookCancelledError                  a hook was cancelled by somebody else
      ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
+     ├─ SessionStalledError (TimeoutError)  a phase went on for longer than a watchdog's limit
      ├─ GraphError (ValueError)             a graph that cannot be built or planned
      ├─ GraphFinalizedError (RuntimeError)  a graph was changed after `begin`
      ├─ FetchError (ValueError)             a fetch or feed that the graph does not know
@@ -25,6 +27,7 @@
      ├─ PublisherFailedError                whoever should have reached the step failed
      ├─ StepResetError                      the step was reset while waiting for it
      ├─ StoreClosedError                    the step store was closed
+     ├─ StaleReignError                     another chief has taken over meanwhile
      └─ CheckpointError (OSError)           a checkpoint could not be written or read
          ├─ CorruptCheckpointError          it does not verify
          ├─ CheckpointBusyError             another writer has the directory
@@ -68,6 +71,10 @@ class UnavailableError(AiohooksError):
     """Raised by the user's code when the other side is away for now; the session recovers."""
 
 
+class StoreUnavailableError(UnavailableError):
+    """Raised when the engine behind a step store cannot be reached, or says no; caused by what its client raised."""
+
+
 class RecoveryExhaustedError(AiohooksError):
     """Raised when a session is used again after its recovery gave up.
 
@@ -109,6 +116,10 @@ class HookCancelledError(AiohooksError):
 
 class HookTimeoutError(AiohooksError, TimeoutError):
     """Raised when one call of a hook took longer than the hook's `timeout`."""
+
+
+class SessionStalledError(AiohooksError, TimeoutError):
+    """Raised by `WatchdogHook` when a phase of a session went on for longer than its limit; says who was waiting for what."""
 
 
 class GraphError(AiohooksError, ValueError):
@@ -158,6 +169,16 @@ class StepResetError(AiohooksError):
 
 class StoreClosedError(AiohooksError):
     """Raised by a step store that was closed, and by the waits that were pending then."""
+
+
+class StaleReignError(AiohooksError):
+    """Raised by a write of a chief whose lease had run out, after another one has taken the lead; nothing was written."""
+
+    def __init__(self, message: str, *, reign: int, newest: int) -> None:
+        """Keeps the number of the reign that has ended, and of the one that has begun."""
+        super().__init__(message)
+        self.reign: int = reign
+        self.newest: int = newest
 
 
 class CheckpointError(AiohooksError, OSError):

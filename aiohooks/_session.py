@@ -184,9 +184,15 @@ class Session:
             self.variables.put(new)
         else:
             # Before the step: whoever waits for it, anywhere, must find the variables of that step.
+            old = {name: self.variables.read(name) for name in new}
             self.variables.put(new)
             advance = store.advance(plan.steps)
-            self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
+            try:
+                self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
+            except Exception:
+                # Refused, so nothing of this run has happened. What another session has committed on top of it stays.
+                self.variables.put({name: old[name] for name in new if self.variables.read(name) is new[name]})
+                raise
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -15,7 +16,7 @@ from aiohooks._session import Session
 from aiohooks._stateful import Stateful, is_stateful
 from aiohooks._variables import Variables
 from aiohooks.checkpoint import Saver
-from aiohooks.stores import MemoryStepStore, StepStore
+from aiohooks.stores import MemoryStepStore, Reign, StepStore
 
 
 class SessionCreator(Protocol):
@@ -112,6 +113,9 @@ class ChiefSessionCreator:
 
     With a checkpoint directory the first session is restored from its newest good checkpoint, and so is the session that
     replaces one in a recovery; where there is none, a recovery goes on with the variables and the step as they are.
+
+    Over processes it takes the lead of the step store (`StepStore.lead`), for as long as the monitored session is open, and
+    tells the workers when all is initialised. A second chief of the run waits until the lead is free.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class ChiefSessionCreator:
         checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
         global_step: StepStore | None = None,
         variables: Variables | None = None,
+        lead: bool = True,
     ) -> None:
         """Keeps what all created sessions have in common.
 
@@ -132,6 +137,7 @@ class ChiefSessionCreator:
                 directory of its own writes there.
             global_step: where the global step is kept; one for all its sessions, if left out.
             variables: the values of the variables; likewise.
+            lead: whether to take the lead of a step store over processes. False for peers without a chief.
         """
         _check_parts(graph, scaffold, global_step, variables)
         self.graph = graph
@@ -141,6 +147,8 @@ class ChiefSessionCreator:
         self._saver = checkpoint_dir if checkpoint_dir is None or isinstance(checkpoint_dir, Saver) else Saver(checkpoint_dir)
         self._own_saver = self._saver is not checkpoint_dir
         self._created = False
+        self._lead: contextlib.AbstractAsyncContextManager[Reign] | None = None
+        self._leads = lead and not self.global_step.inline
 
     async def create_session(self) -> Session:
         """Makes a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
@@ -150,8 +158,14 @@ class ChiefSessionCreator:
             CorruptCheckpointError: there are checkpoints, and none of them is good.
             CheckpointMismatchError: the checkpoint is of another graph, or of other tracked objects.
             CheckpointError: the checkpoints cannot be read, or another process writes there (`CheckpointBusyError`).
+            StoreUnavailableError: the engine of the step store cannot be reached.
         """
         variables = self._variables
+        if self._leads and self._lead is None:
+            lead = self.global_step.lead()
+            await lead.__aenter__()
+            self._lead = lead
+        await self.global_step.value()  # from here on its latest mark is known
         first = await variables.claim()
         session = Session(self.graph, global_step=self.global_step, variables=variables)
         session.tracked = self._scaffold.tracked or {}
@@ -172,12 +186,22 @@ class ChiefSessionCreator:
         if first:
             variables.mark_ready()
         self._created = True
+        if self._lead is not None:
+            await self.global_step.mark_initialised()
         return session
 
     async def aclose(self) -> None:
-        """Lets go of the checkpoint directory; called by the monitored session at its end. A given `Saver` stays as it is."""
-        if self._saver is not None and self._own_saver:
-            await self._saver.aclose()
+        """Lets go of the checkpoint directory and the lead; called by the monitored session at its end.
+
+        A given `Saver` stays as it is.
+        """
+        lead, self._lead = self._lead, None
+        try:
+            if self._saver is not None and self._own_saver:
+                await self._saver.aclose()
+        finally:
+            if lead is not None:
+                await lead.__aexit__(None, None, None)
 
     def gave_up(self, error: BaseException) -> None:
         """Tells the workers that wait for the variables that they will not come."""
@@ -185,7 +209,11 @@ class ChiefSessionCreator:
 
 
 class WorkerSessionCreator:
-    """Creates sessions that wait until a chief has initialised the shared variables."""
+    """Creates sessions that wait until a chief has initialised the shared variables.
+
+    A worker in another process than the chief has variables of its own, with a step store over processes: it waits until the
+    chief has initialised its own ones, and begins with the initial values of the graph.
+    """
 
     def __init__(
         self,
@@ -199,16 +227,20 @@ class WorkerSessionCreator:
         """Keeps what all created sessions have in common; like `ChiefSessionCreator`, and `max_wait_secs` (None: for ever).
 
         Raises:
-            InvalidArgumentError: no variables: nobody else could initialise a worker's own.
+            InvalidArgumentError: neither variables nor a store over processes: how would it hear of the chief?
         """
-        if variables is None:
-            raise InvalidArgumentError("a worker waits for a chief's variables: give both the same Variables()")
         _check_parts(graph, scaffold, global_step, variables)
+        if variables is None and (global_step is None or global_step.inline):
+            raise InvalidArgumentError(
+                "a worker waits for a chief's variables: give both the same Variables(); or, in another process, "
+                "a step store over processes as global_step"
+            )
         check_secs(max_wait_secs, "max_wait_secs", optional=True)
         self.graph = graph
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = Scaffold() if scaffold is None else scaffold
         self._variables = variables
+        self._own = Variables() if variables is None else None
         self._max_wait_secs = max_wait_secs
 
     async def create_session(self) -> Session:
@@ -217,13 +249,20 @@ class WorkerSessionCreator:
         Raises:
             SessionNotReadyError: they were not ready within `max_wait_secs`.
             PublisherFailedError: the chief gave up.
+            PublisherFinishedError: the chief has finished already.
             NotReadyError: the scaffold says that something is missing in the end.
         """
-        await self._variables.wait_ready(self._max_wait_secs)
-        missing = self._variables.missing(variable.name for variable in self.graph.variables)
-        if missing:
-            raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
-        session = Session(self.graph, global_step=self.global_step, variables=self._variables)
+        if self._variables is not None:
+            variables = self._variables
+            await variables.wait_ready(self._max_wait_secs)
+            missing = variables.missing(variable.name for variable in self.graph.variables)
+            if missing:
+                raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
+        else:
+            variables = self._own or Variables()
+            await self.global_step.wait_initialised(self._max_wait_secs)
+        await self.global_step.value()  # from here on its latest mark is known
+        session = Session(self.graph, global_step=self.global_step, variables=variables)
         try:
             await self._scaffold.local_init(session, "the chief's initialisation")
         except BaseException:

@@ -33,7 +33,8 @@ def creator_of(source: object, global_step: StepStore | None, variables: Variabl
         if global_step is not None or variables is not None:
             raise InvalidArgumentError("the step store and variables are those of the SessionCreator's sessions; give them to it")
         return cast("SessionCreator", creator)
-    return ChiefSessionCreator(graph_of(source, "a Graph, a SessionCreator,"), global_step=global_step, variables=variables)
+    graph = graph_of(source, "a Graph, a SessionCreator,")
+    return ChiefSessionCreator(graph, global_step=global_step, variables=variables, lead=False)  # every process makes one
 
 
 def graph_of(source: object, wanted: str = "a Graph") -> Graph:

@@ -1,6 +1,8 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
     _mark           Mark, and which numbers can be steps
+    _view           what an engine tells of a run, and what can be asked of it
+    _run_state      what each request does to the state of a run: pure
     _waiters        who waits, parked under the step waited for
     _publishers     who may advance, who of them still could, how the last one left
     _changes        the newest mark, again and again
@@ -8,18 +10,37 @@
     _room           the waiting room: all of these together, and how waits end
     _store          StepStore: the contract, and all that is the same on every engine
     memory          MemoryStepStore, for one process
+    _members        the publishers and the chief's lease of this process, told to an engine
+    _shared         SharedStepStore: all that is the same where the state is outside the process
+    _remote         RemoteStepStore: the same behind a connection
+    local           LocalStepStore, for the processes of one machine: files
+    redis           RedisStepStore: Redis or Valkey
+    nats            NatsStepStore: NATS with JetStream
+    ray             RayStepStore: an actor on a Ray cluster
+    _open           open_step_store, by URL
 
-Each imports only from those above it.
+Each imports only from those above it. What is for an engine of one's own is in `_shared` and `_remote`; the engines are
+imported where they are asked for.
 """
+
+from typing import Any
 
 from aiohooks.stores._changes import Changes as Changes
 from aiohooks.stores._mark import Mark as Mark
+from aiohooks.stores._open import open_step_store as open_step_store
 from aiohooks.stores._publishers import Publisher as Publisher
 from aiohooks.stores._publishers import current_publisher as current_publisher
+from aiohooks.stores._remote import RemoteStepStore as RemoteStepStore
+from aiohooks.stores._shared import SharedStepStore as SharedStepStore
+from aiohooks.stores._store import Reign as Reign
 from aiohooks.stores._store import StepStore as StepStore
 from aiohooks.stores._store import StoreStatistics as StoreStatistics
 from aiohooks.stores.memory import MemoryStepStore as MemoryStepStore
 
-for _public in (Changes, Mark, Publisher, StepStore, StoreStatistics, MemoryStepStore):
+_public: Any = None
+for _public in (
+    *(Changes, Mark, Publisher, Reign, StepStore, StoreStatistics, MemoryStepStore),
+    *(SharedStepStore, RemoteStepStore, open_step_store),
+):
     _public.__module__ = __name__
 del _public

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from aiohooks._errors import is_clean_end
 from aiohooks._running import Running, innermost_run
+from aiohooks.stores._view import Member
 
 
 class Publisher:
@@ -24,14 +25,20 @@ class Publisher:
         self.name: str = name
         self.closed: bool = False
         """Whether it has left."""
-        self.parked: dict[asyncio.Future[Any], Running | None] = {}
-        """Its waits, and in which run they began; one that has been resolved stays here until its task runs."""
+        self.parked: dict[asyncio.Future[Any], tuple[int, Running | None]] = {}
+        """Its waits: for which step, and in which run they began; one that was resolved stays here until its task runs."""
         self._leave = leave
 
     @property
     def waiting(self) -> int:
         """How many of its waits are parked, and hold up the run in which they began."""
-        return sum(not wait.done() and (run is None or run.active) for wait, run in self.parked.items())
+        return sum(not wait.done() and (run is None or run.active) for wait, (_, run) in self.parked.items())
+
+    @property
+    def waits_for(self) -> int:
+        """The highest step that it waits for in the run that its waits hold up; 0 while it is at work."""
+        waits = self.parked.items()
+        return max((step for wait, (step, run) in waits if not wait.done() and (run is None or run.active)), default=0)
 
     def close(self, exc: BaseException | None = None) -> None:
         """Leaves the store; harmless when it was left already.
@@ -73,12 +80,14 @@ class Departure:
     name: str
     step: int
     error: BaseException | None
+    elsewhere: bool = False
+    """Whether it was a publisher of another process."""
 
 
 class Publishers:
     """The publishers of one store."""
 
-    __slots__ = ("_idle", "_registered", "departure")
+    __slots__ = ("_idle", "_registered", "departure", "elsewhere")
 
     def __init__(self) -> None:
         """Nobody has come yet."""
@@ -87,14 +96,21 @@ class Publishers:
         self._idle = 0
         self.departure: Departure | None = None
         """How the last one that left did so."""
+        self.elsewhere: tuple[Member, ...] = ()
+        """Those of other processes."""
 
     def __contains__(self, publisher: object) -> bool:
         return publisher in self._registered
 
     @property
+    def here(self) -> tuple[Publisher, ...]:
+        """Those of this process, in order of registration."""
+        return tuple(self._registered)
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The names of those who are registered, in order of registration."""
-        return tuple(publisher.name for publisher in self._registered)
+        """The names of those who are registered, in order of registration; then those of other processes."""
+        return (*(publisher.name for publisher in self._registered), *(member.name for member in self.elsewhere))
 
     def join(self, publisher: Publisher) -> None:
         """Registers one."""
@@ -107,10 +123,10 @@ class Publishers:
         error = None if exc is None or is_clean_end(exc) else exc
         self.departure = Departure(publisher.name, step, error)
 
-    def park(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
-        """Notes a wait of a registered publisher."""
+    def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int) -> None:
+        """Notes a wait of a registered publisher for a step."""
         self._idle += not publisher.parked
-        publisher.parked[wait] = innermost_run()
+        publisher.parked[wait] = step, innermost_run()
 
     def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
         """Forgets a wait, also of a publisher that has left meanwhile."""
@@ -118,10 +134,14 @@ class Publishers:
         if not publisher.parked and publisher in self._registered:
             self._idle -= 1
 
-    def all_waiting(self) -> bool:
-        """Whether nobody who is registered could advance now: there is none, or every one is itself waiting."""
+    def all_waiting(self, step: int) -> bool:
+        """Whether nobody who is registered could advance now: there is none, or every one is itself waiting beyond `step`."""
         # Counting comes first, so that n publishers who park one after the other are not looked through n times.
-        return self._idle == len(self._registered) and all(publisher.waiting for publisher in self._registered)
+        return (
+            self._idle == len(self._registered)
+            and all(publisher.waiting for publisher in self._registered)
+            and all(member.waits_for > step for member in self.elsewhere)
+        )
 
 
 def listed(names: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from aiohooks._errors import (
     AiohooksError,
     PublisherFailedError,
     PublisherFinishedError,
+    SessionNotReadyError,
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
@@ -20,7 +21,8 @@ from aiohooks._errors import (
 from aiohooks.stores._changes import Watch
 from aiohooks.stores._mark import Mark
 from aiohooks.stores._progress import ProgressLog, Waiting, logger
-from aiohooks.stores._publishers import Publisher, Publishers, current_publisher, listed
+from aiohooks.stores._publishers import Departure, Publisher, Publishers, current_publisher, listed
+from aiohooks.stores._view import Member
 from aiohooks.stores._waiters import NOBODY, Waiter, Waiters
 
 
@@ -47,14 +49,18 @@ class WaitingRoom:
 
     __slots__ = (
         "_arm",
+        "_claims",
         "_clock",
         "_failure",
         "_progress",
         "_run",
+        "_since",
         "_strict",
+        "_waits_changed",
         "_warned",
         "closed",
         "due",
+        "is_initialised",
         "latest",
         "max_waiting",
         "publishers",
@@ -63,8 +69,15 @@ class WaitingRoom:
         "watches",
     )
 
-    def __init__(self, run: str, mark: Mark, clock: Clock, arm: Callable[[int | None], None]) -> None:
-        """`arm` is told whenever `due` has changed: None when nobody waits."""
+    def __init__(
+        self,
+        run: str,
+        mark: Mark,
+        clock: Clock,
+        arm: Callable[[int | None], None],
+        waits_changed: Callable[[Publisher], None],
+    ) -> None:
+        """`arm` is told whenever `due` has changed: None when nobody waits; `waits_changed` of a publisher's waits."""
         self.latest = mark
         self.due = NOBODY
         """The lowest step at which somebody is to be told: the lowest threshold; 0 while a change is waited for."""
@@ -77,8 +90,12 @@ class WaitingRoom:
         self._run = run
         self._clock = clock
         self._arm = arm
+        self._waits_changed = waits_changed
+        self.is_initialised = False
+        self._claims: dict[Watch, None] = {}  # those that wait for this
+        self._since: float | None = None  # when somebody began to wait, after a time when nobody did
         self._strict: dict[Waiter, None] = {}  # those that a reset is to end
-        self._failure: tuple[BaseException, Mark] | None = None
+        self._failure: tuple[BaseException, Mark, type[AiohooksError]] | None = None
         self._warned: Mark | None = None
         self._progress = ProgressLog(clock, self._describe)
 
@@ -97,7 +114,7 @@ class WaitingRoom:
             self.max_waiting = self.waiters.count
         if strict:
             self._strict[waiter] = None
-        publisher = self._parked_by(waiter)
+        publisher = self._parked_by(waiter, step)
         timer = None
         try:
             self._settle()
@@ -127,7 +144,7 @@ class WaitingRoom:
             raise end.error(None)
         watch: Watch = asyncio.get_running_loop().create_future()
         self.watches[watch] = own[watch] = None
-        publisher = self._parked_by(watch)
+        publisher = self._parked_by(watch, self.latest.step + 1)
         try:
             self._settle()
             if publisher is not None:
@@ -144,7 +161,63 @@ class WaitingRoom:
             raise error
         return self.latest
 
+    async def wait_initialised(self, secs: float | None) -> None:
+        """Waits until the chief has said that what the workers need is there."""
+        if self.is_initialised:
+            return
+        if (end := self._end()) is not None:
+            raise end.error(None)
+        claim: Watch = asyncio.get_running_loop().create_future()
+        self._claims[claim] = None
+        timer = None
+        if secs is not None:
+            late = SessionNotReadyError(
+                f"the chief of {self._run} has not initialised it within {secs:g} s, published by {listed(self.publishers.names)}"
+            )
+            timer = self._clock.call_later(secs, lambda: None if claim.done() else claim.set_result(late))
+        try:
+            self._arm(None if self.due == NOBODY else self.due)
+            error = await claim
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._claims.pop(claim, None)
+        if error is not None:
+            raise error
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anybody waits for anything."""
+        return bool(self.waiters.count or self.watches or self._claims)
+
+    @property
+    def waiting_secs(self) -> float | None:
+        """For how long somebody has been waiting for a step without a break; None if nobody does."""
+        return None if self._since is None else self._clock.now() - self._since
+
     # News.
+
+    def initialised(self, ready: bool) -> None:
+        """Takes note of whether the chief has initialised what the workers need."""
+        self.is_initialised = ready
+        if ready:
+            for claim in self._claims:
+                if not claim.done():
+                    claim.set_result(None)
+            self._claims.clear()
+
+    def elsewhere(self, members: tuple[Member, ...], departure: Departure | None, *, lost: bool) -> None:
+        """Takes note of who publishes in other processes, and of how the last one there left (None: not again, or not yet).
+
+        A publisher that was `lost` without a departure is one that is waited for: it forgets all departures.
+        """
+        publishers = self.publishers
+        if any(member not in publishers.elsewhere for member in members):
+            self._failure = None
+        publishers.elsewhere = members
+        if departure is not None or lost:
+            publishers.departure = departure
+        self._judge()
 
     def observe(self, mark: Mark) -> None:
         """Takes note of a mark, and wakes who waited for it; older news is dropped."""
@@ -179,10 +252,14 @@ class WaitingRoom:
         self.publishers.leave(publisher, self.latest.step, exc)
         self._judge()
 
-    def fail(self, exc: BaseException) -> None:
-        """Ends all waits, also those that begin before anything new happens."""
-        self._failure = exc, self.latest
+    def fail(self, exc: BaseException, mark: Mark | None = None, kind: type[AiohooksError] = PublisherFailedError) -> None:
+        """Ends all waits, also those that begin before anything new happens; `mark` is the one at which it was said."""
+        self._failure = exc, mark or self.latest, kind
         self._end_now()
+
+    def available(self) -> None:
+        """Waits may begin again after a failure."""
+        self._failure = None
 
     def close(self) -> None:
         """Ends all waits for good."""
@@ -191,16 +268,23 @@ class WaitingRoom:
 
     # How waits end.
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether a wait that began now would end badly at once, as far as is known here."""
+        return self._end() is not None
+
     def _end(self) -> _End | None:
         """Why no wait can end well now, if so."""
         if self.closed:
             return _End(StoreClosedError, f"the step store {self._run} was closed")
         if self._failure is not None:
-            cause, mark = self._failure
+            cause, mark, kind = self._failure
+            if mark == self.latest and kind is not PublisherFailedError:
+                return _End(kind, str(cause), cause.__cause__)
             if mark == self.latest:
                 return _End(PublisherFailedError, f"the publisher of {self._run} failed at step {mark.step}", cause)
         departure = self.publishers.departure
-        if departure is None or not self.publishers.all_waiting():
+        if departure is None or not self.publishers.all_waiting(self.latest.step):
             return None
         if departure.error is None:
             return _End(PublisherFinishedError, f"{departure.name} finished at step {departure.step}")
@@ -214,6 +298,10 @@ class WaitingRoom:
             if not watch.done():
                 watch.set_result(end.error(None))
         self.watches.clear()
+        for claim in self._claims:
+            if not claim.done():
+                claim.set_result(end.error(None))
+        self._claims.clear()
         for step, waiter in self.waiters.take_all():
             if not waiter.done():
                 waiter.set_result(end.error(step))
@@ -238,7 +326,10 @@ class WaitingRoom:
         if due != self.due:
             self.due = due
             self._arm(None if due == NOBODY else due)
-        self._progress.keep(self.waiters.count > 0, self.latest)
+        waited = self.waiters.count > 0
+        if waited != (self._since is not None):
+            self._since = self._clock.now() if waited else None
+        self._progress.keep(waited, self.latest)
 
     def _describe(self) -> Waiting:
         waiters = self.waiters
@@ -246,15 +337,17 @@ class WaitingRoom:
 
     # Publishers' own waits.
 
-    def _parked_by(self, wait: asyncio.Future[Any]) -> Publisher | None:
+    def _parked_by(self, wait: asyncio.Future[Any], step: int) -> Publisher | None:
         publisher = current_publisher()
         if publisher is None or publisher not in self.publishers:
             return None
-        self.publishers.park(publisher, wait)
+        self.publishers.park(publisher, wait, step)
+        self._waits_changed(publisher)
         return publisher
 
     def _unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
         self.publishers.unpark(publisher, wait)
+        self._waits_changed(publisher)
         if not publisher.parked:
             self._warned = None
 
@@ -263,7 +356,8 @@ class WaitingRoom:
         if self.publishers.departure is not None:
             self._end_now()
             return
-        if self._warned == self.latest or not self.publishers.all_waiting():
+        publishers = self.publishers
+        if self._warned == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
             return  # nothing has happened since it was said, or there is nothing to say
         self._warned = self.latest
         logger.warning(

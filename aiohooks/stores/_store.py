@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import concurrent.futures
+import contextlib
 from asyncio import get_running_loop
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -33,6 +34,7 @@ class StoreStatistics:
         waits: how many `wait_for` have been parked so far.
         immediate: how many found their step reached already.
         max_waiting: how many were parked at the same time, at most.
+        waiting_secs: for how long somebody has been waiting for a step without a break; None if nobody is.
     """
 
     latest: Mark
@@ -44,6 +46,18 @@ class StoreStatistics:
     waits: int
     immediate: int
     max_waiting: int
+    waiting_secs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """The time in which one process is the chief of a run.
+
+    Attributes:
+        number: 1 for the first reign of a run; each later one is higher.
+    """
+
+    number: int
 
 
 class StepStore(abc.ABC):
@@ -68,7 +82,7 @@ class StepStore(abc.ABC):
         """Starts from `mark`; `run` names what is counted."""
         self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
-        self._room = WaitingRoom(self.run, mark, current_clock(), self._arm)
+        self._room = WaitingRoom(self.run, mark, current_clock(), self._arm, self._waits_changed)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._immediate = 0
 
@@ -108,6 +122,40 @@ class StepStore(abc.ABC):
     @abc.abstractmethod
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
         """Advances in the store's own loop, for another thread, which reads `answer`."""
+
+    @abc.abstractmethod
+    def lead(self, ttl: float | None = None) -> contextlib.AbstractAsyncContextManager[Reign]:
+        """Makes this process the chief of the run for the time of the block, in a new reign; waits while there is another.
+
+        Writes of this process carry the reign: once a younger one has begun, because this process was taken for dead, they
+        are refused with `StaleReignError`.
+
+        Args:
+            ttl: for how many seconds the lease holds without being renewed; the store's own, if left out.
+        """
+
+    @abc.abstractmethod
+    async def mark_initialised(self) -> None:
+        """Tells workers in other processes that the chief, this one, has initialised what they need; inside `lead` only."""
+
+    async def wait_initialised(self, timeout: float | None = None) -> None:
+        """Waits until the chief of the present reign has called `mark_initialised`, `timeout` seconds at most.
+
+        Raises:
+            SessionNotReadyError: the time was up.
+            PublisherFinishedError: everybody has finished.
+            PublisherFailedError: nobody is left, and the last one failed.
+            StoreClosedError: the store was closed.
+        """
+        secs = None if timeout is None else checked_timeout(timeout)
+        self._enter()
+        await self._room.wait_initialised(secs)
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - nothing is on its way in one process
+        """Waits until the other processes could know who publishes here, `timeout` seconds at most."""
+
+    def _waits_changed(self, publisher: Publisher) -> None:  # noqa: B027 - in one process there is nobody to tell
+        """Told whenever a publisher has begun or ended a wait."""
 
     def _arm(self, step: int | None) -> None:  # noqa: B027 - an engine that hears of every step need not be told
         """Told whenever the lowest step that somebody waits for has changed.
@@ -233,6 +281,7 @@ class StepStore(abc.ABC):
             waits=room.waits,
             immediate=self._immediate,
             max_waiting=room.max_waiting,
+            waiting_secs=room.waiting_secs,
         )
 
     def __repr__(self) -> str:

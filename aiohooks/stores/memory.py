@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import ClassVar
 
+from aiohooks._errors import InvalidArgumentError
 from aiohooks.stores._mark import MAX_STEP, Mark, checked_step
-from aiohooks.stores._store import StepStore
+from aiohooks.stores._store import Reign, StepStore
 
 
 class MemoryStepStore(StepStore):
@@ -17,6 +21,8 @@ class MemoryStepStore(StepStore):
     def __init__(self, step: int = 0, *, run: str = "default") -> None:
         """Starts at `step`, in epoch 1; `run` is the name that messages use."""
         super().__init__(Mark(1, checked_step(step, "step")), run=run)
+        self._reigns = 0
+        self._lead = asyncio.Lock()
 
     async def value(self) -> Mark:
         """The mark; the same as `latest`."""
@@ -42,6 +48,22 @@ class MemoryStepStore(StepStore):
         mark = Mark(self._room.latest.epoch + 1, step)
         self._observe(mark)
         return mark
+
+    @contextlib.asynccontextmanager
+    async def lead(self, ttl: float | None = None) -> AsyncGenerator[Reign]:
+        """See `StepStore.lead`; `ttl` means nothing here, where the lease ends with the block."""
+        self._enter()
+        async with self._lead:
+            self._reigns += 1
+            self._room.initialised(False)
+            yield Reign(self._reigns)
+
+    async def mark_initialised(self) -> None:
+        """See `StepStore.mark_initialised`."""
+        self._enter()
+        if not self._lead.locked():
+            raise InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
+        self._room.initialised(True)
 
     def advance_nowait(self, by: int = 1) -> int:
         """See `StepStore.advance_nowait`."""

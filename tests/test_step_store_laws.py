@@ -1,0 +1,53 @@
+"""The laws of a step store, on the one in memory and on one behind a connection."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiohooks import InvalidArgumentError
+from aiohooks.stores import MemoryStepStore
+from aiohooks.testing import check_step_store, step_store_laws
+from tests.fake_engine import FakeEngine, FakeStepStore
+
+
+@pytest.mark.parametrize("law", step_store_laws())
+async def test_memory(law: str) -> None:
+    stores: dict[str, MemoryStepStore] = {}
+
+    def make(run: str) -> MemoryStepStore:
+        return stores.setdefault(run, MemoryStepStore(run=run))
+
+    await check_step_store(make, law)
+
+
+@pytest.mark.parametrize("law", step_store_laws())
+async def test_behind_a_connection(law: str) -> None:
+    engine = FakeEngine()
+    await check_step_store(lambda run: FakeStepStore(engine, run=run), law)
+    assert not engine.watches
+
+
+async def test_a_law_that_is_broken_is_named() -> None:
+    class Forgetful(MemoryStepStore):
+        async def raise_to(self, step: int) -> int:
+            return step
+
+    stores: dict[str, MemoryStepStore] = {}
+    with pytest.raises(AssertionError) as caught:
+        await check_step_store(lambda run: stores.setdefault(run, Forgetful(run=run)), "raises_to")
+    assert "this breaks the law raises_to" in caught.value.__notes__[0]
+
+
+async def test_a_law_that_hangs_is_named() -> None:
+    class Deaf(MemoryStepStore):
+        async def wait_for(self, step: int, **_: object) -> int:
+            return await super().wait_for(10**9)
+
+    stores: dict[str, MemoryStepStore] = {}
+    with pytest.raises(AssertionError, match=r"loses_no_race: stuck for 0\.05 s"):
+        await check_step_store(lambda run: stores.setdefault(run, Deaf(run=run)), "loses_no_race", limit_secs=0.05)
+
+
+async def test_unknown_law() -> None:
+    with pytest.raises(InvalidArgumentError, match="law='x': there are counts,"):
+        await check_step_store(lambda run: MemoryStepStore(run=run), "x")

@@ -1,0 +1,444 @@
+"""Stores behind a connection: outages, lost answers, lost data, leases that run out, the end of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.stores._mark import MAX_STEP, Mark
+from aiohooks.stores._run_state import RunState
+from aiohooks.stores._view import Fail, Join, Lead, Leave, Member, Request, Write
+from aiohooks.testing import ManualClock
+from tests.fake_engine import FakeEngine, FakeStepStore
+from tests.stepping import ticks
+
+
+@pytest.fixture
+def clock() -> Iterator[ManualClock]:
+    with ManualClock() as clock:
+        yield clock
+
+
+@pytest.fixture
+def engine(clock: ManualClock) -> FakeEngine:
+    return FakeEngine()
+
+
+async def settle() -> None:
+    await ticks(40)
+
+
+# --- outages
+
+
+async def test_waits_and_writes_survive_an_outage(clock: ManualClock, engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        wait = asyncio.ensure_future(b.wait_for(2))
+        await a.advance()
+        engine.go()
+        write = asyncio.ensure_future(a.advance())
+        for _ in range(20):
+            await settle()
+            clock.advance(5)
+        assert not write.done()
+        assert not wait.done()
+        assert a.away_secs is not None
+        engine.come_back()
+        await settle()
+        clock.advance(6)
+        assert await write == 2
+        assert await wait == 2
+        await settle()
+        clock.advance(6)
+        await settle()
+        assert a.away_secs is None
+
+
+async def test_a_lost_answer_counts_once(clock: ManualClock, engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a:
+        for lost in (1, 3):
+            engine.answers_to_lose = lost
+            write = asyncio.ensure_future(a.advance())
+            while not write.done():
+                await settle()
+                clock.advance(5)
+        assert (await a.value()).step == 2
+
+
+async def test_an_engine_that_lost_its_data_goes_on_where_it_was(
+    clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also without anybody's advance: the members and the step are told again by those who know them."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        a.publisher("trainer")
+        await a.advance(98)
+        wait = asyncio.ensure_future(b.wait_for(100))
+        await settle()
+        engine.go(data_lost=True)
+        await settle()
+        engine.come_back()
+        clock.advance(6)
+        await settle()
+        assert engine.runs["default"].mark.step == 98
+        assert [member.name for member in engine.runs["default"].members.values()] == ["trainer"]
+        assert await a.advance(2) == 100
+        assert await wait == 100
+    assert any("came back" in message for message in caplog.messages)
+
+
+async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: FakeEngine) -> None:
+    async with FakeStepStore(engine, max_outage_secs=30) as a:
+        await a.advance()
+        wait = asyncio.ensure_future(a.wait_for(9))
+        await settle()
+        engine.go()
+        write = asyncio.ensure_future(a.advance())
+        for _ in range(8):
+            await settle()
+            clock.advance(5)
+        await settle()
+        for call in (wait, write, a.wait_for(10)):
+            with pytest.raises(ah.StoreUnavailableError, match="no connection for 30"):
+                await call
+        engine.come_back()
+        clock.advance(6)
+        await settle()
+        assert await a.advance() == 2
+        assert await a.wait_for(2) == 2
+
+
+async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: FakeEngine) -> None:
+    engine.go()
+    store = FakeStepStore(engine, connect_timeout=7)
+    calls = [asyncio.ensure_future(store.advance()), asyncio.ensure_future(store.wait_for(3))]
+    for _ in range(10):
+        await settle()
+        clock.advance(1)
+    for call in calls:
+        with pytest.raises(ah.StoreUnavailableError, match="away"):
+            await call
+    engine.come_back()
+    assert await store.advance() == 1  # the next call tries again
+    await store.aclose()
+
+
+async def test_closing_while_the_engine_is_away_is_bounded(clock: ManualClock, engine: FakeEngine) -> None:
+    store = FakeStepStore(engine)
+    await store.advance()
+    store.publisher("p")
+    engine.go()
+    writes = [asyncio.ensure_future(store.advance()) for _ in range(3)]
+    await settle()
+    closing = asyncio.ensure_future(store.aclose())
+    for _ in range(4):
+        await settle()
+        clock.advance(3)
+    await closing
+    for write in writes:
+        with pytest.raises(ah.StoreClosedError):
+            await write
+
+
+async def test_caller_that_leaves_in_an_outage_is_not_written_for(clock: ManualClock, engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a:
+        await a.advance()
+        engine.go()
+        first, second = (asyncio.ensure_future(a.advance()) for _ in range(2))
+        await settle()
+        third = asyncio.ensure_future(a.advance(10))
+        await settle()
+        third.cancel()
+        await settle()
+        engine.come_back()
+        clock.advance(6)
+        await settle()
+        clock.advance(6)
+        assert [await first, await second] == [2, 3]
+        assert (await a.value()).step == 3
+
+
+# --- combining
+
+
+async def test_concurrent_advances_are_one_request(engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a:
+        await a.advance()
+        engine.requests.clear()
+        results = await asyncio.gather(*(a.advance(number) for number in range(1, 65)))
+        assert results == [1 + sum(range(1, number + 1)) for number in range(1, 65)]
+        assert len(engine.requests) <= 2
+
+
+async def test_order_of_different_writes_is_kept(engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a:
+        advance, raised, more, reset, last = await asyncio.gather(
+            a.advance(2), a.raise_to(10), a.advance(), a.reset(4), a.advance()
+        )
+        assert (advance, raised, more, reset, last) == (2, 10, 11, Mark(2, 4), 5)
+
+
+async def test_each_caller_gets_an_error_of_its_own(engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a:
+        await a.raise_to(MAX_STEP - 1)
+        results = await asyncio.gather(a.advance(), a.advance(), return_exceptions=True)
+        assert [type(result) for result in results] == [ah.InvalidArgumentError] * 2
+        assert results[0] is not results[1]
+        assert await a.advance() == MAX_STEP
+
+
+# --- leases
+
+
+async def lost(clock: ManualClock, secs: float = 11.0) -> None:
+    """Time goes by in which nobody can renew."""
+    clock.advance(secs)
+    await settle()
+
+
+class Silent(FakeStepStore):
+    """A process that is killed when `dead` is set: nothing it asks for arrives any more."""
+
+    dead = False
+
+    async def _send(self, request: Request):  # type: ignore[no-untyped-def]
+        if self.dead:
+            await asyncio.Event().wait()
+        return await super()._send(request)
+
+
+async def kill(store: Silent) -> None:
+    store.dead = True
+    for task in tuple(store._tasks):  # pyright: ignore[reportPrivateUsage]
+        task.cancel()
+    await settle()
+
+
+async def test_a_dead_publisher_is_told_within_its_lease(
+    clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = Silent(engine)
+    async with FakeStepStore(engine) as b:
+        dead.publisher("trainer")
+        await dead.advance(5)
+        await dead.flush()
+        wait = asyncio.ensure_future(b.wait_for(9))
+        await settle()
+        await kill(dead)
+        clock.advance(9.9)
+        await settle()
+        assert not wait.done()
+        clock.advance(0.2)
+        await settle()
+        with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 5, wanted 9") as caught:
+            await wait
+        assert "found dead" in str(caught.value.__cause__)
+    await bury(dead, clock)
+    assert any("trainer was found dead" in message for message in caplog.messages)
+
+
+async def test_leases_are_renewed(clock: ManualClock, engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        a.publisher("trainer")
+        await a.flush()
+        wait = asyncio.ensure_future(b.wait_for(9))
+        for _ in range(100):
+            await settle()
+            clock.advance(1)
+        assert not wait.done()
+        await a.advance(9)
+        assert await wait == 9
+
+
+async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engine: FakeEngine) -> None:
+    dead = Silent(engine)
+    async with FakeStepStore(engine, on_lost="keep") as b:
+        dead.publisher("trainer")
+        await dead.advance(5)
+        await dead.flush()
+        wait = asyncio.ensure_future(b.wait_for(9))
+        await settle()
+        await kill(dead)
+        for _ in range(30):
+            clock.advance(1)
+            await settle()
+        assert b.statistics().publishers == ()
+        assert not wait.done()
+        async with FakeStepStore(engine) as again:
+            with again.publisher("trainer"):
+                await again.advance(4)
+                assert await wait == 9
+    await bury(dead, clock)
+
+
+async def test_the_lead_of_a_dead_chief_is_taken_over(clock: ManualClock, engine: FakeEngine) -> None:
+    dead = Silent(engine)
+    lead = dead.lead()
+    assert (await lead.__aenter__()).number == 1
+    await dead.flush()
+    await kill(dead)
+    async with FakeStepStore(engine) as b:
+
+        async def second() -> int:
+            async with b.lead() as reign:
+                return reign.number
+
+        takes = asyncio.ensure_future(second())
+        await settle()
+        clock.advance(9)
+        await settle()
+        assert not takes.done()
+        clock.advance(1.1)
+        assert await takes == 2
+    await bury(dead, clock)
+    await lead.__aexit__(None, None, None)  # harmless by then
+
+
+async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        async with a.lead():
+            takes = asyncio.ensure_future(b.lead().__aenter__())
+            await settle()
+            takes.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await takes
+        async with b.lead(), asyncio.timeout(5):
+            with pytest.raises(ah.InvalidArgumentError, match="leads already"):
+                async with b.lead():
+                    pass
+
+
+async def bury(dead: Silent, clock: ManualClock) -> None:
+    """What is left of it in this process is closed."""
+    closing = asyncio.ensure_future(dead.aclose())
+    for _ in range(4):
+        await settle()
+        clock.advance(3)
+    await closing
+
+
+# --- departures that were there before
+
+
+async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: FakeEngine) -> None:
+    """A worker that comes before its chief, after an earlier run: it is told only when nobody has come for a while."""
+    async with FakeStepStore(engine) as a:
+        with a.publisher("yesterday's chief"):
+            await a.advance(3)
+    async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine, join_grace_secs=20) as c:
+        early, late = asyncio.ensure_future(b.wait_for(5)), asyncio.ensure_future(c.wait_for(50))
+        await settle()
+        clock.advance(19)
+        await settle()
+        assert not early.done()
+        clock.advance(2)
+        await settle()
+        for wait in (early, late):
+            with pytest.raises(ah.PublisherFinishedError, match="yesterday's chief finished at step 3"):
+                await wait
+    async with FakeStepStore(engine, join_grace_secs=20) as b:
+        wait = asyncio.ensure_future(b.wait_for(5))
+        await settle()
+        async with FakeStepStore(engine) as d:
+            with d.publisher("chief"):
+                await d.flush()
+                clock.advance(60)
+                await settle()
+                await d.advance(2)
+                assert await wait == 5
+
+
+# --- processes
+
+
+async def test_a_forked_store_is_refused(engine: FakeEngine) -> None:
+    async with FakeStepStore(engine) as store:
+        child = os.fork()
+        if child == 0:
+            try:
+                store.statistics()
+                store.publisher("child")
+            except ah.WrongLoopError as error:
+                os._exit(0 if "by a fork" in str(error) and "open_step_store" in str(error) else 2)
+            except BaseException:
+                os._exit(3)
+            os._exit(1)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert await store.advance() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_lost": "ask"}, "on_lost='ask'"),
+        ({"lease_secs": 0}, "lease_secs"),
+        ({"join_grace_secs": -1}, "join_grace_secs"),
+        ({"heartbeat": 0}, "heartbeat"),
+        ({"connect_timeout": "x"}, "connect_timeout"),
+        ({"max_outage_secs": -3}, "max_outage_secs"),
+        ({"run": ""}, "run="),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ah.InvalidArgumentError, match=message):
+        FakeStepStore(FakeEngine(), **options)  # type: ignore[arg-type]
+
+
+async def test_nothing_is_asked_while_nobody_waits(
+    clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No poll: a process without publishers that waits, or does not, asks the engine for nothing."""
+    caplog.set_level(logging.INFO)
+    async with FakeStepStore(engine) as b:
+        wait = asyncio.ensure_future(b.wait_for(5))
+        await settle()
+        engine.requests.clear()
+        for _ in range(60):
+            clock.advance(60)
+            await settle()
+        assert engine.requests == []
+        async with FakeStepStore(engine) as a:
+            await a.advance(5)
+        assert await wait == 5
+        assert len(engine.requests) == 1
+
+
+# --- the state of a run
+
+
+def test_state_as_text_is_the_same() -> None:
+    state = RunState()
+    member = Member("p/1", "näme", 10.0)
+    requests: list[Request] = [
+        Write("advance", 3, Mark(1, 0), 0, "p", 1),
+        Join(member),
+        Lead(member._replace(id="p/2")),
+        Join(member._replace(id="p/2", reign=1, ready=True)),
+        Write("reset", 1, Mark(1, 3), 1, "p", 2),
+        Leave("p/1", "näme", 1, "ValueError: x"),
+        Fail("no more"),
+    ]
+    for request in requests:
+        state.apply(request)
+        assert RunState.load(state.dump()).view() == state.view()
+    assert RunState.load(state.dump()).apply(requests[0]).mark == Mark(2, 1)
+    with pytest.raises(ValueError, match="not the state of a run"):
+        RunState.load(b"{}")
+
+
+def test_state_refuses_an_older_reign() -> None:
+    state = RunState()
+    for number in (1, 2):
+        assert state.apply(Lead(Member(f"{number}/1", "chief", 1.0))).reign == number
+        assert state.apply(Lead(Member("x/1", "other", 1.0))).verdict == "busy"
+        state.lose(f"{number}/1", 0)
+    stale = state.apply(Write("advance", 1, Mark(1, 0), 1, "1", 1))
+    assert (stale.verdict, state.mark) == ("stale", Mark(1, 0))
+    state.apply(Join(Member("1/1", "chief", 1.0, reign=1)))
+    assert not state.members
+    assert state.apply(Write("advance", 1, Mark(1, 0), 2, "2", 1)).mark == Mark(1, 1)
