@@ -57,6 +57,15 @@ class StepContext:
     async def call(self, fn: Callable[[StepContext], Awaitable[T]]) -> T:
         """Calls a step function with this context."""
         check_callable(fn, "the step function")
+        try:
+            inspect.signature(fn).bind(self)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"the step function {fn!r} cannot be called with one argument, the step context: {error}; "
+                "write it as `async def step_fn(step_context):`"
+            ) from None
+        except ValueError:
+            pass  # it has no signature to look at
         result = fn(self)
         if not inspect.isawaitable(result):  # pyright: ignore[reportUnnecessaryComparison]
             raise InvalidArgumentError(f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async def`")

@@ -14,6 +14,7 @@ from aiohooks._hook import HookRegistration, SessionRunHook
 from aiohooks._monitored_session import AsyncMonitoredSession
 from aiohooks._recovery import RecoveryPolicy
 from aiohooks._session_creator import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
+from aiohooks._signals import SignalPolicy
 from aiohooks._source import graph_of
 from aiohooks._variables import Variables
 from aiohooks.checkpoint import Saver
@@ -41,7 +42,7 @@ def monitored_training_session(
     max_wait_secs: float | None = 7200.0,
     recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008
     stop_grace_period_secs: float = 120.0,
-    handle_signals: bool = False,
+    handle_signals: bool | SignalPolicy = False,
     name: str | None = None,
 ) -> AsyncMonitoredSession:
     """A monitored session with the hooks that a training job has as a rule.
@@ -63,7 +64,7 @@ def monitored_training_session(
         summaries: what to write for TensorBoard: a mapping from a tag to a fetch, or nodes and names.
         summary_dir: where to; `checkpoint_dir`, if left out.
         global_step: see `AsyncMonitoredSession`, as for what is not named here.
-        variables: shared by a chief and its workers; a worker must have it.
+        variables: shared by a chief and its workers of one process; see `WorkerSessionCreator` for other processes.
         max_wait_secs: how long a worker waits for the chief; None for ever.
         recovery: see `AsyncMonitoredSession`.
         stop_grace_period_secs: likewise.
@@ -71,7 +72,8 @@ def monitored_training_session(
         name: likewise.
 
     Raises:
-        InvalidArgumentError: a value that cannot be meant, summaries without a directory, a worker without `variables`.
+        InvalidArgumentError: a value that cannot be meant, summaries without a directory, a worker that cannot hear of its
+            chief.
     """
     for what, every in (
         ("save_checkpoint", save_checkpoint),

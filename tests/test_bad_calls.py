@@ -45,6 +45,19 @@ async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], s
             await session.run_step_fn(make())
 
 
+async def test_step_functions_take_the_context() -> None:
+    """A step function with none, two or keyword-only parameters is refused with how to write it."""
+
+    async def none() -> None: ...
+    async def two(first: Any, second: Any) -> None: ...
+    async def keyword(*, context: Any) -> None: ...
+
+    async with ah.AsyncMonitoredSession(double) as session:
+        for fn in (none, two, keyword):
+            with refused(ah.InvalidArgumentError, "step function", "async def step_fn(step_context)"):
+                await session.run_step_fn(fn)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("feeds", [5, object()], ids=["int", "object"])
 async def test_feeds_can_be_iterated(feeds: Any) -> None:
     """`steps` refuses feeds that are nothing to iterate over."""

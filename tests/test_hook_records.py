@@ -261,3 +261,15 @@ def test_what_its_state_is_called(tmp_path: Path) -> None:
     names = [make(tmp_path / file, ["loss"]).name for make in (CSVHook, JSONLinesHook) for file in ("a", "b")]
     assert names == ["CSVHook(a)", "CSVHook(b)", "JSONLinesHook(a)", "JSONLinesHook(b)"]
     assert CSVHook(tmp_path / "a", ["loss"], name="mine").name == "mine"
+
+
+@both
+async def test_two_writers_of_one_file_are_refused(make: Callable[..., Hook], tmp_path: Path) -> None:
+    """The second hook with the same path says so before either has lost a line; afterwards the file is free again."""
+    path = file_of(make, tmp_path)
+    with pytest.raises(ah.InvalidArgumentError, match="is being written by another hook or process; give each of them"):
+        async with ah.AsyncMonitoredSession(counting_graph(), [make(path, ["loss"]), make(path, ["total"])]):
+            raise AssertionError("it was entered")
+    async with ah.AsyncMonitoredSession(counting_graph(), [make(path, ["loss"])]) as session:
+        await session.run("train")
+    assert len(steps(path)) == 1

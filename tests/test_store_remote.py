@@ -74,7 +74,7 @@ async def test_an_engine_that_lost_its_data_goes_on_where_it_was(
     clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also without anybody's advance: the members and the step are told again by those who know them."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+    async with FakeStepStore(engine, lease_secs=10_000) as a, FakeStepStore(engine) as b:
         a.publisher("trainer")
         await a.advance(98)
         wait = asyncio.ensure_future(b.wait_for(100))

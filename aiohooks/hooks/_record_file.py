@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -12,6 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from aiohooks._errors import InvalidArgumentError, did_you_mean
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _logger = logging.getLogger("aiohooks.hooks")
 _FIRST_COLUMNS = ("step", "time")
@@ -146,6 +152,7 @@ class RecordFile:
         """
         if self._file is None:
             self._file = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+            self._lock(self._file)
         kept, dropped, last = self._sorted_out(step)
         if dropped:
             self._set_aside(dropped)
@@ -164,6 +171,20 @@ class RecordFile:
         for record in missing:
             self._format.check(record)
         self.write(missing)
+
+    def _lock(self, file: BinaryIO) -> None:
+        """Two writers of one file would take out each other's lines."""
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file = None
+            file.close()
+            raise InvalidArgumentError(
+                f"{self.path} is being written by another hook or process; give each of them a path of its own"
+            ) from None
+        except OSError as error:
+            _logger.debug("%s cannot be locked: %s", self.path, error)  # some network file systems
 
     def _sorted_out(self, step: int) -> tuple[int, bytes, int]:
         """How much of the file stays, what does not, and the last step that stays."""
@@ -220,6 +241,9 @@ class RecordFile:
         if file is not None:
             with file:
                 os.fsync(file.fileno())
+                if fcntl is not None:
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have it open, too
 
 
 Series = dict[str, tuple[list[int], list[float]]]
