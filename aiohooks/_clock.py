@@ -60,6 +60,12 @@ def current_clock() -> Clock:
     return _current.get()
 
 
+def quick_now() -> Callable[[], float]:
+    """The current clock's `now`, for who asks often: the running loop is not looked up each time."""
+    clock = current_clock()
+    return asyncio.get_running_loop().time if isinstance(clock, LoopClock) else clock.now
+
+
 def set_current_clock(clock: Clock) -> Callable[[], None]:
     """Makes `clock` the current one of this context; the result puts back what was there before."""
     token = _current.set(clock)

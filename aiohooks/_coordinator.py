@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 from aiohooks._checks import check_callable, check_instance, check_secs
 from aiohooks._clock import current_clock
+from aiohooks._crew import describe_failure
 from aiohooks._errors import InvalidArgumentError, StopRequestedError, WrongLoopError, is_clean_end
 from aiohooks._interrupt import Interrupt, running_task
 from aiohooks._running import leave_runs
 from aiohooks._shield import wait_done
+from aiohooks._status import SessionStatus
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -67,6 +69,8 @@ class Coordinator:
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self.on_failure: Callable[[], None] | None = None
         """Called when a task has failed, after the waits were ended."""
+        self.look: Callable[[], SessionStatus] | None = None
+        """Tells what the session is doing; kept by the top only, and set by the monitored session."""
 
     # -- stopping
 
@@ -92,6 +96,8 @@ class Coordinator:
             self._reason = self._reason or reason or "a stop was requested"
             self._stopped = True  # after the reason: another thread may look in between
             self._in_loop(self._wake)
+        elif self._reason is None:  # retired: it ends already, and now it is known that it was wanted as well
+            self._reason = reason
 
     def should_stop(self) -> bool:
         """Whether a stop was asked for; never waits, never raises."""
@@ -233,20 +239,24 @@ class Coordinator:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
+            describe_failure(error, f"background task {task.get_name()!r}")
             self._report(error, f"background task {task.get_name()!r} failed")
 
     def _means_stop(self, error: BaseException) -> bool:
         return is_clean_end(error) or isinstance(error, self._clean)
 
     def _report(self, error: BaseException, what: str) -> None:
+        if any(error is one for one in self.errors):
+            return  # a task that waited in `until` was told of it, and has passed it on
         if self._retired and self._top is not self:
             _logger.error("%s, after its session was replaced", what, exc_info=error)
             return
         if self._means_stop(error):
-            self.request_stop(f"{what}: {error!r}")
+            if not self._retired:  # else it was told to end
+                self.request_stop(f"{what}: {error!r}")
             return
-        if self.errors:
-            # The first one is raised; this one must not be lost.
+        first = not self.errors
+        if not first:  # that one is raised; this one must not be lost
             self.errors[0].add_note(f"then {what}: {error!r}")
             _logger.error("%s after another failure", what, exc_info=error)
         self.errors.append(error)
@@ -254,7 +264,19 @@ class Coordinator:
         if not top._stopped and not (self._survives is not None and self._survives(error)):
             top._reason = f"{what}: {error!r}"
             top._stopped = True
-        self._in_loop(functools.partial(top._wake, error))
+        if first:
+            self._in_loop(functools.partial(top._wake, error))
+        elif top._stopped:  # the run was ended by the first one, and is perhaps being recovered
+            self._in_loop(top._wake)
+
+    @property
+    def tasks(self) -> tuple[asyncio.Task[Any], ...]:
+        """The background tasks that have not ended, in the order in which they were started."""
+        return tuple(self._tasks)
+
+    def status(self) -> SessionStatus | None:
+        """What the session is doing; None where this coordinator is used without one."""
+        return None if self._top.look is None else self._top.look()
 
     @property
     def joined(self) -> bool:

@@ -171,6 +171,12 @@ class Crew:
             raise asyncio.CancelledError("cancelled while hooks ran")
         self._work.complete()
 
+    @property
+    def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
+        """What was started and has not ended: its number, who it is, and its task."""
+        own = [(self._number, self._caller)] if self._own_running else []
+        return [(number, self._work.describe(number), task) for number, task in (*own, *self._children.items())]
+
     def abandon(self) -> None:
         """Lets go of everything: the caller is being thrown away."""
         self._cancel_children()

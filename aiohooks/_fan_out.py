@@ -30,7 +30,7 @@ class FanOut:
     started, and `await crew.settle(None)` is what is left to do. An error goes to `failed`. At its end it sets both to None.
     """
 
-    __slots__ = ("_context", "_task", "base", "crew", "piece")
+    __slots__ = ("_context", "_task", "base", "began", "crew", "now", "piece", "since")
 
     def __init__(self) -> None:
         """Starts with nothing to do."""
@@ -39,6 +39,12 @@ class FanOut:
         self.crew: Crew | None = None
         self.base: int = 0
         """How many cancels the caller had been through when the work began; more than these come from outside."""
+        self.now: Callable[[], float] | None = None
+        """What tells the time, where somebody may ask for `since` and `began`."""
+        self.since: float | None = None
+        """When the latest piece that suspended did so first: as good as its start, and free while nothing suspends."""
+        self.began: float | None = None
+        """The same, of the first piece since this was last set to None."""
         self._task: asyncio.Task[Any] | None = None
         self._context: contextvars.Context | None = None
 
@@ -54,6 +60,10 @@ class FanOut:
         if task is not self._task:  # the context is looked up once for each task
             self._task = task
             self._context = _context_of(task)
+        if self.now is not None:
+            self.since = now = self.now()
+            if self.began is None:
+                self.began = now
         self.crew = Crew(self.work(), task, self._context, self.base)
         self.crew.start_ready()
 

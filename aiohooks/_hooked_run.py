@@ -21,7 +21,8 @@ class HookedRun:
     def __init__(self, hooks: HookSet, graph: Graph) -> None:
         """Keeps what all runs have in common."""
         self._hooks = hooks
-        self._fan = FanOut()
+        self.fan: FanOut = FanOut()
+        """Tells what a run that goes on is doing; runs take turns."""
         self._no_hooks = not hooks.before_run and not hooks.after_run
         self._joiner = Joiner(graph)
 
@@ -42,13 +43,15 @@ class HookedRun:
         """
         if options is not None:
             check_mapping(options, "options")
+        fan = self.fan
         if self._no_hooks:
+            fan.began = None if fan.now is None else fan.now()
             if options is None:
                 return session.run(fetches, feed_dict=feed_dict)
             return session.run(fetches, feed_dict=feed_dict, options=options, run_metadata={})
         context = SessionRunContext((fetches, feed_dict, options), session, coord, global_step=step, attempt=attempt)
-        fan = self._fan  # runs take turns
         fan.base = base
+        fan.began = None
         return drive(self._run(fan, session, context), fan)
 
     async def _run(self, fan: FanOut, session: Session, context: SessionRunContext) -> Any:

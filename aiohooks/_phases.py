@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from aiohooks._clock import current_clock
 from aiohooks._coordinator import Coordinator
 from aiohooks._crew import describe_failure
 from aiohooks._errors import HookCancelledError, HookTimeoutError, InvalidHookError
@@ -69,6 +70,10 @@ class HookSet:
         )
         self.asked_names: list[str] = [name for tier in self.before_run for name in tier.names]
         self.begun: list[tuple[str, HookRegistration]] = []
+        self.calling: tuple[str, HookRegistration, float, asyncio.Task[Any]] | None = None
+        """The `begin`, `end` or `close` that goes on: whose it is, since when, and in which task."""
+        self.opening: FanOut | None = None
+        """Tells what an `after_create_session` that goes on is doing."""
 
     def stateful(self) -> dict[str, Stateful]:
         """The hooks that are kept in checkpoints, by their unique names.
@@ -102,7 +107,7 @@ class HookSet:
         for name, registration in zip(self.names, self.registrations, strict=True):
             self.begun.append((name, registration))
             if _overrides(registration.hook, "begin"):
-                await _call_one(registration, f"{name}.begin", registration.hook.begin)
+                await self._call_one(registration, f"{name}.begin", registration.hook.begin)
 
     async def end(self, session: Session) -> list[BaseException]:
         """Calls `end` of the hooks one by one, whatever the others' do; returns what they raised.
@@ -115,7 +120,7 @@ class HookSet:
             if not _overrides(registration.hook, "end"):
                 continue
             try:
-                await _call_one(registration, f"{name}.end", registration.hook.end, session)
+                await self._call_one(registration, f"{name}.end", registration.hook.end, session)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
@@ -132,7 +137,7 @@ class HookSet:
             if registration.timeout is None:  # unlike the other methods, this one is always limited in time
                 registration = registration._replace(timeout=max(self.grace_secs, 1e-9))
             try:
-                await _call_one(registration, f"{name}.close", registration.hook.close, exc)
+                await self._call_one(registration, f"{name}.close", registration.hook.close, exc)
             except asyncio.CancelledError as error:
                 # The closing itself was cancelled: at the end of the grace period, or by a third party. The others go on.
                 cancelled = HookCancelledError(f"{name}.close was cancelled before it was done")
@@ -141,6 +146,13 @@ class HookSet:
             except BaseException as error:
                 errors.append(error)
         return errors
+
+    async def _call_one(self, registration: HookRegistration, name: str, method: Method, *args: Any) -> None:
+        self.calling = name, registration, current_clock().now(), running_task()
+        try:
+            await _call_one(registration, name, method, *args)
+        finally:
+            self.calling = None
 
     def __repr__(self) -> str:
         return f"<hooks: {', '.join(self.names) or 'none'}>"
@@ -336,8 +348,12 @@ class Calls:
 
 async def after_create_session(hooks: HookSet, session: Session, coord: Coordinator) -> None:
     """Calls `after_create_session` of all hooks, tier by tier."""
-    fan = FanOut()
+    fan = hooks.opening = FanOut()
     fan.base = cancels_of(running_task())
-    for tier in hooks.after_create_session:
-        call = call_tier(fan, tier, session, (coord,) * tier.size, [], session.global_step.latest.step)
-        await drive(call, fan)
+    fan.now = current_clock().now
+    try:
+        for tier in hooks.after_create_session:
+            call = call_tier(fan, tier, session, (coord,) * tier.size, [], session.global_step.latest.step)
+            await drive(call, fan)
+    finally:
+        hooks.opening = None

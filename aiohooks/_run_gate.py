@@ -7,6 +7,7 @@ import logging
 from threading import get_ident
 from typing import Any
 
+from aiohooks._clock import current_clock
 from aiohooks._errors import (
     NestedRunError,
     RecoveryExhaustedError,
@@ -32,6 +33,10 @@ class RunGate:
         self._life = life
         self.state: str = "new"
         """"new", "opening", "open", "closing" or "closed"."""
+        self.since: float | None = None
+        """When it became that."""
+        self.owner: asyncio.Task[Any] | None = None
+        """The task that entered the session."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread: int = 0
         """The loop's thread: asking for it is cheaper than asking for the running loop."""
@@ -43,6 +48,20 @@ class RunGate:
         """How many cancels the running task had been through when its run began."""
         self._runner: asyncio.Task[Any] | None = None
         self._interrupt: Interrupt | None = None
+
+    def become(self, state: str) -> None:
+        """Changes the state."""
+        self.state = state
+        self.since = current_clock().now()
+        if state == "opening":
+            self.owner = running_task()
+        elif state == "closed":
+            self.owner = None
+
+    @property
+    def runner(self) -> asyncio.Task[Any] | None:
+        """The task of the run that goes on."""
+        return self._runner
 
     @property
     def running(self) -> bool:

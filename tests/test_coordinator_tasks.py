@@ -83,6 +83,7 @@ async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
         await coord.join()
     assert coord.errors == errors
     assert caught.value.__notes__ == [
+        "raised by background task 'task 0'",
         "then background task 'task 1' failed: ValueError('second')",
         "then background task 'task 2' failed: KeyError('third')",
     ]

@@ -247,35 +247,27 @@ async def test_who_blocks_the_loop_is_found() -> None:
     assert "stubborn_step" in timing.report()
 
 
-async def test_a_loop_that_waits_is_not_blocked(clock: ManualClock) -> None:
-    """A loop that has nothing to do is not taken for a blocked one, however long it is silent."""
-    from aiohooks.hooks._watchdog import Watchdog
-
-    class Looks(Watchdog):
-        looks = 0
-
-        def _watch(self) -> None:
-            self._stopped = Counted(lambda: loop.call_soon_threadsafe(idle.set))
-            super()._watch()
+async def test_a_loop_that_waits_is_not_blocked() -> None:
+    """A loop that has nothing to do is not taken for a blocked one, however often it is asked: it answers."""
+    from aiohooks.hooks._blocked_loop import BlockedLoopWatch
 
     class Counted(threading.Event):
-        def __init__(self, wake: Callable[[], object]) -> None:
-            super().__init__()
-            self._wake, self._waits = wake, 0
+        asked = 0
 
-        def wait(self, timeout: float | None = None) -> bool:
-            self._waits += 1
-            if self._waits > 20:
-                self._wake()
-                return True
-            return super().wait(timeout)
+        def clear(self) -> None:
+            self.asked += 1
+            if self.asked > 20:
+                loop.call_soon_threadsafe(enough.set)
+            super().clear()
 
-    idle, loop = asyncio.Event(), asyncio.get_running_loop()
-    dog = Looks(0.001)
-    dog.start()
-    await idle.wait()
-    dog.stop()
-    assert list(dog.blockers) == []
+    enough, loop = asyncio.Event(), asyncio.get_running_loop()
+    told: list[object] = []
+    watch = BlockedLoopWatch(0.001, lambda *found: told.append(found))
+    watch._answered = Counted()
+    watch.start()
+    await enough.wait()
+    watch.stop()
+    assert told == []
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:

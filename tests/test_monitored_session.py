@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -266,6 +267,11 @@ async def test_the_committed_step_is_the_runs_own() -> None:
 # -- looking at it
 
 
+def counts(status: ah.SessionStatus) -> tuple[object, ...]:
+    """What a status says in its first fields; the others are in test_status.py."""
+    return tuple(getattr(status, field.name) for field in dataclasses.fields(status)[:8])
+
+
 async def test_the_status_of_a_session() -> None:
     """`status()` says what the session is doing, at every stage of its life."""
     gate = asyncio.Event()
@@ -274,16 +280,16 @@ async def test_the_status_of_a_session() -> None:
         await gate.wait()
 
     session = ah.AsyncMonitoredSession(step, [RecordingHook(), RecordingHook()])
-    assert session.status() == ah.SessionStatus("new", None, 0, False, 0, None, 0, None)
+    assert counts(session.status()) == ("new", None, 0, False, 0, None, 0, None)
     assert repr(session) == "<AsyncMonitoredSession new, <hooks: RecordingHook#1, RecordingHook#2>>"
     async with session:
         runs = [asyncio.create_task(session.run("step")) for _ in range(3)]
         await ticks()
-        assert session.status() == ah.SessionStatus("open", 0, 1, True, 2, None, 0, None)
+        assert counts(session.status()) == ("open", 0, 1, True, 2, None, 0, None)
         gate.set()
         await asyncio.gather(*runs)
         session.request_stop("enough")
-        assert session.status() == ah.SessionStatus("open", 3, 3, False, 0, "enough", 0, None)
+        assert counts(session.status()) == ("open", 3, 3, False, 0, "enough", 0, None)
     assert session.status().state == "closed"
     assert session.global_step.latest.step == 3
     assert repr(ah.AsyncSingularMonitoredSession(step)) == "<AsyncSingularMonitoredSession new, <hooks: none>>"

@@ -1,7 +1,6 @@
 """The built-in hooks, one file per family. They know the hook interface and the coordinator, never the session."""
 
 from aiohooks.hooks._evaluation import Evaluation as Evaluation
-from aiohooks.hooks._watchdog import Blocker as Blocker
 from aiohooks.hooks.blocking import BlockingHook as BlockingHook
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook as CheckpointSaverHook
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverListener as CheckpointSaverListener
@@ -13,6 +12,7 @@ from aiohooks.hooks.functions import LambdaHook as LambdaHook
 from aiohooks.hooks.functions import hook as hook
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook as GlobalStepWaiterHook
 from aiohooks.hooks.history import HistoryHook as HistoryHook
+from aiohooks.hooks.hook_timing import Blocker as Blocker
 from aiohooks.hooks.hook_timing import HookTimes as HookTimes
 from aiohooks.hooks.hook_timing import HookTimingHook as HookTimingHook
 from aiohooks.hooks.hook_timing import PhaseTime as PhaseTime
@@ -26,3 +26,6 @@ from aiohooks.hooks.step_counter import StepCounterHook as StepCounterHook
 from aiohooks.hooks.stop_at_step import StopAtStepHook as StopAtStepHook
 from aiohooks.hooks.stop_at_time import StopAtTimeHook as StopAtTimeHook
 from aiohooks.hooks.summary_saver import SummarySaverHook as SummarySaverHook
+from aiohooks.hooks.version_gate import VersionGateHook as VersionGateHook
+from aiohooks.hooks.watchdog import Stall as Stall
+from aiohooks.hooks.watchdog import WatchdogHook as WatchdogHook

@@ -6,9 +6,10 @@ import functools
 import logging
 import time
 import types
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._checks import check_instance, check_secs
 from aiohooks._clock import Clock, LoopClock, TimerHandle, current_clock
@@ -16,8 +17,8 @@ from aiohooks._errors import InvalidHookError
 from aiohooks._every import Every, EveryTimer
 from aiohooks._hook import HookRegistration, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks._shield import in_thread
-from aiohooks.hooks._watchdog import Blocker as Blocker
-from aiohooks.hooks._watchdog import Watchdog
+from aiohooks._stacks import place
+from aiohooks.hooks._blocked_loop import BlockedLoopWatch, Frames
 
 if TYPE_CHECKING:
     from aiohooks._coordinator import Coordinator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("aiohooks.hooks")
 _PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 _MOST_WARNINGS = 5
+_MOST_BLOCKERS = 100
 Method = Callable[..., Coroutine[Any, Any, Any]]
 
 
@@ -50,6 +52,14 @@ class PhaseTime:
     waiting_secs: float = 0.0
     longest_block_secs: float = 0.0
     longest_block_step: int = 0
+
+
+class Blocker(NamedTuple):
+    """Where an event loop stood when it had been blocked for `secs`: file, line and function; `step` was the step before."""
+
+    where: str
+    secs: float
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +129,8 @@ class HookTimingHook(SessionRunHook):
         self._beats, self._lag_secs, self._longest_lag_secs = 0, 0.0, 0.0
         self._due = 0.0
         self._beat: TimerHandle | None = None
-        self._watchdog: Watchdog | None = None
+        self._watch: BlockedLoopWatch | None = None
+        self._blockers: deque[Blocker] = deque(maxlen=_MOST_BLOCKERS)
         self._step = 0
 
     def watch(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> list[SessionRunHook | HookRegistration]:
@@ -224,7 +235,7 @@ class HookTimingHook(SessionRunHook):
             self._beats,
             self._lag_secs / self._beats if self._beats else 0.0,
             self._longest_lag_secs,
-            () if self._watchdog is None else tuple(self._watchdog.blockers),
+            tuple(self._blockers),
         )
 
     def report(self) -> str:
@@ -252,8 +263,9 @@ class HookTimingHook(SessionRunHook):
         self._beats, self._lag_secs, self._longest_lag_secs = 0, 0.0, 0.0
         for times in self._times:
             times.calls, times.blocking_secs, times.waiting_secs, times.longest_block_secs = 0, 0.0, 0.0, 0.0
-        self._watchdog = Watchdog(self._warn_secs)
-        self._watchdog.start()
+        self._blockers.clear()
+        self._watch = BlockedLoopWatch(self._warn_secs, self._loop_blocked)
+        self._watch.start()
         self._schedule()
 
     def _schedule(self) -> None:
@@ -265,9 +277,11 @@ class HookTimingHook(SessionRunHook):
         self._beats += 1
         self._lag_secs += lag
         self._longest_lag_secs = max(self._longest_lag_secs, lag)
-        if self._watchdog is not None:
-            self._watchdog.beat(self._step)
         self._schedule()
+
+    def _loop_blocked(self, frames: Frames, secs: float) -> None:
+        """Called in the watching thread."""
+        self._blockers.append(Blocker(place(frames) or "", secs, self._step))
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Counts from the step at which the session starts."""
@@ -293,8 +307,8 @@ class HookTimingHook(SessionRunHook):
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
-        if self._watchdog is not None:
-            await in_thread(self._watchdog.stop, grace_secs=10.0)
+        if self._watch is not None:
+            await in_thread(self._watch.stop, grace_secs=10.0)
         self._logger.info("hook times at the end, step %d:\n%s", self._step, self.report())
         self.unwatch()
 

@@ -86,7 +86,7 @@ async def test_join_raises_the_first_error(how: str) -> None:
     with pytest.raises(OSError, match="first"):
         coord.raise_requested_exception()
     assert coord.errors == [first, second]
-    assert "second" in first.__notes__[0]
+    assert "second" in first.__notes__[-1]
 
 
 async def test_the_error_that_is_kept_is_the_one_that_was_given() -> None:

@@ -1,0 +1,113 @@
+"""Injects the same fault into the old program and ours, and says how long each took to notice.
+
+Usage: python -m examples.before_after [--bound SECS] [--shape NAME] [--markdown]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+
+from . import (
+    condition_capacity,
+    dead_producer,
+    directory_poll,
+    event_checked,
+    heartbeat_poll,
+    polled_step,
+    restarted_lower,
+    sentinel_cascade,
+)
+from .shape import Fault, Program, Shape
+
+SHAPES: tuple[Shape, ...] = (
+    directory_poll.SHAPE,
+    event_checked.SHAPE,
+    dead_producer.SHAPE,
+    condition_capacity.SHAPE,
+    sentinel_cascade.SHAPE,
+    heartbeat_poll.SHAPE,
+    polled_step.SHAPE,
+    restarted_lower.SHAPE,
+)
+
+
+START_SECS = 60.0
+"""A guard: how long a program may take to come to its fault; one of them starts a process first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one program: `secs` from the fault to its end, or to the bound if it was still waiting then."""
+
+    hangs: bool
+    secs: float
+    error: str
+
+    def __str__(self) -> str:
+        if self.hangs:
+            return f"still waits after {self.secs:.1f} s"
+        end = f"raises {self.error}" if self.error else "goes on"
+        return f"{end} after {self.secs * 1000:.1f} ms"
+
+
+async def _observed(program: Program, bound_secs: float) -> Outcome:
+    # Tasks that die unheard of belong to the old shapes; they need not be told of here.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    fault = Fault()
+    task = asyncio.ensure_future(program(fault))
+    struck = asyncio.ensure_future(fault.struck.wait())
+    await asyncio.wait([task, struck], timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED)
+    if fault.at is None:
+        struck.cancel()
+        if task.done():
+            task.result()
+        raise RuntimeError(f"the fault was not injected within {START_SECS} s")
+    await asyncio.wait([task], timeout=fault.at + bound_secs - time.monotonic())
+    ended = time.monotonic()
+    if not task.done():
+        return Outcome(True, ended - fault.at, "")
+    error = task.exception()
+    if error is None:
+        return Outcome(False, ended - fault.at, "")
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return Outcome(False, ended - fault.at, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+
+
+def observe(program: Program, bound_secs: float) -> Outcome:
+    """Runs one program in an event loop of its own until it ends, or until so long after the fault."""
+    return asyncio.run(_observed(program, bound_secs))
+
+
+def _table(rows: Sequence[Sequence[str]], markdown: bool) -> str:
+    if markdown:
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        lines.insert(1, "|" + "---|" * len(rows[0]))
+        return "\n".join(lines)
+    return "\n\n".join(
+        "\n".join(f"{title + ':':10} {cell}" for title, cell in zip(rows[0], row, strict=True)) for row in rows[1:]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the shapes and prints what became of them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.before_after", description=__doc__.split("\n")[0] if __doc__ else ""
+    )
+    parser.add_argument("--bound", type=float, default=2.0, metavar="SECS", help="how long after the fault a program may wait")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/replace-polling.md")
+    options = parser.parse_args(arguments)
+    if not 0 < options.bound < 3600:
+        parser.error(f"--bound is {options.bound}: give seconds, above 0")
+    logging.getLogger("aiohooks").setLevel(logging.ERROR)  # a dead process is a warning, too; here it is in the table
+    rows: list[Sequence[str]] = [("shape", "fault", "old code", "old", "our code", "ours")]
+    for shape in SHAPES:
+        old, ours = observe(shape.old, options.bound), observe(shape.ours, options.bound)
+        code = [f"`{one}`" if options.markdown else one for one in (shape.old_code, shape.our_code)]
+        rows.append((shape.name, shape.fault, code[0], str(old), code[1], str(ours)))
+    print(_table(rows, options.markdown))
+    return 0

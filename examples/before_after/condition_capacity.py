@@ -1,0 +1,60 @@
+"""Generators may be so far ahead of the trainer and no further: a condition with a capacity that the trainer raises."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohooks as ah
+
+from .shape import Fault, Shape
+
+BATCH, MAX_LAG = 4, 1
+
+
+async def old(fault: Fault) -> None:
+    """The trainer dies after two steps: nobody will ever notify the condition again."""
+    condition = asyncio.Condition()
+    trained = 0
+
+    async def train() -> None:
+        nonlocal trained
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            async with condition:
+                trained += 1
+                condition.notify_all()
+        raise fault.kills()
+
+    trainer = asyncio.create_task(train())
+    for submitted in range(40):
+        async with condition:
+            await condition.wait_for(lambda have=submitted: have < (trained + MAX_LAG + 1) * BATCH)  # type: ignore[misc]
+    await trainer
+
+
+async def ours(fault: Fault) -> None:
+    """What an item has to wait for is a step of the trainer; the step will not come, and that is what is said."""
+    steps = ah.MemoryStepStore(run="training")
+    coord = ah.Coordinator()
+
+    async def train() -> None:
+        with steps.publisher("trainer"):
+            for _ in range(2):
+                await asyncio.sleep(0.01)
+                await steps.advance()
+            raise fault.kills()
+
+    coord.start_soon(train)
+    for submitted in range(40):
+        await steps.wait_for(submitted // BATCH - MAX_LAG)
+
+
+SHAPE = Shape(
+    name="condition with a capacity",
+    fault="the trainer raises",
+    old_code="await condition.wait_for(lambda: submitted < (trained + lag + 1) * batch)",
+    our_code="await steps.wait_for(submitted // batch - lag)",
+    names="trainer",
+    old=old,
+    ours=ours,
+)

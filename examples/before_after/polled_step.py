@@ -1,0 +1,61 @@
+"""A worker starts at a step of the chief: TensorFlow's hook read the step every half second; the chief is late.
+
+The period here is a fifth of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohooks as ah
+
+from .shape import Fault, Shape
+
+POLL_SECS, START_AT = 0.1, 3
+
+
+async def old(fault: Fault) -> None:
+    """The step comes right after the worker has looked; it looks again in its own time."""
+    step = 0
+
+    async def train() -> None:
+        nonlocal step
+        await asyncio.sleep(2.1 * POLL_SECS)
+        step = START_AT
+        fault.strikes()
+
+    chief = asyncio.create_task(train())
+    while step < START_AT:  # noqa: ASYNC110 - this is the old shape
+        await asyncio.sleep(POLL_SECS)
+    await chief
+
+
+async def ours(fault: Fault) -> None:
+    """The worker is woken by the step, in a hook: before its first run."""
+
+    async def step() -> dict[str, int]:
+        return {"loss": 1}
+
+    steps = ah.MemoryStepStore()
+    chief = steps.publisher("chief")
+
+    async def train() -> None:
+        with chief:
+            await asyncio.sleep(2.1 * POLL_SECS)
+            await steps.advance(START_AT)
+            fault.strikes()
+
+    async with ah.AsyncMonitoredSession(step, [ah.GlobalStepWaiterHook(START_AT)], global_step=steps) as session:
+        session.start_soon(train)
+        await session.run("loss")
+
+
+SHAPE = Shape(
+    name="poll of a step",
+    fault="the chief is late",
+    old_code="while step < n: sleep(0.5)",
+    our_code="hooks=[GlobalStepWaiterHook(n)]",
+    names="",
+    old=old,
+    ours=ours,
+)
