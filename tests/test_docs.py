@@ -143,8 +143,9 @@ EXAMPLES = [path for path in python_files("examples") if path.parent.name == "ex
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_run_by_a_test(example: Path) -> None:
-    """Each example is run by tests/test_examples.py; what is in a folder has a file of tests of its own."""
-    assert f'"{example.name}"' in (ROOT / "tests" / "test_examples.py").read_text(encoding="utf-8")
+    """Each example is run by tests/test_examples.py, or has a file of tests of its own, as what is in a folder has."""
+    tests = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").glob("test_example*.py")))
+    assert f'"{example.name}"' in tests
 
 
 def test_asyncio_logs_are_heard(caplog: pytest.LogCaptureFixture) -> None:

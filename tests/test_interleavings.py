@@ -134,7 +134,7 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _Unconcerned(WaitingRoom):
-    def _parked_by(self, wait: asyncio.Future[Any]) -> None:
+    def _parked_by(self, wait: asyncio.Future[Any], step: int) -> None:
         return None
 
 
@@ -143,7 +143,7 @@ class OverlooksWaitingPublishers(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._room = _Unconcerned(self.run, self.latest, current_clock(), self._arm)
+        self._room = _Unconcerned(self.run, self.latest, current_clock(), self._arm, self._waits_changed)
 
 
 class LeavesATask(MemoryStepStore):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterator
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.stores._mark import MAX_STEP, Mark
-from aiohooks.stores._run_state import RunState
-from aiohooks.stores._view import Fail, Join, Lead, Leave, Member, Request, Write
+from aiohooks.stores._view import Answer, Request
 from aiohooks.testing import ManualClock
 from tests.fake_engine import FakeEngine, FakeStepStore
 from tests.stepping import ticks
@@ -205,7 +203,7 @@ class Silent(FakeStepStore):
 
     dead = False
 
-    async def _send(self, request: Request):  # type: ignore[no-untyped-def]
+    async def _send(self, request: Request) -> Answer:
         if self.dead:
             await asyncio.Event().wait()
         return await super()._send(request)
@@ -352,41 +350,7 @@ async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: 
                 assert await wait == 5
 
 
-# --- processes
-
-
-async def test_a_forked_store_is_refused(engine: FakeEngine) -> None:
-    async with FakeStepStore(engine) as store:
-        child = os.fork()
-        if child == 0:
-            try:
-                store.statistics()
-                store.publisher("child")
-            except ah.WrongLoopError as error:
-                os._exit(0 if "by a fork" in str(error) and "open_step_store" in str(error) else 2)
-            except BaseException:
-                os._exit(3)
-            os._exit(1)
-        _, status = await asyncio.to_thread(os.waitpid, child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        assert await store.advance() == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_lost": "ask"}, "on_lost='ask'"),
-        ({"lease_secs": 0}, "lease_secs"),
-        ({"join_grace_secs": -1}, "join_grace_secs"),
-        ({"heartbeat": 0}, "heartbeat"),
-        ({"connect_timeout": "x"}, "connect_timeout"),
-        ({"max_outage_secs": -3}, "max_outage_secs"),
-        ({"run": ""}, "run="),
-    ],
-)
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ah.InvalidArgumentError, match=message):
-        FakeStepStore(FakeEngine(), **options)  # type: ignore[arg-type]
+# --- no poll
 
 
 async def test_nothing_is_asked_while_nobody_waits(
@@ -406,39 +370,3 @@ async def test_nothing_is_asked_while_nobody_waits(
             await a.advance(5)
         assert await wait == 5
         assert len(engine.requests) == 1
-
-
-# --- the state of a run
-
-
-def test_state_as_text_is_the_same() -> None:
-    state = RunState()
-    member = Member("p/1", "näme", 10.0)
-    requests: list[Request] = [
-        Write("advance", 3, Mark(1, 0), 0, "p", 1),
-        Join(member),
-        Lead(member._replace(id="p/2")),
-        Join(member._replace(id="p/2", reign=1, ready=True)),
-        Write("reset", 1, Mark(1, 3), 1, "p", 2),
-        Leave("p/1", "näme", 1, "ValueError: x"),
-        Fail("no more"),
-    ]
-    for request in requests:
-        state.apply(request)
-        assert RunState.load(state.dump()).view() == state.view()
-    assert RunState.load(state.dump()).apply(requests[0]).mark == Mark(2, 1)
-    with pytest.raises(ValueError, match="not the state of a run"):
-        RunState.load(b"{}")
-
-
-def test_state_refuses_an_older_reign() -> None:
-    state = RunState()
-    for number in (1, 2):
-        assert state.apply(Lead(Member(f"{number}/1", "chief", 1.0))).reign == number
-        assert state.apply(Lead(Member("x/1", "other", 1.0))).verdict == "busy"
-        state.lose(f"{number}/1", 0)
-    stale = state.apply(Write("advance", 1, Mark(1, 0), 1, "1", 1))
-    assert (stale.verdict, state.mark) == ("stale", Mark(1, 0))
-    state.apply(Join(Member("1/1", "chief", 1.0, reign=1)))
-    assert not state.members
-    assert state.apply(Write("advance", 1, Mark(1, 0), 2, "2", 1)).mark == Mark(1, 1)

@@ -14,22 +14,21 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, ClassVar, Literal, Self
 
 from aiohooks._checks import check_secs
-from aiohooks._clock import TimerHandle, current_clock
+from aiohooks._clock import current_clock
 from aiohooks._errors import (
-    AiohooksError,
     InvalidArgumentError,
     StaleReignError,
     StoreUnavailableError,
-    UnavailableError,
     WrongLoopError,
 )
 from aiohooks._shield import shielded, wait_done
 from aiohooks.stores._changes import Watch
 from aiohooks.stores._mark import MAX_STEP, Mark, checked_step
 from aiohooks.stores._members import Members
+from aiohooks.stores._news import News
 from aiohooks.stores._process import ProcessBound
 from aiohooks.stores._progress import logger
-from aiohooks.stores._publishers import Departure, Publisher
+from aiohooks.stores._publishers import Publisher
 from aiohooks.stores._store import Reign, StepStore
 from aiohooks.stores._view import Answer, Fail, Lead, Member, Request, View, Write
 
@@ -66,9 +65,7 @@ class SharedStepStore(ProcessBound, StepStore):
             raise InvalidArgumentError(f'on_lost={on_lost!r}: give "raise" or "keep"')
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(join_grace_secs, "join_grace_secs")
-        self._on_lost: OnLost = on_lost
         self._lease_secs = lease_secs if self._leased else math.inf
-        self._join_grace_secs = join_grace_secs
         self._clock = current_clock()
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         # Not a bound method of the engine, which is not complete yet.
@@ -78,15 +75,18 @@ class SharedStepStore(ProcessBound, StepStore):
         self._seq = 0
         self._reign = 0
         self._leads = False
-        self._view = View(self._room.latest)
-        self._viewed = False
+        self._elsewhere = News(
+            self.run,
+            self._process,
+            self._room,
+            self._clock,
+            keep=on_lost == "keep",
+            join_grace_secs=join_grace_secs,
+            look=lambda: self._spawn(self._look_again(), "looking after leases"),
+        )
         self._opening: asyncio.Task[None] | None = None
         self._opened = False
-        self._expiry: TimerHandle | None = None
-        self._grace: TimerHandle | None = None
-        self._seen_departure = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._chief_waits: dict[asyncio.Future[None], None] = {}
         ProcessBound.__init__(self)
 
     # What an engine does.
@@ -260,20 +260,16 @@ class SharedStepStore(ProcessBound, StepStore):
         except BaseException:
             await self._disconnect()
             raise
-        self._opened = self._members.going = True
+        self._opened = self._members.going = self._elsewhere.going = True
         self._members.announce()
 
     async def _shut_down(self) -> None:
         if self._opened:
             await self._members.flush(_CLOSE_SECS)
         self._members.stop()
-        for timer in (self._expiry, self._grace):
-            if timer is not None:
-                timer.cancel()
-        self._expiry = self._grace = None
         self._opened = False
         await super().aclose()
-        self._wake_chiefs()
+        self._elsewhere.stop()
         late = tuple(self._tasks)
         for task in late:
             task.cancel()
@@ -307,7 +303,7 @@ class SharedStepStore(ProcessBound, StepStore):
 
     def _arm(self, step: int | None) -> None:
         """Looks after leases only while somebody waits."""
-        self._watch_leases()
+        self._elsewhere.watch_leases()
 
     # Members of this process.
 
@@ -322,79 +318,19 @@ class SharedStepStore(ProcessBound, StepStore):
 
     def _take(self, view: View) -> None:
         """Takes note of what the engine tells; called in the event loop, also with views that are out of date."""
-        old, self._view = self._view, view
-        first, self._viewed = not self._viewed, True
         self._observe(view.mark)
-        if first and view.departed is not None and not view.members and self._join_grace_secs > 0:
-            # All have left before: is that the end, or are the next ones still to come?
-            self._seen_departure = view.departed.number
-            self._grace = self._clock.call_later(self._join_grace_secs, self._nobody_came)
-        elif view.members and self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
-        room = self._room
-        if view.failure is not None and view.failure != old.failure and not first:
-            room.fail(AiohooksError(view.failure.error), view.failure.mark)
-        room.initialised(view.ready)
-        self._show_elsewhere()
-        if not any(member.reign for member in view.members):
-            self._wake_chiefs()
-        self._watch_leases()
+        self._elsewhere.take(view)
 
-    def _show_elsewhere(self) -> None:
-        """Tells the waiting room who publishes in other processes, and how the last one there left."""
-        view = self._view
-        publishing = {member.process for member in view.members if not member.reign}
-        elsewhere = tuple(
-            member
-            for member in view.members
-            if member.process != self._process and (not member.reign or member.process not in publishing)
-        )
-        departed = view.departed
-        departure = None
-        new = departed is not None and departed.number > self._seen_departure
-        if departed is not None and new:
-            self._seen_departure = departed.number
-            error: AiohooksError | None = AiohooksError(departed.error) if departed.error else None
-            if departed.lost:
-                error = UnavailableError(f"{departed.name} was found dead: its lease ran out, or its process was gone")
-                logger.warning("run %s: %s, last seen at step %d", self.run, error, departed.step)
-            if not departed.lost or self._on_lost == "raise":
-                departure = Departure(departed.name, departed.step, error, elsewhere=True)
-        self._room.elsewhere(elsewhere, departure, lost=departed is not None and departed.lost and new)
+    @property
+    def _view(self) -> View:
+        """The latest one that was taken."""
+        return self._elsewhere.view
 
-    def _nobody_came(self) -> None:
-        self._grace = None
-        self._seen_departure = 0
-        self._show_elsewhere()
-
-    def _watch_leases(self) -> None:
-        """Looks again when a lease of another process may have run out, while somebody here waits."""
-        secs = self._view.expires_secs
-        wanted = secs is not None and self._opened and (self._room.waiting or bool(self._chief_waits))
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-        if wanted and secs is not None:
-            self._expiry = self._clock.call_later(secs + 0.001, self._look_again)
-
-    def _look_again(self) -> None:
-        self._expiry = None
-
-        async def look() -> None:
-            try:
-                self._take(await self._look())
-            except StoreUnavailableError as error:
-                logger.warning("run %s: could not look after the leases: %s", self.run, error)
-
-        self._spawn(look(), "looking after leases")
-
-    # Leading.
-
-    def _wake_chiefs(self) -> None:
-        for wait in self._chief_waits:
-            if not wait.done():
-                wait.set_result(None)
+    async def _look_again(self) -> None:
+        try:
+            self._take(await self._look())
+        except StoreUnavailableError as error:
+            logger.warning("run %s: could not look after the leases: %s", self.run, error)
 
     async def _take_lead(self, member: Member) -> int:
         while True:
@@ -402,19 +338,12 @@ class SharedStepStore(ProcessBound, StepStore):
             if answer.verdict == "ok":
                 return answer.reign
             self._take(await self._look())
-            chiefs = [other for other in self._view.members if other.reign]
-            if not chiefs:
-                continue
-            logger.info("run %s: waiting for the lead, which %s has", self.run, chiefs[0].name)
-            wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._chief_waits[wait] = None
-            try:
-                self._watch_leases()
-                await wait
-            finally:
-                del self._chief_waits[wait]
-            if self._room.closed:
-                raise self._closed_error()
+            chief = self._elsewhere.chief
+            if chief is not None:
+                logger.info("run %s: waiting for the lead, which %s has", self.run, chief.name)
+                await self._elsewhere.vacancy()
+                if self._room.closed:
+                    raise self._closed_error()
 
     # Tasks, forks, copies.
 

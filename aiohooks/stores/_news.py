@@ -1,0 +1,157 @@
+"""News of other processes: who publishes there, how the last one left, and when a lease may have run out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohooks._clock import Clock, TimerHandle
+from aiohooks._errors import AiohooksError, UnavailableError
+from aiohooks.stores._mark import Mark
+from aiohooks.stores._progress import logger
+from aiohooks.stores._publishers import Departure
+from aiohooks.stores._room import WaitingRoom
+from aiohooks.stores._view import Departed, Member, View
+
+
+class News:
+    """Takes the engine's views of a run, and tells the waiting room what follows from them."""
+
+    __slots__ = (
+        "_clock",
+        "_expiry",
+        "_grace",
+        "_grace_secs",
+        "_keep",
+        "_look",
+        "_process",
+        "_room",
+        "_run",
+        "_seen",
+        "_vacancies",
+        "going",
+        "taken",
+        "view",
+    )
+
+    def __init__(
+        self,
+        run: str,
+        process: str,
+        room: WaitingRoom,
+        clock: Clock,
+        *,
+        keep: bool,
+        join_grace_secs: float,
+        look: Callable[[], object],
+    ) -> None:
+        """`keep`: waiters stay for the successor of a publisher that was found dead. `look` reads the run anew."""
+        self.view = View(Mark(1, 0))
+        """The latest one."""
+        self.taken = False
+        """Whether there has been any."""
+        self.going = False
+        """Whether there is an engine that can be looked at."""
+        self._run = run
+        self._process = process
+        self._room = room
+        self._clock = clock
+        self._keep = keep
+        self._grace_secs = join_grace_secs
+        self._look = look
+        self._seen = 0  # the latest departure that the room was told of
+        self._grace: TimerHandle | None = None
+        self._expiry: TimerHandle | None = None
+        self._vacancies: dict[asyncio.Future[None], None] = {}
+
+    def take(self, view: View) -> None:
+        """Takes note of what the engine tells, also of something that is out of date."""
+        old, self.view = self.view, view
+        first, self.taken = not self.taken, True
+        if first and view.departed is not None and not view.members and self._grace_secs > 0:
+            # All have left before: is that the end, or are the next ones still to come?
+            self._seen = view.departed.number
+            self._grace = self._clock.call_later(self._grace_secs, self._nobody_came)
+        elif view.members and self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if view.failure is not None and view.failure != old.failure and not first:
+            self._room.fail(AiohooksError(view.failure.error), view.failure.mark)
+        self._room.initialised(view.ready)
+        self._tell()
+        if not any(member.reign for member in view.members):
+            self._end_vacancies()
+        self.watch_leases()
+
+    def watch_leases(self) -> None:
+        """Looks again when a lease of another process may have run out, while somebody here waits."""
+        secs = self.view.expires_secs
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if secs is not None and self.going and (self._room.waiting or self._vacancies):
+            self._expiry = self._clock.call_later(secs + 0.001, self._expired)
+
+    @property
+    def chief(self) -> Member | None:
+        """The lease of the present chief, whichever process that is."""
+        return next((member for member in self.view.members if member.reign), None)
+
+    async def vacancy(self) -> None:
+        """Waits until there may be no chief, or until it is stopped."""
+        vacancy: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._vacancies[vacancy] = None
+        try:
+            self.watch_leases()
+            await vacancy
+        finally:
+            del self._vacancies[vacancy]
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self.going = False
+        for timer in (self._expiry, self._grace):
+            if timer is not None:
+                timer.cancel()
+        self._expiry = self._grace = None
+        self._end_vacancies()
+
+    def _end_vacancies(self) -> None:
+        for vacancy in self._vacancies:
+            if not vacancy.done():
+                vacancy.set_result(None)
+
+    def _tell(self) -> None:
+        """Tells the room who publishes in other processes, and how the last one there left."""
+        view = self.view
+        publishing = {member.process for member in view.members if not member.reign}
+        elsewhere = tuple(
+            member
+            for member in view.members
+            # A chief whose process has a publisher is no one more.
+            if member.process != self._process and (not member.reign or member.process not in publishing)
+        )
+        departed, departure, lost = view.departed, None, False
+        if departed is not None and departed.number > self._seen:
+            self._seen = departed.number
+            lost = departed.lost
+            if lost:
+                logger.warning("run %s: %s was found dead, last seen at step %d", self._run, departed.name, departed.step)
+            if not (lost and self._keep):
+                departure = Departure(departed.name, departed.step, _error_of(departed), elsewhere=True)
+        self._room.elsewhere(elsewhere, departure, lost=lost)
+
+    def _nobody_came(self) -> None:
+        self._grace = None
+        self._seen = 0
+        self._tell()
+
+    def _expired(self) -> None:
+        self._expiry = None
+        self._look()
+
+
+def _error_of(departed: Departed) -> AiohooksError | None:
+    if departed.lost:
+        return UnavailableError(f"{departed.name} was found dead: its lease ran out, or its process was gone")
+    return AiohooksError(departed.error) if departed.error else None

@@ -1,0 +1,42 @@
+"""The state of a run, as engines keep it."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiohooks.stores._mark import Mark
+from aiohooks.stores._run_state import RunState
+from aiohooks.stores._view import Fail, Join, Lead, Leave, Member, Request, Write
+
+
+def test_state_as_text_is_the_same() -> None:
+    state = RunState()
+    member = Member("p/1", "näme", 10.0)
+    requests: list[Request] = [
+        Write("advance", 3, Mark(1, 0), 0, "p", 1),
+        Join(member),
+        Lead(member._replace(id="p/2")),
+        Join(member._replace(id="p/2", reign=1, ready=True)),
+        Write("reset", 1, Mark(1, 3), 1, "p", 2),
+        Leave("p/1", "näme", 1, "ValueError: x"),
+        Fail("no more"),
+    ]
+    for request in requests:
+        state.apply(request)
+        assert RunState.load(state.dump()).view() == state.view()
+    assert RunState.load(state.dump()).apply(requests[0]).mark == Mark(2, 1)
+    with pytest.raises(ValueError, match="not the state of a run"):
+        RunState.load(b"{}")
+
+
+def test_state_refuses_an_older_reign() -> None:
+    state = RunState()
+    for number in (1, 2):
+        assert state.apply(Lead(Member(f"{number}/1", "chief", 1.0))).reign == number
+        assert state.apply(Lead(Member("x/1", "other", 1.0))).verdict == "busy"
+        state.lose(f"{number}/1", 0)
+    stale = state.apply(Write("advance", 1, Mark(1, 0), 1, "1", 1))
+    assert (stale.verdict, state.mark) == ("stale", Mark(1, 0))
+    state.apply(Join(Member("1/1", "chief", 1.0, reign=1)))
+    assert not state.members
+    assert state.apply(Write("advance", 1, Mark(1, 0), 2, "2", 1)).mark == Mark(1, 1)

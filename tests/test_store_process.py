@@ -1,0 +1,45 @@
+"""A store over processes belongs to its process, and checks what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+import aiohooks as ah
+from tests.fake_engine import FakeEngine, FakeStepStore
+
+
+async def test_a_forked_store_is_refused() -> None:
+    async with FakeStepStore(FakeEngine()) as store:
+        child = os.fork()
+        if child == 0:
+            try:
+                store.statistics()
+                store.publisher("child")
+            except ah.WrongLoopError as error:
+                os._exit(0 if "by a fork" in str(error) and "open_step_store" in str(error) else 2)
+            except BaseException:
+                os._exit(3)
+            os._exit(1)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert await store.advance() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_lost": "ask"}, "on_lost='ask'"),
+        ({"lease_secs": 0}, "lease_secs"),
+        ({"join_grace_secs": -1}, "join_grace_secs"),
+        ({"heartbeat": 0}, "heartbeat"),
+        ({"connect_timeout": "x"}, "connect_timeout"),
+        ({"max_outage_secs": -3}, "max_outage_secs"),
+        ({"run": ""}, "run="),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ah.InvalidArgumentError, match=message):
+        FakeStepStore(FakeEngine(), **options)  # type: ignore[arg-type]
