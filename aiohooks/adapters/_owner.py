@@ -1,0 +1,92 @@
+"""A session that lives as long as a server: entered, run and left by one task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohooks._errors import SessionClosedError, is_clean_end
+from aiohooks._monitored_session import AsyncMonitoredSession
+from aiohooks._shield import shielded, wait_done
+
+_logger = logging.getLogger("aiohooks.adapters")
+Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
+
+
+class Owner:
+    """Owns a session and the loop of steps in it.
+
+    One task does all of it, because cancel scopes and context variables of whatever the session opens belong to the task
+    that opened them. An error ends that task and nothing else; it is kept for whoever asks.
+    """
+
+    def __init__(self, session: AsyncMonitoredSession, loop: Loop, grace_secs: float) -> None:
+        """Keeps them; nothing starts yet."""
+        self._session = session
+        self._loop = loop
+        self._grace_secs = grace_secs
+        self._task: asyncio.Task[None] | None = None
+        self.opened: asyncio.Event = asyncio.Event()
+        """Set once the session is open, or will never be."""
+        self.ended: asyncio.Event = asyncio.Event()
+        """Set once the session has been left."""
+        self.failure: BaseException | None = None
+        """What it ended with, if not cleanly."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the task was started."""
+        return self._task is not None
+
+    def start(self) -> None:
+        """Starts the task.
+
+        Raises:
+            SessionClosedError: it was started before.
+        """
+        if self._task is not None:
+            raise SessionClosedError("this service was started before; make a new one, with a new session")
+        self._task = asyncio.get_running_loop().create_task(self._live(), name="the session of a service")
+
+    async def _live(self) -> None:
+        try:
+            async with self._session as session:
+                self.opened.set()
+                try:
+                    await self._loop(session)
+                except BaseException as error:
+                    if not is_clean_end(error):
+                        self.failure = error  # at once: closing may take its time
+                    raise
+        except Exception as error:
+            self.failure = error
+            _logger.error("the session of a service failed; the server goes on without it", exc_info=error)
+        except BaseException as error:
+            self.failure = error
+            raise
+        finally:
+            self.opened.set()
+            self.ended.set()
+
+    async def stop(self, reason: str) -> None:
+        """Asks the session to stop and waits for its end: for the grace period, then cancelled, then as long again."""
+        task = self._task
+        assert task is not None
+        self._session.request_stop(reason)
+        wind_down, cancel = self._wind_down(task), functools.partial(_cancel, task)
+        await shielded(wind_down, grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel)
+
+    async def _wind_down(self, task: asyncio.Task[None]) -> None:
+        if await wait_done([task], self._grace_secs):
+            return
+        _logger.warning("the session goes on %s s after the stop; it is cancelled", self._grace_secs)
+        task.cancel("the grace period was over")
+        if not await wait_done([task], self._grace_secs):
+            _logger.warning("the session goes on %s s after its cancellation; ending without it", self._grace_secs)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel("the server was cancelled")
