@@ -50,6 +50,7 @@ from aiohooks._errors import StepTimeoutError as StepTimeoutError
 from aiohooks._errors import StopRequestedError as StopRequestedError
 from aiohooks._errors import StoreClosedError as StoreClosedError
 from aiohooks._errors import StoreUnavailableError as StoreUnavailableError
+from aiohooks._errors import TaskDiedError as TaskDiedError
 from aiohooks._errors import UnavailableError as UnavailableError
 from aiohooks._errors import WrongLoopError as WrongLoopError
 from aiohooks._every import Every as Every
@@ -111,19 +112,25 @@ from aiohooks.hooks import NanHook as NanHook
 from aiohooks.hooks import PhaseTime as PhaseTime
 from aiohooks.hooks import ProfilerHook as ProfilerHook
 from aiohooks.hooks import ProgressHook as ProgressHook
+from aiohooks.hooks import Stall as Stall
 from aiohooks.hooks import StepCounterHook as StepCounterHook
 from aiohooks.hooks import StopAtStepHook as StopAtStepHook
 from aiohooks.hooks import StopAtTimeHook as StopAtTimeHook
 from aiohooks.hooks import SummarySaverHook as SummarySaverHook
+from aiohooks.hooks import VersionGateHook as VersionGateHook
+from aiohooks.hooks import WatchdogHook as WatchdogHook
 from aiohooks.hooks import hook as hook
 from aiohooks.stores import Mark as Mark
 from aiohooks.stores import MemoryStepStore as MemoryStepStore
 from aiohooks.stores import Reign as Reign
 from aiohooks.stores import StepStore as StepStore
 from aiohooks.stores import open_step_store as open_step_store
+from aiohooks.version_gate import Ticket as Ticket
+from aiohooks.version_gate import VersionGate as VersionGate
 
 __all__ = [
     "AbortedError",
+    "Activity",
     "AiohooksError",
     "AsyncMonitoredSession",
     "AsyncSingularMonitoredSession",
@@ -197,9 +204,11 @@ __all__ = [
     "SessionRunContext",
     "SessionRunHook",
     "SessionRunValues",
+    "SessionStalledError",
     "SessionStatus",
     "SignalPolicy",
     "StaleReignError",
+    "Stall",
     "Stateful",
     "StepContext",
     "StepCounterHook",
@@ -213,9 +222,14 @@ __all__ = [
     "StoreClosedError",
     "StoreUnavailableError",
     "SummarySaverHook",
+    "TaskDiedError",
+    "Ticket",
     "UnavailableError",
     "Variable",
     "Variables",
+    "VersionGate",
+    "VersionGateHook",
+    "WatchdogHook",
     "WorkerSessionCreator",
     "WrongLoopError",
     "configure",

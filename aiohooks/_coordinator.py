@@ -246,14 +246,14 @@ class Coordinator:
         return is_clean_end(error) or isinstance(error, self._clean)
 
     def _report(self, error: BaseException, what: str) -> None:
-        if any(error is one for one in self.errors):
-            return  # a task that waited in `until` was told of it, and has passed it on
-        if self._retired and self._top is not self:
+        replaced, stops = self._retired and self._top is not self, self._means_stop(error)
+        if (replaced and stops) or any(error is one for one in self.errors):
+            return  # nothing new; the latter is what `until` has told the task, which passed it on
+        if replaced:
             _logger.error("%s, after its session was replaced", what, exc_info=error)
             return
-        if self._means_stop(error):
-            if not self._retired:  # else it was told to end
-                self.request_stop(f"{what}: {error!r}")
+        if stops:
+            self.request_stop(f"{what}: {error!r}")
             return
         first = not self.errors
         if not first:  # that one is raised; this one must not be lost
@@ -264,10 +264,8 @@ class Coordinator:
         if not top._stopped and not (self._survives is not None and self._survives(error)):
             top._reason = f"{what}: {error!r}"
             top._stopped = True
-        if first:
-            self._in_loop(functools.partial(top._wake, error))
-        elif top._stopped:  # the run was ended by the first one, and is perhaps being recovered
-            self._in_loop(top._wake)
+        if first or top._stopped:  # the run was ended by the first one, and is perhaps being recovered now
+            self._in_loop(functools.partial(top._wake, error if first else None))
 
     @property
     def tasks(self) -> tuple[asyncio.Task[Any], ...]:

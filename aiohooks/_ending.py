@@ -15,6 +15,8 @@ from aiohooks._shield import shielded
 from aiohooks.stores import Publisher
 
 _logger = logging.getLogger("aiohooks")
+_TELL_SECS = 5.0
+"""How long to wait until other processes can know that this session has left."""
 
 
 class Ending:
@@ -150,6 +152,8 @@ class Ending:
                 await life.creator.aclose()
             except Exception as error:
                 errors.append(error)
+        if life.store is not None:
+            await life.store.flush(_TELL_SECS)
         if cancelled is not None:
             raise cancelled
 

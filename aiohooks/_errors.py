@@ -28,6 +28,7 @@
      ├─ StepResetError                      the step was reset while waiting for it
      ├─ StoreClosedError                    the step store was closed
      ├─ StaleReignError                     another chief has taken over meanwhile
+     ├─ TaskDiedError                       the process of a chief or worker died
      └─ CheckpointError (OSError)           a checkpoint could not be written or read
          ├─ CorruptCheckpointError          it does not verify
          ├─ CheckpointBusyError             another writer has the directory
@@ -179,6 +180,19 @@ class StaleReignError(AiohooksError):
         super().__init__(message)
         self.reign: int = reign
         self.newest: int = newest
+
+
+class TaskDiedError(AiohooksError):
+    """Raised by a launcher when the process of a task died, and was not, or too often, started again.
+
+    What the task's function raised itself comes out as it is.
+    """
+
+    def __init__(self, message: str, *, task_id: int = -1, exit_code: int | None = None) -> None:
+        """Keeps the number of the task, and the exit code of its process: negative for a signal, None if it is not known."""
+        super().__init__(message)
+        self.task_id: int = task_id
+        self.exit_code: int | None = exit_code
 
 
 class CheckpointError(AiohooksError, OSError):

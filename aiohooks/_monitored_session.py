@@ -6,11 +6,14 @@ import asyncio
 import logging
 import warnings
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from signal import Signals
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from aiohooks._checks import check_instance, check_secs
+from aiohooks._clock import quick_now
 from aiohooks._coordinator import Coordinator, close_unawaited
 from aiohooks._ending import Ending
 from aiohooks._errors import (
@@ -22,11 +25,13 @@ from aiohooks._graph import Graph
 from aiohooks._hook import HookRegistration, SessionRunHook
 from aiohooks._hooked_run import HookedRun
 from aiohooks._interrupt import running_task
+from aiohooks._looking import status_of
 from aiohooks._phases import HookSet
 from aiohooks._recoverable import Recoverable
 from aiohooks._recovery import RecoveryPolicy
 from aiohooks._run_gate import RunGate
-from aiohooks._signals import StopOnSignal
+from aiohooks._session_creator import WorkerSessionCreator
+from aiohooks._signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks._source import Source, creator_of
 from aiohooks._status import SessionStatus
 from aiohooks._step_context import StepContext
@@ -59,7 +64,7 @@ class AsyncMonitoredSession:
         variables: Variables | None = None,
         recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008 - frozen
         stop_grace_period_secs: float = 120.0,
-        handle_signals: bool = False,
+        handle_signals: bool | SignalPolicy = False,
         name: str | None = None,
     ) -> None:
         """Checks and keeps the arguments; nothing is started before the `async with` block is entered.
@@ -72,7 +77,8 @@ class AsyncMonitoredSession:
             variables: the values of the variables; the session's own, if left out.
             recovery: which errors are recovered from, and how often.
             stop_grace_period_secs: how long background tasks may go on after a clean end, and cleanup after a cancellation.
-            handle_signals: whether SIGINT and SIGTERM request a stop while the session is open.
+            handle_signals: whether SIGINT and SIGTERM end the session while it is open: the first one by a stop, the second one
+                as a cancellation does, the third one at once; or a `SignalPolicy` that says which signals, and how fast.
             name: what the session is called where it publishes steps; the name of the task that enters it, if left out.
 
         Raises:
@@ -90,8 +96,12 @@ class AsyncMonitoredSession:
         self._hooked_run = HookedRun(self._hooks, self._graph)
         self._ending = Ending(self._life, self._hooks, stop_grace_period_secs)
         self._gate = RunGate(self._life)
-        self._signals = StopOnSignal(self.request_stop) if handle_signals else None
+        signals = policy_of(handle_signals)
+        self._signals = None if signals is None else StopOnSignal(signals, self._life.root, self._gate.interrupt)
         self._name = name
+        # Made of parts, so that the coordinator does not keep the session itself alive.
+        self._look = partial(status_of, self._gate, self._life, self._hooks, self._hooked_run.fan, name)
+        self._life.root.look = self._look
         self._grace_secs = stop_grace_period_secs
 
     # -- entering and leaving
@@ -106,8 +116,9 @@ class AsyncMonitoredSession:
         if gate.state != "new":
             raise SessionClosedError(f"this session is {gate.state}: it is entered once; make a new one")
         gate.loop, gate.thread = self._life.root.bind(), get_ident()
-        gate.state = "opening"
+        gate.become("opening")
         self._life.root.on_failure = lambda: gate.interrupt("a background task failed", None)
+        self._hooked_run.fan.now = quick_now()
         ending = self._ending
         try:
             if self._signals is not None:
@@ -116,14 +127,16 @@ class AsyncMonitoredSession:
                 await self._hooks.begin()
             self._graph.hold()
             ending.callback(self._graph.release)
-            self._publish(getattr(self._creator, "global_step", None))
+            store = getattr(self._creator, "global_step", None)
+            if getattr(store, "inline", True) or not isinstance(self._creator, WorkerSessionCreator):
+                self._publish(store)  # a worker that waits for its chief, elsewhere, is nobody to count on
             await self._life.create()
             self._publish(self._life.store)
         except BaseException as error:
-            gate.state = "closed"
+            gate.become("closed")
             await ending.shut_down(error)
             raise
-        gate.state = "open"
+        gate.become("open")
         return self
 
     def _publish(self, store: StepStore | None) -> None:
@@ -149,7 +162,7 @@ class AsyncMonitoredSession:
         if gate.state != "open":
             raise SessionClosedError("this session is still opening; raise an error in the hook to end it")
         gate.check_caller("aclose")
-        gate.state = "closing"
+        gate.become("closing")
         try:
             try:
                 await gate.close(error is not None and not self._ending.swallows(error), self._grace_secs)
@@ -158,7 +171,7 @@ class AsyncMonitoredSession:
                 raise
             return await self._ending.end(error)
         finally:
-            gate.state = "closed"
+            gate.become("closed")
 
     # -- running
 
@@ -258,7 +271,15 @@ class AsyncMonitoredSession:
             if isinstance(root_cause, StopRequestedError):
                 life.root.request_stop(str(root_cause))  # so that `stop_reason` says it too, if it is the first
             raise root_cause
-        await life.recover(root_cause, None if life.session is None else life.session.global_step.latest.step + 1)
+        try:
+            await life.recover(root_cause, None if life.session is None else life.session.global_step.latest.step + 1)
+        except asyncio.CancelledError:
+            # A task of the whole session may have failed meanwhile, which is not a cancellation of who called `run`.
+            interrupted, cause = self._gate.take_interrupt()
+            if not interrupted or not (cause or life.root.errors):
+                raise
+            life.root.raised = life.root.raised or cause is None
+            raise cause or life.root.errors[0] from None
 
     # -- stopping
 
@@ -274,6 +295,11 @@ class AsyncMonitoredSession:
     def stop_reason(self) -> str | None:
         """Why a stop was asked for; None if it was not."""
         return self._life.root.stop_reason
+
+    @property
+    def stop_signal(self) -> Signals | None:
+        """The signal that asked for the stop, if it was one: `sys.exit(128 + session.stop_signal)`."""
+        return None if self._signals is None else self._signals.number
 
     # -- background work
 
@@ -316,7 +342,7 @@ class AsyncMonitoredSession:
 
     def status(self) -> SessionStatus:
         """What the session is doing, for people and programs; waits for nothing."""
-        return SessionStatus.of(self._gate, self._life)
+        return self._look()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._gate.state}, {self._hooks!r}>"

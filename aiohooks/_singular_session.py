@@ -8,6 +8,7 @@ from aiohooks._hook import HookRegistration, SessionRunHook
 from aiohooks._monitored_session import AsyncMonitoredSession
 from aiohooks._recovery import NEVER
 from aiohooks._session import Session
+from aiohooks._signals import SignalPolicy
 from aiohooks._source import Source
 from aiohooks._variables import Variables
 from aiohooks.stores import StepStore
@@ -24,7 +25,7 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         stop_grace_period_secs: float = 120.0,
-        handle_signals: bool = False,
+        handle_signals: bool | SignalPolicy = False,
         name: str | None = None,
     ) -> None:
         """See `AsyncMonitoredSession`."""

@@ -35,7 +35,7 @@ SECTIONS = (
     (
         "Sessions",
         "aiohooks",
-        "AsyncMonitoredSession AsyncSingularMonitoredSession monitored_training_session Steps StepContext SessionStatus "
+        "AsyncMonitoredSession AsyncSingularMonitoredSession monitored_training_session Steps StepContext SessionStatus Activity "
         "RecoveryPolicy Backoff Session run",
     ),
     (
@@ -61,12 +61,15 @@ SECTIONS = (
     (
         "Hooks that observe",
         "aiohooks",
-        "SummarySaverHook CSVHook JSONLinesHook HistoryHook ProgressHook ProfilerHook HookTimingHook HookTimes PhaseTime Blocker",
+        "SummarySaverHook CSVHook JSONLinesHook HistoryHook ProgressHook ProfilerHook HookTimingHook HookTimes PhaseTime Blocker "
+        "WatchdogHook Stall",
     ),
     ("Graph and variables", "aiohooks", "Graph Placeholder Variable Operation get_default_graph Variables"),
     ("Chiefs and workers", "aiohooks", "SessionCreator ChiefSessionCreator WorkerSessionCreator Scaffold"),
     ("Coordination and time", "aiohooks", "Coordinator Clock current_clock"),
     ("Step stores", "aiohooks", "StepStore MemoryStepStore Mark"),
+    ("Published versions", "aiohooks", "VersionGate Ticket VersionGateHook"),
+    ("From `aiohooks.version_gate`", "aiohooks.version_gate", "Admission GateStatistics"),
     ("From `aiohooks.stores`", "aiohooks.stores", "Changes Publisher StoreStatistics"),
     ("From `aiohooks.testing`", "aiohooks.testing", "RecordingHook FaultInjectionHook ManualClock no_residue"),
 )
@@ -77,6 +80,7 @@ NOT_FOR_USERS = {
     "ChiefSessionCreator.gave_up",
     "Coordinator.bind",
     "Coordinator.cancel_tasks",
+    "Coordinator.look",
     "Coordinator.on_failure",
     "Coordinator.owns",
     "Coordinator.raised",
@@ -89,7 +93,6 @@ NOT_FOR_USERS = {
     "Scaffold.local_init",
     "Session.stateful_hooks",
     "Session.driven_by",
-    "SessionStatus.of",
     "StepContext.call",
     "StepStore.inline",
     "Variables.claim",

@@ -16,10 +16,23 @@ from tests.source import PACKAGE, ROOT, Import, defined_names, imports, modules,
 # Each floor imports from the floors below it, and from its neighbours as long as that makes no circle.
 # A new module takes its place here first. A name ending in a slash is a folder.
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"_errors", "_checks", "_clock", "_running"}),
+    frozenset({"_errors", "_checks", "_clock", "_running", "_shield"}),
     frozenset({"_hook", "_graph", "_variables", "_every", "_stateful", "stores/"}),
     frozenset(
-        {"_fetches", "_crew", "_fan_out", "_interrupt", "_shield", "_coordinator", "_recovery", "_join", "_plan", "checkpoint/"}
+        {
+            "_fetches",
+            "_crew",
+            "_fan_out",
+            "_interrupt",
+            "_coordinator",
+            "_recovery",
+            "_join",
+            "_plan",
+            "_stacks",
+            "_status",
+            "checkpoint/",
+            "version_gate/",
+        }
     ),
     frozenset({"_session", "_session_creator", "_restoring"}),
     frozenset(
@@ -27,21 +40,21 @@ FLOORS: tuple[frozenset[str], ...] = (
             "_monitored_session",
             "_ending",
             "_hooked_run",
+            "_looking",
             "_phases",
             "_recoverable",
             "_run_gate",
             "_signals",
             "_singular_session",
             "_source",
-            "_status",
             "_step_context",
             "_steps",
             "_turns",
             "hooks/",
         }
     ),
-    frozenset({"_training", "testing/"}),
-    frozenset({"__init__", "__main__", "_run"}),
+    frozenset({"_run", "_training", "adapters/", "distributed/", "testing/"}),
+    frozenset({"__init__", "__main__"}),
 )
 
 # Every hook is handed these two, so annotations on the lower floors may name them; nothing else points upward.
@@ -57,6 +70,10 @@ EXTRAS: dict[str, str] = {
     "rich": "aiohooks.hooks._rich",
     "matplotlib": "aiohooks.hooks._plot",
     "pyinstrument": "aiohooks.hooks._pyinstrument",
+    "redis": "aiohooks.stores._redis_link",
+    "nats": "aiohooks.stores._nats_wire",
+    "ray": "aiohooks.stores._ray_cluster",
+    "starlette": "aiohooks.adapters.asgi",
 }
 
 FORBIDDEN_ATTRIBUTES = {

@@ -1,0 +1,25 @@
+"""The version gate: work is let in only while it is a few versions ahead, and used only while it is a few versions old.
+
+    item 0   item 1 | item 2   item 3 | item 4   item 5 |      per_version=2: two items make a version
+    version 0 -> 1  | version 1 -> 2  | version 2 -> 3  |
+    not ahead         1 ahead           2 ahead                max_lag=1: items 4 and 5 wait until version 1 is published
+
+The count alone bounds the lag only of items that are used in the order in which they were let in. Where they overtake each
+other the ticket decides: it knows how many versions came since, and `use` refuses what is too old.
+
+    _book           Ticket; and which items are let in, what became of the others, how much room is left
+    _line           who waits for room, in order
+    _gate           VersionGate: both together
+
+It needs a step store and nothing else, no session. Each imports only from those above it.
+"""
+
+from aiohooks.version_gate._book import Ticket as Ticket
+from aiohooks.version_gate._book import TicketState as TicketState
+from aiohooks.version_gate._gate import Admission as Admission
+from aiohooks.version_gate._gate import GateStatistics as GateStatistics
+from aiohooks.version_gate._gate import VersionGate as VersionGate
+
+for _public in (Admission, GateStatistics, Ticket, VersionGate):
+    _public.__module__ = __name__
+del _public

@@ -1,0 +1,225 @@
+"""Tickets, and the book in which they stand: what is let in, what became of the others, how much room is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+from aiohooks._errors import InvalidArgumentError, WrongLoopError
+from aiohooks.stores import Mark, StepStore
+from aiohooks.stores._mark import MAX_STEP
+
+TicketState = Literal["open", "used", "shipped", "dropped", "too old", "outdated", "abandoned"]
+"""What became of an item; see `Ticket.state`."""
+
+_GOOD = ("used", "shipped")
+
+
+class Ticket:
+    """One item that was let in: how old it is, and whether it may be used. Made by `VersionGate.admit`.
+
+    It is settled once: by `use`, by `drop`, or by the end of its block. A block that an error or a cancellation leaves
+    abandons its item. One that ends normally has shipped it: somebody elsewhere uses it up with one of the next versions.
+    After `hand_on` a normal end means nothing, and whoever has the ticket then calls `use` or `drop`.
+    """
+
+    __slots__ = ("_book", "handed_on", "mark", "number", "settled_at", "state", "step")
+
+    def __init__(self, book: Book, number: int, mark: Mark, step: int) -> None:
+        """Made by the gate."""
+        self.number: int = number
+        """How many items had been let in before this one."""
+        self.mark: Mark = mark
+        """What was published when it was let in; for another process, which asks `VersionGate.lag_of` about it."""
+        self.step: int = step
+        """The version at which it is used if all are used in order: at most `max_lag` above `version`."""
+        self.state: TicketState = "open"
+        """"open": not settled. "used" and "shipped": good ends. "dropped": given up; "too old": refused by `use`, or at the end
+        of its block; "outdated": the versions were reset since; "abandoned": its block was left by an error."""
+        self.settled_at: Mark | None = None
+        """What was published when it was settled; None while it is open."""
+        self.handed_on: bool = False
+        """Whether `hand_on` was called."""
+        self._book = book
+
+    @property
+    def version(self) -> int:
+        """The version that was published when it was let in: the one it works with, if that is read before any `await`."""
+        return self.mark.step
+
+    @property
+    def lag(self) -> int:
+        """How many versions were published since; once it is settled, how many it were then.
+
+        There is no distance over a reset: it counts as `2**53 - 1`, more than any bound.
+        """
+        return distance(self.mark, self.settled_at or self._book.versions.latest)
+
+    def use(self) -> bool:
+        """Uses the item, for the version that is published next; to be called right before that work begins.
+
+        Returns:
+            Whether it may be used. False: it is too old or outdated, or was dropped or abandoned before.
+
+        Raises:
+            InvalidArgumentError: it was used or shipped already.
+        """
+        self._book.enter()
+        if self.state == "open":
+            in_time = self.lag <= self._book.max_lag
+            self._book.settle(self, "used" if in_time else "too old")
+            return in_time
+        self._check_not_gone()
+        return False
+
+    def drop(self) -> None:
+        """Gives the item up; its place is free again. Harmless when that is so already.
+
+        Raises:
+            InvalidArgumentError: it was used or shipped already.
+        """
+        self._book.enter()
+        if self.state == "open":
+            self._book.settle(self, "dropped")
+        self._check_not_gone()
+
+    def hand_on(self) -> Ticket:
+        """Keeps the ticket open when its block ends normally: the item goes into a queue, say, and the ticket with it.
+
+        Returns:
+            The ticket itself.
+        """
+        self.handed_on = True
+        return self
+
+    def _check_not_gone(self) -> None:
+        if self.state in _GOOD:
+            advice = "its block has ended; call hand_on() inside the block" if self.state == "shipped" else "one item, one use"
+            raise InvalidArgumentError(f"{self!r} was {self.state} already: {advice}")
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self.number} of version {self.version}, {self.state}, lag {self.lag}>"
+
+
+def distance(old: Mark, new: Mark) -> int:
+    """How many versions were published between the marks; `MAX_STEP` if there was a reset, 0 if `new` is not newer."""
+    if old >= new:
+        return 0
+    return new.step - old.step if old.epoch == new.epoch else MAX_STEP
+
+
+class Book:
+    """Counts as of the mark it saw last; whoever wants to know calls `sync` before."""
+
+    def __init__(self, versions: StepStore, max_lag: int, per_version: int, room_made: Callable[[], None]) -> None:
+        """`room_made` is called whenever there may be more room than before."""
+        self.versions: StepStore = versions
+        self.max_lag: int = max_lag
+        self.per_version: int = per_version
+        self.mark: Mark = versions.latest
+        self.open: dict[Ticket, None] = {}
+        self.entering = 0
+        """How many were let in whose tasks have not run since."""
+        self.owed = 0
+        """How many were shipped that no version has used up yet."""
+        self.admitted = 0
+        self.ends: Counter[TicketState] = Counter()
+        self.lag_sum = 0
+        self.lag_max = 0
+        self._used_now = 0  # for the version that is published next
+        self._made_at: Counter[int] = Counter()  # how many are open, by their version
+        self._room_made = room_made
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def room(self) -> int:
+        """How many may be let in now."""
+        return (self.max_lag + 1) * self.per_version - len(self.open) - self.entering - self._gone
+
+    @property
+    def _gone(self) -> int:
+        # Items that are not here any more, and take a place still. A version has no use for more than its own.
+        return self.owed + min(self._used_now, self.per_version)
+
+    @property
+    def due(self) -> int:
+        """How many open items reach the bound with the present version."""
+        epoch, step = self.versions.latest
+        return self._made_at[step - self.max_lag] if epoch == self.mark.epoch else 0
+
+    def write(self) -> Ticket:
+        """Makes the ticket of an item that is let in."""
+        ahead = (len(self.open) + self._gone) // self.per_version
+        ticket = Ticket(self, self.admitted, self.mark, self.mark.step + ahead)
+        self.open[ticket] = None
+        self._made_at[ticket.version] += 1
+        self.admitted += 1
+        return ticket
+
+    def sync(self) -> None:
+        """Takes note of what was published since."""
+        old, mark = self.mark, self.versions.latest
+        if mark == old:
+            return
+        self.mark = mark
+        self._used_now = 0
+        if mark.epoch == old.epoch:
+            self.owed = max(0, self.owed - (mark.step - old.step) * self.per_version)
+        else:
+            self.owed = 0
+            for ticket in tuple(self.open):
+                self._end(ticket, "outdated")
+        self._room_made()
+
+    def settle(self, ticket: Ticket, state: TicketState) -> None:
+        """Takes note of what became of an open item."""
+        self._end(ticket, state)
+        self._used_now += state == "used"
+        self.owed += state == "shipped"
+        if state in _GOOD:
+            self.lag_sum += ticket.lag
+            self.lag_max = max(self.lag_max, ticket.lag)
+        self._room_made()
+
+    def leave(self, ticket: Ticket, error: BaseException | None) -> None:
+        """Takes note that the block of an item has ended."""
+        if error is None and ticket.handed_on:
+            return
+        self.sync()
+        if ticket.state == "open":
+            in_time = ticket.lag <= self.max_lag
+            self.settle(ticket, "abandoned" if error is not None else "shipped" if in_time else "too old")
+
+    def _end(self, ticket: Ticket, state: TicketState) -> None:
+        ticket.settled_at = self.mark
+        ticket.state = state
+        del self.open[ticket]
+        self._made_at[ticket.version] -= 1
+        if not self._made_at[ticket.version]:
+            del self._made_at[ticket.version]
+        self.ends[state] += 1
+
+    def is_own_loop(self) -> bool:
+        """Whether the loop of the book runs here."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def enter(self) -> None:
+        """Makes sure that the book's own loop runs here, the one of its first use; and is up to date then."""
+        if self._loop is None:
+            try:
+                self._loop = asyncio.get_running_loop()
+            except RuntimeError:
+                raise WrongLoopError(f"{self!r} is used where no event loop is running") from None
+        elif not self.is_own_loop():
+            raise WrongLoopError(f"{self!r} is used in another thread or event loop than its own")
+        self.sync()
+
+    def __repr__(self) -> str:
+        run, step = self.versions.run, self.versions.latest.step
+        owed = f", {self.owed} shipped" if self.owed else ""
+        return f"<version gate of {run!r} at version {step}, max_lag {self.max_lag}, {len(self.open)} open{owed}>"
