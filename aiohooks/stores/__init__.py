@@ -11,10 +11,12 @@
     _store          StepStore: the contract, and all that is the same on every engine
     memory          MemoryStepStore, for one process
     _members        the publishers and the chief's lease of this process, told to an engine
+    _news           what the engine tells of other processes
     _shared         SharedStepStore: all that is the same where the state is outside the process
     _remote         RemoteStepStore: the same behind a connection
     local           LocalStepStore, for the processes of one machine: files
     redis           RedisStepStore: Redis or Valkey
+    _nats_url, _nats_stream, _nats_commit, _nats_wire: its URL, its stream and messages, compare and set, its connection
     nats            NatsStepStore: NATS with JetStream
     ray             RayStepStore: an actor on a Ray cluster
     _open           open_step_store, by URL

@@ -231,6 +231,8 @@ class RemoteStepStore(SharedStepStore):
         while True:
             try:
                 return await ask()
+            except RefusedError:
+                raise  # it would say the same again
             except StoreUnavailableError:
                 if self._given_up:
                     raise self._outage_error() from None

@@ -1,0 +1,203 @@
+"""What the NATS store keeps in a server: the names, the stream, one message a run; pure, without the client."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote
+
+from aiohooks._errors import InvalidArgumentError, StoreUnavailableError
+from aiohooks.stores._remote import RefusedError
+from aiohooks.stores._run_state import RunState
+
+OLDEST_SERVER = 2, 9
+"""What republishes the messages of a stream, and compares before it sets; the oldest one that was tried."""
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_FORMAT = b"1"
+_STREAM_NOT_FOUND, _NO_MESSAGE = 10059, 10037
+_WRONG_SEQUENCE = 10071, 10164
+_NOT_ENABLED = 10039, 10076
+_NO_REPLICAS = 10074
+_LONGEST_TOKEN = 500
+
+
+class NobodyAnswersError(StoreUnavailableError):
+    """The server is there, and nobody has the stream: it is gone, or has no leader for now."""
+
+
+class Head(NamedTuple):
+    """The newest message of a run."""
+
+    seq: int
+    """Its number in the stream; 0 if there is none."""
+    born: str
+    """Of the run, a random word made with its first message: with another one, its data was lost meanwhile."""
+    state: RunState
+    data: bytes
+
+
+NO_HEAD = Head(0, "", RunState(), b"")
+
+
+def pack(born: str, state: RunState) -> bytes:
+    """The message that says it."""
+    return b"%b %b %d %b" % (_FORMAT, born.encode(), state.news, state.dump())
+
+
+def life_of(data: bytes) -> tuple[bytes, bytes]:
+    """Which life of the run a message is of, and how often anything but the mark has changed in it."""
+    parts = data[:50].split(b" ", 3)
+    return (parts[1], parts[2]) if len(parts) > 3 else (b"", b"")
+
+
+def unpack(seq: int, data: bytes) -> Head:
+    """What a message says.
+
+    Raises:
+        StoreUnavailableError: it is not one of ours.
+    """
+    try:
+        kind, born, _, state = data.split(b" ", 3)
+        if kind != _FORMAT:
+            raise ValueError(f"format {kind[:20]!r} is not {_FORMAT!r}")
+        return Head(seq, born.decode("latin-1"), RunState.load(state), data)
+    except ValueError as error:
+        raise RefusedError(
+            f"the stream has a message that no store of this version wrote: {data[:100]!r}; take another stream= or run="
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where a run is: one subject of a stream that all runs share."""
+
+    stream: str
+    run: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stream, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.stream):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(f"stream={self.stream!r}: give a name of letters, digits, _ and -")
+        if len(self._token) > _LONGEST_TOKEN:
+            raise InvalidArgumentError(f"run={self.run[:50]!r}...: too long for a NATS subject; give a shorter name")
+
+    @property
+    def _token(self) -> str:
+        # No dot, wildcard or space; different runs stay different.
+        return quote(self.run, safe="").replace(".", "%2E")
+
+    @property
+    def subject(self) -> str:
+        """Where the run's message is."""
+        return f"{self.stream}.run.{self._token}"
+
+    @property
+    def news(self) -> str:
+        """Where the server says it again once it is kept."""
+        return f"{self.stream}.news.{self._token}"
+
+    @property
+    def elected(self) -> str:
+        """Where a cluster says that the stream has a new leader."""
+        return f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{self.stream}"
+
+    def api(self, what: str) -> str:
+        """A request about the stream."""
+        return f"$JS.API.STREAM.{what}.{self.stream}"
+
+    @property
+    def _wanted(self) -> dict[str, Any]:
+        return {
+            "subjects": [f"{self.stream}.run.*"],
+            "retention": "limits",
+            "max_msgs_per_subject": 1,
+            "republish": {"src": f"{self.stream}.run.*", "dest": f"{self.stream}.news.{{{{wildcard(1)}}}}"},
+        }
+
+    def config(self, replicas: int, forget_after_secs: float | None) -> dict[str, Any]:
+        """The stream as it is to be made."""
+        return {
+            "name": self.stream,
+            **self._wanted,
+            "storage": "file",
+            "discard": "old",
+            "num_replicas": replicas,
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_consumers": -1,
+            "max_age": round((forget_after_secs or 0) * 1e9),
+        }
+
+    def check(self, config: dict[str, Any]) -> None:
+        """Looks at a stream that is there.
+
+        Raises:
+            RefusedError: it would not do.
+        """
+        for name, wanted in self._wanted.items():
+            if (found := config.get(name)) != wanted:
+                raise RefusedError(
+                    f"the stream {self.stream} is not one for step stores: its {name} is {found!r} and not {wanted!r};"
+                    " take another name with stream=, or delete it"
+                )
+
+
+def head_of(reply: dict[str, Any]) -> Head:
+    """The newest message, as the server gave it."""
+    if failed(reply) == _NO_MESSAGE:
+        return NO_HEAD
+    checked(reply)
+    message = reply["message"]
+    return unpack(int(message["seq"]), base64.b64decode(message.get("data") or ""))
+
+
+def failed(reply: dict[str, Any]) -> int:
+    """The server's number of what went wrong; 0 if nothing did."""
+    return int(reply["error"].get("err_code", -1)) if "error" in reply else 0
+
+
+def is_missing(reply: dict[str, Any]) -> bool:
+    """Whether there is no such stream."""
+    return failed(reply) == _STREAM_NOT_FOUND
+
+
+def wrong_sequence(reply: dict[str, Any]) -> bool:
+    """Whether somebody else was faster."""
+    return failed(reply) in _WRONG_SEQUENCE
+
+
+def checked(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply, if it is not that something went wrong.
+
+    Raises:
+        StoreUnavailableError: it is.
+    """
+    number = failed(reply)
+    if not number:
+        return reply
+    said = f"{reply['error'].get('description', 'no reason given')} (error {number})"
+    if number in _NOT_ENABLED:
+        raise RefusedError(f"{said}: JetStream is not enabled for this account; start the server with `nats-server -js -sd DIR`")
+    if number == _NO_REPLICAS:
+        raise RefusedError(f"{said}: it is one server, no cluster; leave out replicas=")
+    if number == _STREAM_NOT_FOUND:
+        raise NobodyAnswersError(f"{said}: the stream is gone")
+    raise StoreUnavailableError(f"the NATS server says: {said}")
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """A reply of JetStream.
+
+    Raises:
+        StoreUnavailableError: it is not one.
+    """
+    try:
+        reply: Any = json.loads(data)
+        if isinstance(reply, dict):
+            return cast("dict[str, Any]", reply)
+    except ValueError:
+        pass
+    raise StoreUnavailableError(f"the NATS server gave an answer that is not JetStream's: {data[:100]!r}")
