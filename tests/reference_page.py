@@ -36,7 +36,7 @@ SECTIONS = (
         "Sessions",
         "aiohooks",
         "AsyncMonitoredSession AsyncSingularMonitoredSession monitored_training_session Steps StepContext SessionStatus Activity "
-        "RecoveryPolicy Backoff Session run",
+        "RecoveryPolicy Backoff SignalPolicy Session run",
     ),
     (
         "Hooks to write",
@@ -67,11 +67,20 @@ SECTIONS = (
     ("Graph and variables", "aiohooks", "Graph Placeholder Variable Operation get_default_graph Variables"),
     ("Chiefs and workers", "aiohooks", "SessionCreator ChiefSessionCreator WorkerSessionCreator Scaffold"),
     ("Coordination and time", "aiohooks", "Coordinator Clock current_clock"),
-    ("Step stores", "aiohooks", "StepStore MemoryStepStore Mark"),
+    ("Step stores", "aiohooks", "StepStore MemoryStepStore open_step_store Mark Reign"),
     ("Published versions", "aiohooks", "VersionGate Ticket VersionGateHook"),
     ("From `aiohooks.version_gate`", "aiohooks.version_gate", "Admission GateStatistics"),
-    ("From `aiohooks.stores`", "aiohooks.stores", "Changes Publisher StoreStatistics"),
-    ("From `aiohooks.testing`", "aiohooks.testing", "RecordingHook FaultInjectionHook ManualClock no_residue"),
+    ("From `aiohooks.stores`", "aiohooks.stores", "Changes Publisher StoreStatistics SharedStepStore RemoteStepStore"),
+    ("Engines: `aiohooks.stores.local`", "aiohooks.stores.local", "LocalStepStore"),
+    ("Engines: `aiohooks.stores.redis`", "aiohooks.stores.redis", "RedisStepStore"),
+    ("Engines: `aiohooks.stores.nats`", "aiohooks.stores.nats", "NatsStepStore"),
+    ("Engines: `aiohooks.stores.ray`", "aiohooks.stores.ray", "RayStepStore"),
+    ("Services: `aiohooks.adapters.asgi`", "aiohooks.adapters.asgi", "SessionService ServiceHealth"),
+    (
+        "From `aiohooks.testing`",
+        "aiohooks.testing",
+        "RecordingHook FaultInjectionHook ManualClock no_residue check_step_store step_store_laws",
+    ),
 )
 ERRORS = "Errors"
 

@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.models import Calling, double, until_true
+from tests.models import Calling, counting_graph, double, until_true
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -71,17 +72,81 @@ async def test_a_signal_ends_a_wait() -> None:
             await waiting
 
 
-async def test_the_second_signal_is_not_the_sessions(received: list[int]) -> None:
-    """After the first signal the handlers from before are back: the next one does what it did before the session."""
-    before = handlers()
-    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
-        await send(signal.SIGINT, session.should_stop)
-        assert handlers() == before
-        await send(signal.SIGINT, lambda: received)
-        await send(signal.SIGTERM, lambda: len(received) == 2)
-    assert received == [signal.SIGINT, signal.SIGTERM]
-    assert session.stop_reason == "SIGINT received"
+async def test_the_second_signal_cancels(received: list[int]) -> None:
+    """A second signal ends the session as a cancellation does, and the handler from before is told of it."""
+    hook, before = RecordingHook(), handlers()
+    session = ah.AsyncMonitoredSession(double, [hook], handle_signals=True)
+
+    async def main() -> None:
+        async with session:
+            await send(signal.SIGINT, session.should_stop)
+            assert (received, handlers() == before) == ([], False)
+            await send(signal.SIGTERM, lambda: False)
+
+    task = asyncio.create_task(main())
+    with pytest.raises(asyncio.CancelledError, match="SIGTERM received"):
+        await task
+    assert received == [signal.SIGTERM]
+    assert hook.phases() == ["begin", "after_create_session", "close"]
+    assert (session.stop_reason, session.stop_signal) == ("SIGINT received", signal.SIGINT)
     assert handlers() == before
+
+
+async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path) -> None:
+    """While the last save goes on a second signal leaves the rest of `end` out; `close` of all hooks is called."""
+    hook = RecordingHook()
+
+    async def hang(session: ah.Session) -> None:
+        await send(signal.SIGTERM, lambda: session_of.stop_signal)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
+    session_of = ah.AsyncMonitoredSession(counting_graph(), [Calling("end", hang), saver, hook], handle_signals=True)
+
+    async def main() -> None:
+        async with session_of as session:
+            await session.run("train")
+
+    task = asyncio.create_task(main())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert hook.phases()[-2:] == ["after_run", "close"]
+    assert saver.saved == 0
+
+
+async def test_a_session_opened_meanwhile_is_stopped_too() -> None:
+    """While sessions end because of a signal, one more that is opened makes no step; after them one does."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as first:
+        await send(signal.SIGTERM, first.should_stop)
+        async with ah.AsyncMonitoredSession(double, handle_signals=True) as late:
+            assert (late.stop_reason, late.stop_signal) == ("SIGTERM received", signal.SIGTERM)
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as next_one:
+        assert await next_one.run("loss") == 2
+    assert next_one.stop_signal is None
+
+
+async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
+    """One that is opened while others are cancelled by a second signal is cancelled too."""
+    hook = RecordingHook()
+
+    async def late() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook], handle_signals=True):
+            await asyncio.Event().wait()
+
+    async def open_another(exc: BaseException | None) -> None:
+        await asyncio.wait([asyncio.create_task(late())])
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [Calling("close", open_another)], handle_signals=True) as session:
+            await send(signal.SIGTERM, session.should_stop)
+            await send(signal.SIGTERM, lambda: False)
+
+    task = asyncio.create_task(main())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert hook.phases()[-1] == "close"
+    assert "end" not in hook.phases()
 
 
 async def test_sessions_of_a_loop_share_the_signals() -> None:
@@ -127,6 +192,46 @@ async def test_a_signal_while_the_session_opens_is_not_lost() -> None:
     assert session.stop_reason == "SIGTERM received"
 
 
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+async def test_a_signal_in_any_phase_is_recorded(phase: str) -> None:
+    """In whichever phase of a hook the signal comes, it is the reason of the stop, and the session ends cleanly."""
+    hook = RecordingHook()
+
+    async def interrupted(*_: object) -> None:
+        await send(signal.SIGTERM, lambda: session.stop_signal)
+
+    session = ah.AsyncMonitoredSession(double, [Calling(phase, interrupted), hook], handle_signals=True)
+    async with session:
+        async for _ in session.steps("loss"):
+            break
+    assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
+    assert [hook.phases().count(one) for one in ("begin", "end", "close")] == [1, 1, 1]
+
+
+async def test_the_first_reason_stays() -> None:
+    """A signal after a stop that somebody else has asked for is not the reason."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+        session.request_stop("enough")
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert (session.stop_reason, session.stop_signal) == ("enough", None)
+
+
+async def test_a_pause_before_a_recovery_ends_with_the_signal() -> None:
+    """A signal ends the pause; the run that had begun before it is repeated, and is the last one."""
+    errors: list[Exception] = [ah.AbortedError("gone")]
+
+    async def step() -> dict[str, int]:
+        if errors:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise errors.pop()
+        return {"loss": 1}
+
+    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=10**6, max_secs=10**6, jitter=False))
+    async with ah.AsyncMonitoredSession(step, recovery=recovery, handle_signals=True) as session:
+        assert [one async for one in session.steps("loss")] == [1]
+    assert session.stop_reason == "SIGTERM received"
+
+
 async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
     """By default a session touches no handler."""
     before = handlers()
@@ -146,4 +251,4 @@ async def test_outside_of_the_main_thread_it_says_that_it_does_nothing(caplog: p
         raise AssertionError("not reached")
 
     assert await asyncio.to_thread(asyncio.run, main()) == 2
-    assert ["handle_signals has no effect" in record.getMessage() for record in caplog.records] == [True]
+    assert ["request_stop() of the session" in record.getMessage() for record in caplog.records] == [True]
