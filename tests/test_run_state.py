@@ -10,6 +10,7 @@ from aiohooks.stores._view import Fail, Join, Lead, Leave, Member, Request, Writ
 
 
 def test_state_as_text_is_the_same() -> None:
+    """What is dumped and loaded shows the same view and answers a repeated request in the same way."""
     state = RunState()
     member = Member("p/1", "näme", 10.0)
     requests: list[Request] = [
@@ -30,6 +31,7 @@ def test_state_as_text_is_the_same() -> None:
 
 
 def test_state_refuses_an_older_reign() -> None:
+    """There is one chief at a time; a write of an older reign changes nothing, and its lease is not renewed."""
     state = RunState()
     for number in (1, 2):
         assert state.apply(Lead(Member(f"{number}/1", "chief", 1.0))).reign == number

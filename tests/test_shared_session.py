@@ -25,6 +25,7 @@ def model() -> ah.Graph:
 
 
 async def test_worker_waits_until_the_chief_has_initialised() -> None:
+    """A worker in another process is entered when the chief's `init_fn` is through, and then waits for its step."""
     engine = FakeEngine()
     ready = asyncio.Event()
     order: list[str] = []
@@ -60,6 +61,7 @@ async def test_worker_waits_until_the_chief_has_initialised() -> None:
 
 
 async def test_worker_gives_up_at_its_deadline() -> None:
+    """A worker whose chief never comes ends at `max_wait_secs`, not before."""
     engine = FakeEngine()
     with ManualClock() as clock:
         async with FakeStepStore(engine) as steps:
@@ -113,20 +115,26 @@ async def test_chief_that_was_thought_dead_is_refused() -> None:
         engine.clock = ah.current_clock()
         async with FakeStepStore(engine) as old, FakeStepStore(engine) as new:
             session = ah.AsyncMonitoredSession(ah.ChiefSessionCreator(model(), global_step=old))
-            with pytest.raises(ah.StaleReignError) as caught:
+
+            async def comes_back() -> None:
                 async with session:
                     await session.run("train")
                     await old.flush()
-                    for id in list(engine.leases.items()):  # its process was stopped for a long time
-                        engine.leases[id[0]] = clock.now()
-                    async with new.lead() as reign:
+                    for lease in engine.leases:  # its process was stopped for a long time
+                        engine.leases[lease] = clock.now()
+                    async with new.lead():
                         await new.advance()
                         await session.run("train")
-            assert (caught.value.reign, caught.value.newest) == (1, reign.number)
+
+            with pytest.raises(ah.StaleReignError) as caught:
+                await comes_back()
+            assert (caught.value.reign, caught.value.newest) == (1, 2)
             assert (await new.value()).step == 2
 
 
 async def test_refused_step_leaves_the_variables() -> None:
+    """An advance that the store refuses takes the run's variables back."""
+
     class Refusing(FakeStepStore):
         async def advance(self, by: int = 1) -> int:
             raise ah.StaleReignError("no", reign=1, newest=2)

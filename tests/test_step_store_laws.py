@@ -12,6 +12,7 @@ from tests.fake_engine import FakeEngine, FakeStepStore
 
 @pytest.mark.parametrize("law", step_store_laws())
 async def test_memory(law: str) -> None:
+    """The store of one process keeps every law."""
     stores: dict[str, MemoryStepStore] = {}
 
     def make(run: str) -> MemoryStepStore:
@@ -22,12 +23,15 @@ async def test_memory(law: str) -> None:
 
 @pytest.mark.parametrize("law", step_store_laws())
 async def test_behind_a_connection(law: str) -> None:
+    """So does a store behind a connection, and it leaves nothing in its engine."""
     engine = FakeEngine()
     await check_step_store(lambda run: FakeStepStore(engine, run=run), law)
     assert not engine.watches
 
 
 async def test_a_law_that_is_broken_is_named() -> None:
+    """An error out of a law has a note with its name and what it says."""
+
     class Forgetful(MemoryStepStore):
         async def raise_to(self, step: int) -> int:
             return step
@@ -39,6 +43,8 @@ async def test_a_law_that_is_broken_is_named() -> None:
 
 
 async def test_a_law_that_hangs_is_named() -> None:
+    """A law that never ends fails after its limit, by name."""
+
     class Deaf(MemoryStepStore):
         async def wait_for(self, step: int, **_: object) -> int:
             return await super().wait_for(10**9)
@@ -49,5 +55,6 @@ async def test_a_law_that_hangs_is_named() -> None:
 
 
 async def test_unknown_law() -> None:
+    """A law that is not there is refused with those that are."""
     with pytest.raises(InvalidArgumentError, match="law='x': there are counts,"):
         await check_step_store(lambda run: MemoryStepStore(run=run), "x")

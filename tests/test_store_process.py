@@ -12,6 +12,7 @@ from tests.fake_engine import FakeEngine, FakeStepStore
 
 
 async def test_a_forked_store_is_refused() -> None:
+    """A forked child cannot use its parent's store, and is told what to do; the parent's goes on."""
     async with FakeStepStore(FakeEngine()) as store:
         child = os.fork()
         if child == 0:
@@ -41,5 +42,6 @@ async def test_a_forked_store_is_refused() -> None:
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
+    """An option that cannot be meant is refused by name before anything is opened."""
     with pytest.raises(ah.InvalidArgumentError, match=message):
         FakeStepStore(FakeEngine(), **options)  # type: ignore[arg-type]

@@ -35,6 +35,7 @@ async def settle() -> None:
 
 
 async def test_waits_and_writes_survive_an_outage(clock: ManualClock, engine: FakeEngine) -> None:
+    """A wait and a write that an outage interrupts end when the engine is back."""
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         wait = asyncio.ensure_future(b.wait_for(2))
         await a.advance()
@@ -58,6 +59,7 @@ async def test_waits_and_writes_survive_an_outage(clock: ManualClock, engine: Fa
 
 
 async def test_a_lost_answer_counts_once(clock: ManualClock, engine: FakeEngine) -> None:
+    """A write whose answer was lost, once or three times, is repeated and counted once."""
     async with FakeStepStore(engine) as a:
         for lost in (1, 3):
             engine.answers_to_lose = lost
@@ -90,6 +92,7 @@ async def test_an_engine_that_lost_its_data_goes_on_where_it_was(
 
 
 async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: FakeEngine) -> None:
+    """After `max_outage_secs` waits and writes end with StoreUnavailableError; when the engine is back all works again."""
     async with FakeStepStore(engine, max_outage_secs=30) as a:
         await a.advance()
         wait = asyncio.ensure_future(a.wait_for(9))
@@ -111,6 +114,7 @@ async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: Fake
 
 
 async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: FakeEngine) -> None:
+    """The first call fails after `connect_timeout`, and the next one tries again."""
     engine.go()
     store = FakeStepStore(engine, connect_timeout=7)
     calls = [asyncio.ensure_future(store.advance()), asyncio.ensure_future(store.wait_for(3))]
@@ -126,6 +130,7 @@ async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: Fak
 
 
 async def test_closing_while_the_engine_is_away_is_bounded(clock: ManualClock, engine: FakeEngine) -> None:
+    """Closing does not wait for an engine that is away; pending writes end with StoreClosedError."""
     store = FakeStepStore(engine)
     await store.advance()
     store.publisher("p")
@@ -143,6 +148,7 @@ async def test_closing_while_the_engine_is_away_is_bounded(clock: ManualClock, e
 
 
 async def test_caller_that_leaves_in_an_outage_is_not_written_for(clock: ManualClock, engine: FakeEngine) -> None:
+    """An advance that was cancelled before it was sent is never done."""
     async with FakeStepStore(engine) as a:
         await a.advance()
         engine.go()
@@ -164,6 +170,7 @@ async def test_caller_that_leaves_in_an_outage_is_not_written_for(clock: ManualC
 
 
 async def test_concurrent_advances_are_one_request(engine: FakeEngine) -> None:
+    """Advances of one process that come together are one request, and each learns its own step."""
     async with FakeStepStore(engine) as a:
         await a.advance()
         engine.requests.clear()
@@ -173,6 +180,7 @@ async def test_concurrent_advances_are_one_request(engine: FakeEngine) -> None:
 
 
 async def test_order_of_different_writes_is_kept(engine: FakeEngine) -> None:
+    """Advances are not combined across a raise or a reset."""
     async with FakeStepStore(engine) as a:
         advance, raised, more, reset, last = await asyncio.gather(
             a.advance(2), a.raise_to(10), a.advance(), a.reset(4), a.advance()
@@ -181,6 +189,7 @@ async def test_order_of_different_writes_is_kept(engine: FakeEngine) -> None:
 
 
 async def test_each_caller_gets_an_error_of_its_own(engine: FakeEngine) -> None:
+    """Combined callers are refused each with an error of its own."""
     async with FakeStepStore(engine) as a:
         await a.raise_to(MAX_STEP - 1)
         results = await asyncio.gather(a.advance(), a.advance(), return_exceptions=True)
@@ -219,6 +228,7 @@ async def kill(store: Silent) -> None:
 async def test_a_dead_publisher_is_told_within_its_lease(
     clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A publisher that is killed is known dead when its lease runs out, not before, and waiters are told."""
     dead = Silent(engine)
     async with FakeStepStore(engine) as b:
         dead.publisher("trainer")
@@ -240,6 +250,7 @@ async def test_a_dead_publisher_is_told_within_its_lease(
 
 
 async def test_leases_are_renewed(clock: ManualClock, engine: FakeEngine) -> None:
+    """A publisher that lives is not taken for dead, however long it does nothing."""
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         a.publisher("trainer")
         await a.flush()
@@ -253,6 +264,7 @@ async def test_leases_are_renewed(clock: ManualClock, engine: FakeEngine) -> Non
 
 
 async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engine: FakeEngine) -> None:
+    """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its successor."""
     dead = Silent(engine)
     async with FakeStepStore(engine, on_lost="keep") as b:
         dead.publisher("trainer")
@@ -274,6 +286,7 @@ async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engi
 
 
 async def test_the_lead_of_a_dead_chief_is_taken_over(clock: ManualClock, engine: FakeEngine) -> None:
+    """The lead is free when the dead chief's lease has run out."""
     dead = Silent(engine)
     lead = dead.lead()
     assert (await lead.__aenter__()).number == 1
@@ -297,6 +310,7 @@ async def test_the_lead_of_a_dead_chief_is_taken_over(clock: ManualClock, engine
 
 
 async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None:
+    """Who waits for the lead can be cancelled; who has it cannot take it twice."""
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         async with a.lead():
             takes = asyncio.ensure_future(b.lead().__aenter__())

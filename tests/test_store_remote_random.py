@@ -114,6 +114,7 @@ async def test_reconnected_stores_have_no_storm() -> None:
 
 
 def test_bad_url() -> None:
+    """A URL that names no store is refused with those that do; an option that the store does not take, by name."""
     for url, message in {
         "redos://h": "'redos' is no kind of step store; did you mean 'redis'",
         "nothing": "'nothing' is no kind",
@@ -123,13 +124,14 @@ def test_bad_url() -> None:
         if message:
             with pytest.raises(ah.InvalidArgumentError, match=message):
                 ah.open_step_store(url)
-    with pytest.raises(ah.InvalidArgumentError, match="does not take these options.*colour"):
+    with pytest.raises(ah.InvalidArgumentError, match=r"does not take these options.*colour"):
         ah.open_step_store("memory://", colour="red")
     with pytest.raises(ah.InvalidArgumentError, match="url=7"):
         ah.open_step_store(7)  # type: ignore[arg-type]
 
 
 def test_url_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left out, URL and run come from the environment."""
     monkeypatch.delenv("AIOHOOKS_STEP_STORE", raising=False)
     with pytest.raises(ah.InvalidArgumentError, match="AIOHOOKS_STEP_STORE"):
         ah.open_step_store()

@@ -72,6 +72,7 @@ async def sees(store: StepStore, mark: Mark) -> None:
 
 
 async def raises(kind: type[BaseException], awaitable: Awaitable[Any]) -> BaseException:
+    """The error of this kind that comes out; nothing else may."""
     try:
         result = await awaitable
     except kind as error:

@@ -1,0 +1,318 @@
+"""The local store's files: where they are, who may use them, what is in them, and what happens when they are damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.stores import _local_directory, open_step_store
+from aiohooks.stores._local_directory import remote_kind, run_name
+from aiohooks.stores._local_record import SIZE, Record, pack, unpack
+from aiohooks.stores._local_slots import NOBODY, Slots, packed_slot
+from aiohooks.stores.local import LocalStepStore, default_directory
+
+# -- where
+
+
+def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the runtime directory of the login, if that is there and ours, and in the one for temporary files otherwise."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_directory() == tmp_path / "aiohooks"
+    for other in ("relative", str(tmp_path / "missing"), ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", other)
+        assert default_directory().name == f"aiohooks-{os.geteuid()}"
+
+
+async def test_only_the_user_may_look(tmp_path: Path) -> None:
+    """Directories and files are made for the user alone, whatever the umask."""
+    old = os.umask(0)
+    try:
+        async with LocalStepStore(tmp_path / "new" / "runs", run="a") as store:
+            await store.flush()
+            made = [store.directory, *store.directory.rglob("*")]
+    finally:
+        os.umask(old)
+    assert [path for path in made if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+async def test_a_default_directory_that_is_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else may have made it, in a place where all may write."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "aiohooks").mkdir()
+    (tmp_path / "aiohooks").chmod(0o770)
+    with pytest.raises(ah.InvalidArgumentError, match=r"is open to other users \(mode 770\)"):
+        await LocalStepStore().value()
+
+
+@pytest.mark.parametrize("name", ["", "alive", "bells"])
+async def test_a_run_that_others_may_write_to_is_refused(tmp_path: Path, name: str) -> None:
+    """Neither its directory nor those in it may be."""
+    async with LocalStepStore(tmp_path) as store:
+        await store.advance()
+    (store.directory / name).chmod(0o777)
+    with pytest.raises(ah.InvalidArgumentError, match="is open to other users"):
+        await LocalStepStore(tmp_path).value()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+async def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """That of a run, and the one above it, must belong to the user, or the latter to root."""
+    async with LocalStepStore(tmp_path / "runs") as store:
+        await store.advance()
+    os.chown(store.directory, 12345, 12345)
+    with pytest.raises(ah.InvalidArgumentError, match="default belongs to user 12345"):
+        await LocalStepStore(tmp_path / "runs").value()
+    os.chown(tmp_path / "runs", 12345, 12345)
+    with pytest.raises(ah.InvalidArgumentError, match="runs belongs to user 12345"):
+        await LocalStepStore(tmp_path / "runs").value()
+
+
+async def test_a_link_in_place_of_a_run_is_refused(tmp_path: Path) -> None:
+    """It could lead anywhere."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "default").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ah.InvalidArgumentError, match="default is not a directory"):
+        await LocalStepStore(tmp_path).value()
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
+    """What the system says comes out as the store's error, with the path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ah.StoreUnavailableError, match="cannot be used: .*file"):
+        await LocalStepStore(tmp_path / "file").value()
+
+
+async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its changes are not heard of; the error names it, and what to use."""
+    assert remote_kind(tmp_path) is None
+
+    class Everything(dict[int, str]):
+        def get(self, key: int, default: object = None) -> str:  # type: ignore[override]
+            return "NFS"
+
+    monkeypatch.setattr(_local_directory, "_REMOTE", Everything())
+    with pytest.raises(ah.InvalidArgumentError, match="is on NFS, which may be shared with other machines.*redis://"):
+        await LocalStepStore(tmp_path).value()
+
+
+@pytest.mark.parametrize("run", ["../up", "..", ".", "/etc/passwd", "a/b", "a b\u00fc", ".hidden", "%2F"])
+async def test_no_run_leads_out_of_its_directory(tmp_path: Path, run: str) -> None:
+    """Whatever a run is called, its files are in a directory of its own."""
+    async with LocalStepStore(tmp_path / "runs", run=run) as store:
+        await store.advance()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_name(run)] == [store.directory.name]
+
+
+def test_no_two_runs_have_the_same_name() -> None:
+    """Quoting keeps different names different, and a name that gets too long is refused."""
+    names = ["a", "a/b", "a%2Fb", "a%252Fb", ".a", "%2Ea", "A", "a b", "a+b"]
+    assert len({run_name(name) for name in names}) == len(names)
+    with pytest.raises(ah.InvalidArgumentError, match="makes a file name of 264 characters"):
+        LocalStepStore(run="\u00fc" * 44)
+
+
+@pytest.mark.parametrize("directory", ["", 3, b""])
+def test_bad_directories(directory: object) -> None:
+    """What is no path is refused at once."""
+    with pytest.raises(ah.InvalidArgumentError, match="give the path of a directory"):
+        LocalStepStore(directory)  # type: ignore[arg-type]
+
+
+async def test_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`local:///directory` names the directory; without one it is the default."""
+    async with open_step_store(f"local://{tmp_path}", run="r", on_lost="keep") as store:
+        assert isinstance(store, LocalStepStore)
+        assert store.directory == tmp_path / "r"
+        assert await store.advance() == 1
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    default = open_step_store("local://")
+    assert isinstance(default, LocalStepStore)
+    assert default.directory == tmp_path / "aiohooks" / "default"
+
+
+# -- what lasts
+
+
+async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
+    """It is there when the run is opened again, with its epoch and the reigns it has had, until it is forgotten."""
+    async with LocalStepStore(tmp_path) as store:
+        await store.advance(7)
+        await store.reset(3)
+        async with store.lead() as reign:
+            assert reign.number == 1
+    async with LocalStepStore(tmp_path) as store:
+        assert await store.value() == ah.Mark(2, 3)
+        async with store.lead() as reign:
+            assert reign.number == 2
+        await store.forget()
+    assert list(tmp_path.iterdir()) == []
+    async with LocalStepStore(tmp_path) as store:
+        assert await store.value() == ah.Mark(1, 0)
+
+
+async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
+    """They would wait for ever; all that they do then says why."""
+    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+        wait = asyncio.ensure_future(other.wait_for(5))
+        await other.value()
+        await store.forget()
+        with pytest.raises(ah.StoreUnavailableError, match="was deleted"):
+            await wait
+        for call in (other.advance, other.value, store.advance, store.value):
+            with pytest.raises(ah.StoreUnavailableError, match="was deleted"):
+                await call()
+
+
+async def test_what_else_lies_there_is_not_deleted(tmp_path: Path) -> None:
+    """Somebody may have put it there by mistake."""
+    async with LocalStepStore(tmp_path) as store:
+        (store.directory / "notes.txt").write_text("mine")
+        with pytest.raises(ah.StoreUnavailableError, match="default"):
+            await store.forget()
+    assert (store.directory / "notes.txt").read_text() == "mine"
+
+
+# -- damage
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 33)
+
+
+@pytest.mark.parametrize("name", ["quiet", "loud", "state"])
+@pytest.mark.parametrize("damage", [_flip, _empty, _cut])
+async def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    """Nothing is made up in its place."""
+    async with LocalStepStore(tmp_path) as store:
+        with store.publisher("one"):
+            await store.advance(5)
+        await store.reset(3)
+    damage(store.directory / name)
+    with pytest.raises(ah.StoreUnavailableError, match=rf"the file \S+default/{name} is .*Remove the directory"):
+        await LocalStepStore(tmp_path).value()
+
+
+async def test_a_missing_state_is_named(tmp_path: Path) -> None:
+    """So is an old one put in its place."""
+    async with LocalStepStore(tmp_path) as store:
+        with store.publisher("one"):
+            await store.flush()
+            (store.directory / "old").write_bytes((store.directory / "state").read_bytes())
+    (store.directory / "old").rename(store.directory / "state")
+    with pytest.raises(ah.StoreUnavailableError, match="default/state is older than"):
+        await LocalStepStore(tmp_path).value()
+    (store.directory / "state").unlink()
+    with pytest.raises(ah.StoreUnavailableError, match="default/state is missing"):
+        await LocalStepStore(tmp_path).value()
+
+
+async def test_who_waits_is_told_of_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When what wakes them cannot be read, they would wait for ever."""
+    async with LocalStepStore(tmp_path) as store:
+        wait = asyncio.ensure_future(store.wait_for(5))
+        await asyncio.sleep(0)
+        _flip(store.directory / "loud")
+        with pytest.raises(ah.StoreUnavailableError, match="default/loud is damaged"):
+            await wait
+        with pytest.raises(ah.StoreUnavailableError, match="default/loud is damaged"):
+            await store.advance()
+    assert "loud is damaged" in caplog.text
+
+
+# -- who is disturbed, and how often
+
+
+async def test_an_advance_that_nobody_waits_for_disturbs_nobody(tmp_path: Path) -> None:
+    """The kernel has nothing to tell a waiter until its own step is reached."""
+    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+        wait = asyncio.ensure_future(other.wait_for(10))
+        await asyncio.sleep(0)
+        ears = other._ears
+        assert ears is not None
+        for _ in range(9):
+            await store.advance()
+        assert select.select([ears.fd], [], [], 0)[0] == []
+        assert other.latest.step == 0
+        await store.advance()
+        assert select.select([ears.fd], [], [], 0)[0] == [ears.fd]
+        assert await wait == 10
+
+
+async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
+    """Nothing is polled: with a clock that stands still, a wake, a publisher's end and a new chief come through all the same."""
+    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+        assert store._next_look is None
+        with store.publisher("one"):
+            await store.flush()
+            assert store._members._renewal is None
+
+
+async def test_stale_news_is_not_believed(tmp_path: Path) -> None:
+    """What a thread has read may arrive after something newer."""
+    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+        old = await store._look()
+        with other.publisher("one"):
+            await other.flush()
+            await store.value()
+            store._take(old)
+            assert store.statistics().publishers == ("one",)
+
+
+async def test_used_up_inotify_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning says what is used up, and what that means."""
+    from tests.test_store_local_laws import WithoutInotify
+
+    with caplog.at_level(logging.WARNING, "aiohooks.stores"):
+        async with WithoutInotify(tmp_path, run="r") as store:
+            assert store._next_look is not None
+    (record,) = caplog.records
+    assert "run r: the kernel does not tell of changes of files" in record.getMessage()
+    assert "fs.inotify.max_user_instances" in record.getMessage()
+
+
+# -- records and slots
+
+
+def test_records() -> None:
+    """A record comes back as it was, also from among other bytes; what is not whole is none."""
+    record = Record(3, 2**53 - 1, 17, 4)
+    data = pack(*record)
+    assert len(data) == SIZE
+    assert unpack(data + b"more") == record
+    assert unpack(data[:-1]) is unpack(b"") is unpack(bytes(SIZE)) is None
+    for place in range(SIZE):
+        assert unpack(data[:place] + bytes([data[place] ^ 8]) + data[place + 1 :]) is None
+
+
+def test_slots() -> None:
+    """Who is due is whoever waits for a step that is passed now, and whoever waits for everything; not this process itself."""
+    steps = [NOBODY, 6, 11, 11]  # for nothing, 5, 10, 10
+    slots = Slots(b"".join(packed_slot(step, bell=False) for step in steps), own=-1)
+    assert [slots.due(*moved) for moved in [(0, 4), (4, 5), (5, 9), (9, 10), (10, 99), (0, 99)]] == [
+        *(False, True, False, True, False, True),
+    ]
+    assert not Slots(packed_slot(6, bell=False), own=0).due(0, 99)
+    everything = Slots(packed_slot(1, bell=True) + packed_slot(NOBODY, bell=True), own=-1)
+    assert everything.due(0, 1)
+    assert everything.bells == [0, 1]
+    assert Slots(b"", own=0).none

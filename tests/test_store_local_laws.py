@@ -1,0 +1,28 @@
+"""The laws of a step store, on the one in files; and the same where files cannot be watched."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from aiohooks.stores._inotify import Inotify
+from aiohooks.stores.local import LocalStepStore
+from aiohooks.testing import check_step_store, step_store_laws
+
+
+class WithoutInotify(LocalStepStore):
+    """As where inotify is missing, or used up."""
+
+    def _make_inotify(self) -> Inotify:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("law", step_store_laws())
+@pytest.mark.parametrize("kind", [LocalStepStore, WithoutInotify])
+async def test_laws(tmp_path: Path, kind: type[LocalStepStore], law: str) -> None:
+    """What holds for every step store holds for this one, watching files or told by named pipes."""
+    await check_step_store(lambda run: kind(tmp_path, run=run), law)
+    left = [path for path in tmp_path.rglob("*") if path.parent.name in ("alive", "bells")]
+    assert left == []
