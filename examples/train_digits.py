@@ -3,7 +3,11 @@
 Softmax regression on scikit-learn's 1,797 digits. Each worker has a session and a part of the images to itself; all
 share one `Variables` (the model) and one `MemoryStepStore` (the global step). Worker i starts at step
 int(K * log(i + 1)). On a terminal one line shows the progress; elsewhere (a pipe, a file) the hooks write log lines.
-Ctrl-C stops every worker after the step it is in; the accuracy so far is printed and the exit code is 130.
+Ctrl-C stops every worker after the step it is in; the accuracy so far is printed and the exit code is 130. A second Ctrl-C
+does not wait for the step, a third one for nothing.
+
+With --processes each worker is a process of its own, with a copy of the model (see train_digits_processes.py); --store says
+where their global step is kept, and --engine ray starts them on a Ray cluster.
 
 With --checkpoint-dir the chief saves the model, and goes on from the newest checkpoint there when it is started again,
 after whatever end: one worker that was killed ends with the very weights of one that was not, to the last bit.
@@ -68,25 +72,27 @@ def build_graph() -> ah.Graph:
 async def work(
     number: int, graph: ah.Graph, steps: ah.StepStore, variables: ah.Variables, data: Feeds, options: argparse.Namespace
 ) -> int:
-    """One worker, or the chief (number 0): trains until the last step, or Ctrl-C, or until it can never start.
+    """One worker, or the chief (number 0), with what all of them share; returns how many steps it made."""
+    if number:
+        worker = ah.WorkerSessionCreator(graph, global_step=steps, variables=variables)  # waits for the chief's model
+        return await train(number, worker, [], data, options)
+    # Takes the model of the newest checkpoint, or the graph's zeros where there is none.
+    chief = ah.ChiefSessionCreator(graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables)
+    return await train(number, chief, hooks_of_the_chief(options), data, options)
 
-    Returns how many steps it made.
-    """
+
+async def train(
+    number: int, source: ah.SessionCreator, more_hooks: list[ah.SessionRunHook], data: Feeds, options: argparse.Namespace
+) -> int:
+    """Trains until the last step, or Ctrl-C, or until it can never start; returns how many steps it made."""
     name = f"worker {number}" if number else "chief"
     start_at = int(options.k * math.log(number + 1))
     hooks: list[ah.SessionRunHook] = [
         ah.GlobalStepWaiterHook(start_at),
         ah.StopAtStepHook(last_step=options.steps),
         ah.NanHook("loss"),
+        *more_hooks,
     ]
-    source: ah.SessionCreator
-    if number:
-        source = ah.WorkerSessionCreator(graph, global_step=steps, variables=variables)  # waits for the chief's model
-    else:
-        # Takes the model of the newest checkpoint, or the graph's zeros where there is none.
-        source = ah.ChiefSessionCreator(graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables)
-        hooks += hooks_of_the_chief(options)
-
     runs = 0
     async with ah.AsyncMonitoredSession(source, hooks, handle_signals=True, name=name) as session:
         first = session.global_step.latest.step
@@ -178,45 +184,62 @@ def say(line: str) -> None:
     print(f"\r\x1b[K{line}" if TERMINAL else line, flush=True)
 
 
-async def main(options: argparse.Namespace) -> int:
-    """Trains, then looks at the held-out images; returns the exit code."""
+async def main(options: argparse.Namespace) -> int | None:
+    """Trains, then looks at the held-out images; returns the exit code, which `aiohooks.run` knows after a signal."""
     data, held_out = load_images(options.seed)
     say(f"{len(data['images'])} images to train on, {len(held_out['images'])} held out, {options.workers} worker(s)")
 
-    graph, steps, variables = build_graph(), ah.MemoryStepStore(), ah.Variables()
     began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        workers: list[asyncio.Task[int]] = []
-        for number in range(options.workers):
-            part = {name: array[number :: options.workers] for name, array in data.items()}
-            workers.append(group.create_task(work(number, graph, steps, variables, part, options)))
-    secs, last_step = time.perf_counter() - began, steps.latest.step
-    made = sum(worker.result() for worker in workers)
+    if options.processes:
+        from train_digits_processes import train_in_processes
 
-    # A raw session has no hooks; a run that fetches no train operation counts no step.
-    accuracy = await ah.Session(graph, global_step=steps, variables=variables).run("accuracy", held_out)
+        made, last_step, accuracy = await train_in_processes(options)
+    else:
+        made, last_step, accuracy = await train_in_one_loop(data, held_out, options)
+    secs = time.perf_counter() - began
 
     say(f"{made} steps in {secs:.2f} s: {made / secs:,.0f} steps per second")
     say(f"accuracy on {len(held_out['images'])} held-out images: {accuracy:.3f}")
     if last_step < options.steps:
         say(f"interrupted before step {options.steps}")
-        return INTERRUPTED
+        return None
     if accuracy < WANTED_ACCURACY and options.steps >= ALL_STEPS:
         print(f"the accuracy is below {WANTED_ACCURACY}: something is wrong", file=sys.stderr)
         return 1
     return 0
 
 
+async def train_in_one_loop(data: Feeds, held_out: Feeds, options: argparse.Namespace) -> tuple[int, int, float]:
+    """All workers as tasks of this loop; returns how many steps they made, the last step, and the accuracy."""
+    graph, steps, variables = build_graph(), ah.MemoryStepStore(), ah.Variables()
+    async with asyncio.TaskGroup() as group:
+        workers: list[asyncio.Task[int]] = []
+        for number in range(options.workers):
+            part = {name: array[number :: options.workers] for name, array in data.items()}
+            workers.append(group.create_task(work(number, graph, steps, variables, part, options)))
+    made, last_step = sum(worker.result() for worker in workers), steps.latest.step
+
+    # A raw session has no hooks; a run that fetches no train operation counts no step.
+    accuracy: float = await ah.Session(graph, global_step=steps, variables=variables).run("accuracy", held_out)
+    return made, last_step, accuracy
+
+
 def parse_options() -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(description="Train on images of digits with several workers in one event loop.")
+    parser = argparse.ArgumentParser(description="Train on images of digits with several workers, in one event loop or not.")
     parser.add_argument("--workers", type=int, default=4, help="how many, the chief included (4)")
     parser.add_argument("--steps", type=int, default=ALL_STEPS, help=f"the last global step ({ALL_STEPS})")
     parser.add_argument("--k", type=int, default=200, help="worker i starts at step int(K * log(i + 1)) (200)")
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the batches (0)")
     parser.add_argument("--checkpoint-dir", metavar="DIR", help="save the model there, and go on from what is there (nowhere)")
     parser.add_argument("--checkpoint-every", type=int, default=500, metavar="STEPS", help="how often to save (500)")
+    parser.add_argument("--processes", action="store_true", help="each worker is a process with its own copy of the model")
+    parser.add_argument("--store", metavar="URL", help="where the processes' global step is kept: redis://host:6379, ... (files)")
+    parser.add_argument("--engine", choices=["local", "ray"], default="local", help="what starts the processes (this machine)")
     options = parser.parse_args()
+    if options.engine == "ray" and options.store is not None:
+        parser.error("--engine ray keeps the global step in the cluster: leave out --store")
+    options.processes = options.processes or options.engine == "ray" or options.store is not None
     limits = {"workers": (1, 100), "steps": (1, 10**9), "k": (0, 10**9), "seed": (0, 2**32 - 1), "checkpoint_every": (1, 10**9)}
     for name, (least, most) in limits.items():
         if not least <= getattr(options, name) <= most:
@@ -224,16 +247,20 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-if __name__ == "__main__":
-    # On a terminal the progress line says it all; warnings are shown everywhere.
+def show_log() -> None:
+    """On a terminal the progress line says it all; warnings are shown everywhere."""
     level = logging.WARNING if TERMINAL else logging.INFO
     logging.basicConfig(level=level, stream=sys.stdout, format="%(message)s")
-    status = 1
+
+
+if __name__ == "__main__":
+    show_log()
+    status: int | None = 1
     try:
         status = ah.run(main, parse_options())
-    except* KeyboardInterrupt:  # while no session was open yet, or for the second time
+    except* KeyboardInterrupt:  # while no session was open yet
         status = INTERRUPTED
-    except* (ah.CheckpointError, ah.PublisherFailedError) as group:
+    except* (ah.CheckpointError, ah.PublisherFailedError, ah.StoreUnavailableError, ah.TaskDiedError) as group:
         # The directory is in use, or damaged, or the disk is full: a sentence says it. Workers say what the chief failed of.
         print(*{str(error) for error in group.exceptions}, sep="\n", file=sys.stderr)
     sys.exit(status)

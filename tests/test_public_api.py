@@ -60,6 +60,7 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.should_stop": "(self)",
     "AsyncMonitoredSession.request_stop": "(self, reason=None)",
     "AsyncMonitoredSession.stop_reason": "property",
+    "AsyncMonitoredSession.stop_signal": "property",
     "AsyncMonitoredSession.start_soon": "(self, fn, *args, name=None)",
     "AsyncMonitoredSession.until": "async (self, awaitable)",
     "AsyncMonitoredSession.coord": "property",

@@ -18,6 +18,7 @@ from aiohooks.stores._local_directory import remote_kind, run_name
 from aiohooks.stores._local_record import SIZE, Record, pack, unpack
 from aiohooks.stores._local_slots import NOBODY, Slots, packed_slot
 from aiohooks.stores.local import LocalStepStore, default_directory
+from aiohooks.testing import ManualClock
 
 # -- where
 
@@ -87,7 +88,7 @@ async def test_a_link_in_place_of_a_run_is_refused(tmp_path: Path) -> None:
 async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
     """What the system says comes out as the store's error, with the path."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ah.StoreUnavailableError, match="cannot be used: .*file"):
+    with pytest.raises(ah.StoreUnavailableError, match=r"cannot be used: .*file"):
         await LocalStepStore(tmp_path / "file").value()
 
 
@@ -100,7 +101,7 @@ async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pyte
             return "NFS"
 
     monkeypatch.setattr(_local_directory, "_REMOTE", Everything())
-    with pytest.raises(ah.InvalidArgumentError, match="is on NFS, which may be shared with other machines.*redis://"):
+    with pytest.raises(ah.InvalidArgumentError, match=r"is on NFS, which may be shared with other machines.*redis://"):
         await LocalStepStore(tmp_path).value()
 
 
@@ -109,8 +110,8 @@ async def test_no_run_leads_out_of_its_directory(tmp_path: Path, run: str) -> No
     """Whatever a run is called, its files are in a directory of its own."""
     async with LocalStepStore(tmp_path / "runs", run=run) as store:
         await store.advance()
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run_name(run)] == [store.directory.name]
+    assert os.listdir(tmp_path) == ["runs"]
+    assert os.listdir(tmp_path / "runs") == [run_name(run)] == [store.directory.name]
 
 
 def test_no_two_runs_have_the_same_name() -> None:
@@ -155,7 +156,7 @@ async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
         async with store.lead() as reign:
             assert reign.number == 2
         await store.forget()
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == []
     async with LocalStepStore(tmp_path) as store:
         assert await store.value() == ah.Mark(1, 0)
 
@@ -164,7 +165,7 @@ async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
     """They would wait for ever; all that they do then says why."""
     async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
         wait = asyncio.ensure_future(other.wait_for(5))
-        await other.value()
+        await asyncio.sleep(0)
         await store.forget()
         with pytest.raises(ah.StoreUnavailableError, match="was deleted"):
             await wait
@@ -259,12 +260,20 @@ async def test_an_advance_that_nobody_waits_for_disturbs_nobody(tmp_path: Path) 
 
 
 async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
-    """Nothing is polled: with a clock that stands still, a wake, a publisher's end and a new chief come through all the same."""
-    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
-        assert store._next_look is None
-        with store.publisher("one"):
-            await store.flush()
-            assert store._members._renewal is None
+    """Nothing is polled or renewed: with a clock that stands still, a step and a publisher's end come through all the same."""
+    with ManualClock():
+        async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+            with other.publisher("one"):
+                async with other.lead(ttl=1.0):
+                    await other.flush()
+                    step = asyncio.ensure_future(store.wait_for(1))
+                    never = asyncio.ensure_future(store.wait_for(2))
+                    await asyncio.sleep(0)
+                    await other.advance()
+                    assert await step == 1
+                    assert store._next_look is store._members._renewal is other._members._renewal is None
+            with pytest.raises(ah.PublisherFinishedError, match="one finished at step 1"):
+                await never
 
 
 async def test_stale_news_is_not_believed(tmp_path: Path) -> None:

@@ -85,3 +85,13 @@ async def test_a_few_faults(cluster: str) -> None:
     said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()
     assert b"6 of 6 as it should be" in said
+
+
+async def test_the_benchmark_works(cluster: str) -> None:
+    """Every row gives a figure; with four processes of waiters four calls wait in the actor."""
+    env = {**os.environ, **environment(), "AIOHOOKS_TEST_RAY": cluster}
+    command = [sys.executable, "-m", "tests.benchmarks.store_ray", "--rounds", "1"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=env, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    assert said.count(b"Ray: ") == 4

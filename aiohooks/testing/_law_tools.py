@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -14,13 +14,12 @@ from aiohooks.stores import Mark, SharedStepStore, StepStore
 MakeStore = Callable[[str], StepStore]
 """Makes a store of the run that it is given the name of, as another process would; in one process, the same again."""
 
-_numbers = itertools.count(1)
-
 
 class Run:
     """The stores of one run."""
 
     def __init__(self, make: MakeStore, name: str) -> None:
+        """Opens none yet."""
         self._make = make
         self.name = name
         self.stores: list[StepStore] = []
@@ -39,7 +38,8 @@ class Run:
 
 @contextlib.asynccontextmanager
 async def opened(make: MakeStore) -> AsyncGenerator[Run]:
-    run = Run(make, f"law-{next(_numbers)}")
+    """A run that nobody has used before, closed and forgotten afterwards."""
+    run = Run(make, f"law-{secrets.token_hex(4)}")
     try:
         yield run
     finally:

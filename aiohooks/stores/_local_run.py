@@ -1,0 +1,342 @@
+"""A run as it lies in the files of its directory, and everything that is done to them.
+
+    quiet     the record of where the run is, as of the last change that nobody waited for; then the slots: for each process
+              the lowest step that it waits for
+    loud      the same record, as of the last change that somebody waited for, or that the file `state` tells of; it is watched,
+              so that the change is one step with the news of it
+    state     who publishes, who leads, how the last one left; replaced as a whole, before `loud` tells of it
+    alive/    a file for each process, which tells of its end
+    bells/    a named pipe for each process that cannot watch files
+
+The run is where the later of the two records says. Whoever changes anything has the lock of the run, which is a `flock` on its
+directory. A process may be killed at any moment: each change is one write of a few bytes or one renaming, which the kernel does
+whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from zlib import crc32
+
+from aiohooks._errors import StoreUnavailableError
+from aiohooks.stores import _local_alive as alive
+from aiohooks.stores._local_bell import Bell, ring
+from aiohooks.stores._local_directory import make_run_directory
+from aiohooks.stores._local_record import SIZE, Record, Seen, pack
+from aiohooks.stores._local_slots import NOBODY, Slots, packed_slot
+from aiohooks.stores._mark import MAX_STEP, Mark
+from aiohooks.stores._run_state import RunState
+from aiohooks.stores._view import Answer, Request, View, Write
+
+_SLOTS_AT = 128  # where they begin in the file
+_READ_TRIES = 100
+
+
+class RunFiles:
+    """The files of one run, as one store has them open."""
+
+    def __init__(self, directory: Path | None, run: str, process: str) -> None:
+        """Opens nothing yet."""
+        self.path: Path = Path()
+        self.run_fd: int = -1
+        """The run's directory: its lock belongs to who takes it (`Turns`), and so does its closing then."""
+        self.slot: int = -1
+        self.bell: Bell | None = None
+        self._directory = directory
+        self._run = run
+        self._process = process
+        self._quiet = -1
+        self._loud = -1
+        self._alive = -1
+        self._size = _SLOTS_AT + 8 * 8  # so many bytes of `quiet` are read at once
+        self._last_quiet = Seen()
+        self._last_loud = Seen()
+        self._last_slots = Slots(b"", -1)
+        _all.add(self)
+
+    def open(self) -> None:
+        """Opens the files, which it makes if they are not there; may block."""
+        self.path = make_run_directory(self._directory, self._run)
+        self.run_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        self._quiet = self._opened("quiet")
+        self._loud = self._opened("loud")
+
+    def _opened(self, name: str) -> int:
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=self.run_fd)
+
+    @property
+    def deleted(self) -> bool:
+        """Whether somebody has deleted the run since it was opened."""
+        try:
+            there, here = os.stat(self.path), os.fstat(self.run_fd)
+        except FileNotFoundError:
+            return True
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+
+    @property
+    def evicted(self) -> bool:
+        """Whether somebody has taken this process out of those who have the run open: only who deletes the run does that."""
+        if self._alive < 0:
+            return False
+        return os.fstat(self._alive).st_nlink == 0
+
+    # Without the lock.
+
+    def read(self) -> Record:
+        """Where the run is."""
+        quiet = None
+        for _ in range(_READ_TRIES):
+            quiet = self._last_quiet.get(os.pread(self._quiet, SIZE, 0))
+            loud = self._last_loud.get(os.pread(self._loud, SIZE, 0))
+            if quiet is not None and loud is not None:
+                return quiet if quiet > loud else loud
+            # Somebody is writing it in this moment, or it is damaged.
+        raise self._damaged("quiet" if quiet is None else "loud")
+
+    def told(self) -> Record:
+        """Where the run was when somebody was last told; that is enough for who waits."""
+        record = self._last_loud.get(os.pread(self._loud, SIZE, 0))
+        return self.read() if record is None else record
+
+    def load(self, record: Record) -> RunState:
+        """The rest of what is known of the run, not older than `record`."""
+        state = RunState()
+        if record.news:
+            try:
+                fd = os.open("state", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.run_fd)
+            except FileNotFoundError:
+                raise self._damaged("state", "is missing") from None
+            with open(fd, "rb") as file:
+                data = file.read()
+            if data[:8] != b"%08x" % crc32(data[9:]):
+                raise self._damaged("state")
+            try:
+                state = RunState.load(data[9:])
+            except ValueError as error:
+                raise self._damaged("state") from error
+            if state.news < record.news:
+                raise self._damaged("state", "is older than what the file loud tells of")
+        state.mark = Mark(record.epoch, record.step)
+        state.reign = max(state.reign, record.reign)
+        return state
+
+    def _damaged(self, name: str, how: str = "is damaged") -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"the file {self.path / name} {how}: where the run {self._run!r} was is not known. Remove the directory {self.path} "
+            "to begin the run anew; a session then goes on from its newest checkpoint"
+        )
+
+    def arm(self, step: int) -> Record:
+        """Asks to be told when `step` is reached; 0: of everything. What was reached before that, the answer says.
+
+        Asking comes first here and reading second; who advances writes first and then looks who has asked meanwhile. So one
+        of the two sees what the other did, and nobody who waits needs the lock.
+        """
+        self._set_slot(step + 1)
+        return self.read()
+
+    def disarm(self) -> None:
+        """Asks for nothing any more."""
+        self._set_slot(NOBODY)
+
+    def _set_slot(self, value: int) -> None:
+        os.pwrite(self._quiet, packed_slot(value, bell=self.bell is not None), _SLOTS_AT + 8 * self.slot)
+
+    # All that follows is for who has the lock.
+
+    def enter(self, *, by_bell: bool) -> View | None:
+        """Takes its place among those who have the run open; None if the run was deleted while this waited for its turn."""
+        if self.deleted:
+            return None
+        self._begin()
+        view = self.sweep(None)
+        self.slot, self._alive = alive.claim(self.run_fd, self._process)
+        if by_bell:
+            self.bell = Bell(self.run_fd, self.slot)
+        self._set_slot(NOBODY)
+        return view
+
+    def _begin(self) -> None:
+        # `quiet` comes last: as long as it is empty the run has not begun, and nobody can have changed `loud`.
+        if os.fstat(self._quiet).st_size:
+            return
+        first = pack(1, 0, 0, 0)
+        if os.pread(self._loud, SIZE, 0) not in (b"", first):
+            raise self._damaged("quiet", "is empty")
+        os.pwrite(self._loud, first, 0)
+        os.pwrite(self._quiet, first.ljust(_SLOTS_AT, b"\0"), 0)
+
+    def leave(self) -> None:
+        """Gives its place back."""
+        if self.slot >= 0:
+            self._vacate(str(self.slot))
+            self.slot = -1
+
+    def _vacate(self, name: str) -> None:
+        for path in (f"bells/{name}", f"alive/{name}"):
+            _unlink(path, self.run_fd)
+        os.pwrite(self._quiet, bytes(8), _SLOTS_AT + 8 * int(name))
+        last = max((int(other) for other in alive.names(self.run_fd)), default=-1)
+        os.ftruncate(self._quiet, _SLOTS_AT + 8 * (last + 1))
+
+    def sweep(self, names: set[str] | None) -> View:
+        """Finds out who of these (None: of all) has died, and takes their members out."""
+        living, dead = alive.look(self.run_fd, names)
+        record = self.read()
+        state = self.load(record)
+        processes = set(living.values()) if names is None else set(dead.values())
+        lost = [member for member in state.members.values() if (member.process in processes) == (names is not None)]
+        # The lease of a chief goes first: waiters are told the name of the last one, and that of a publisher says more.
+        for member in sorted(lost, key=lambda member: -member.reign):
+            state.lose(member.id, member.beat)
+        self._save(state, record, changed=bool(lost))
+        for name in dead:
+            self._vacate(name)
+        return state.view()
+
+    def advance(self, by: int, floor: Mark, reign: int) -> Mark | None:
+        """Adds to the step; None if that is refused, which `apply` explains."""
+        record, slots = self._now()
+        epoch, old, news, ruling = record
+        step = old + by
+        if (reign and reign != ruling) or (epoch, old) < floor:
+            answer = self._write(record, slots, Write("advance", by, floor, reign, "", 0))
+            return answer.mark if answer.verdict == "ok" else None
+        if step > MAX_STEP:
+            return None
+        if slots.none or not slots.due(old, step):
+            self._write_quiet(Record(epoch, step, news, ruling), slots, old)
+        else:
+            self._tell(Record(epoch, step, news, ruling), slots)
+        return Mark(epoch, step)
+
+    def apply(self, request: Request) -> tuple[Answer, View | None]:
+        """Does what is asked for; with a view of the run where that may have changed more than the mark."""
+        record, slots = self._now()
+        if isinstance(request, Write):
+            return self._write(record, slots, request), None
+        state = self.load(record)
+        answer = state.apply(request)
+        self._save(state, record, changed=answer.verdict == "ok")
+        return answer, state.view()
+
+    def _write(self, record: Record, slots: Slots, write: Write) -> Answer:
+        """What `RunState` does, on the record alone; a write whose answer is lost cannot be sent again here."""
+        epoch, step = max(Mark(record.epoch, record.step), write.floor)
+        if write.kind == "advance":
+            step += write.amount
+        elif write.kind == "raise":
+            step = max(step, write.amount)
+        else:
+            epoch, step = epoch + 1, write.amount
+        mark = Mark(record.epoch, record.step)
+        if 0 < write.reign < record.reign:
+            return Answer("stale", mark, record.reign, record.news)
+        if step > MAX_STEP:
+            return Answer("full", mark, record.reign, record.news)
+        new = Record(epoch, step, record.news, max(record.reign, write.reign))
+        if new != record:
+            if epoch != record.epoch or slots.due(record.step, step):
+                self._tell(new, slots)
+            else:
+                self._write_quiet(new, slots, record.step)
+        return Answer("ok", Mark(epoch, step), new.reign, new.news)
+
+    def _save(self, state: RunState, record: Record, *, changed: bool) -> None:
+        if changed:
+            data = state.dump()
+            fd = os.open("state.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=self.run_fd)
+            with open(fd, "wb") as file:
+                file.write(b"%08x %s" % (crc32(data), data))
+            os.rename("state.new", "state", src_dir_fd=self.run_fd, dst_dir_fd=self.run_fd)
+        # Also if who changed it last was killed before telling.
+        new = Record(record.epoch, record.step, state.news, state.reign)
+        if new != record:
+            self._tell(new, self._now()[1])
+
+    def _write_quiet(self, record: Record, slots: Slots, old: int) -> None:
+        data = pack(*record)
+        os.pwrite(self._quiet, data, 0)
+        self._last_quiet.put(data, record)
+        # Has somebody asked since, without seeing this yet? If this process is killed here, its end tells them to look.
+        asked = os.pread(self._quiet, self._size - _SLOTS_AT, _SLOTS_AT)
+        if asked != slots.data:
+            slots = Slots(asked, self.slot)
+            if slots.due(old, record.step):
+                self._tell(record, slots)
+
+    def _tell(self, record: Record, slots: Slots) -> None:
+        """Writes what somebody waits for: this is what wakes them."""
+        data = pack(*record)
+        os.pwrite(self._loud, data, 0)
+        self._last_loud.put(data, record)
+        if slots.bells:
+            ring(self.run_fd, slots.bells)
+
+    def _now(self) -> tuple[Record, Slots]:
+        """Where the run is, and who waits for what."""
+        quiet = os.pread(self._quiet, self._size, 0)
+        while len(quiet) == self._size:
+            self._size *= 2  # there may be more
+            quiet = os.pread(self._quiet, self._size, 0)
+        loud = os.pread(self._loud, SIZE, 0)
+        record = self._last_quiet.get(quiet[:SIZE])
+        if record is None:
+            raise self._damaged("quiet")
+        told = self._last_loud.get(loud)
+        if told is None:
+            raise self._damaged("loud")
+        slots = quiet[_SLOTS_AT:]
+        if slots != self._last_slots.data:
+            self._last_slots = Slots(slots, self.slot)
+        return (record if record > told else told), self._last_slots
+
+    def forget(self) -> None:
+        """Deletes the run; what else lies in its directory stays, and is named in the error."""
+        self.leave()
+        for folder in ("alive", "bells"):
+            for name in os.listdir(self.path / folder):
+                _unlink(f"{folder}/{name}", self.run_fd)
+            os.rmdir(folder, dir_fd=self.run_fd)
+        for name in ("state.new", "state", "quiet", "loud"):
+            _unlink(name, self.run_fd)
+        os.rmdir(self.path)
+
+    def close(self) -> None:
+        """Closes what is open, but for the lock; harmless when that was done already."""
+        if self.bell is not None:
+            self.bell.close()
+        if self._alive >= 0:
+            alive.release(self._alive)
+        for fd in (self._quiet, self._loud):
+            if fd >= 0:
+                os.close(fd)
+        self._alive = self._quiet = self._loud = -1
+
+    def after_fork(self) -> None:
+        """In a child: closes what it has inherited; the file in `alive` sees to itself."""
+        for fd in (self.run_fd, self._quiet, self._loud, -1 if self.bell is None else self.bell.fd):
+            if fd >= 0:
+                os.close(fd)
+        self.run_fd = self._alive = self._quiet = self._loud = -1
+        self.bell = None
+
+
+def _unlink(path: str, run_fd: int) -> None:
+    try:
+        os.unlink(path, dir_fd=run_fd)
+    except FileNotFoundError:
+        return
+
+
+_all: weakref.WeakSet[RunFiles] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for files in _all:
+        files.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,216 @@
+"""The launchers of one machine: tasks of one loop, and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks import Backoff, InvalidArgumentError, TaskDiedError
+from aiohooks.distributed import Task
+from aiohooks.distributed.local import run_processes, run_tasks
+from tests import distributed_tasks
+from tests.source import ROOT
+
+AT_ONCE = Backoff(initial_secs=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _tracker() -> None:
+    # A process of Python's own, which stays as long as this one; it comes with the first child.
+    resource_tracker.ensure_running()
+
+
+async def test_tasks_of_one_loop() -> None:
+    """All tasks share one store; the results come by number, the chief's first."""
+    found = await run_tasks(distributed_tasks.about, num_workers=2, run="one loop", checkpoint_dir=ROOT / "c")
+    assert [one["task_id"] for one in found] == [0, 1, 2]
+    assert [one["is_chief"] for one in found] == [True, False, False]
+    assert [one["name"] for one in found] == ["chief", "worker 1", "worker 2"]
+    assert {one["step"] for one in found} == {1, 2, 3}
+    assert all(one["run"] == "one loop" and one["checkpoint_dir"] == ROOT / "c" and one["attempt"] == 1 for one in found)
+
+
+async def test_one_task_fails() -> None:
+    """What one raised comes out, and the others are cancelled."""
+    with pytest.raises(ExceptionGroup, match="1 of 4 tasks failed") as caught:
+        await run_tasks(distributed_tasks.fails)
+    assert [str(error) for error in caught.value.exceptions] == ["the data are bad"]
+
+
+async def test_cancelling_the_launcher_cancels_the_tasks() -> None:
+    """Who cancels the launcher has no task left."""
+    ended: list[int] = []
+
+    async def main(task: Task) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(task.task_id)
+
+    launcher = asyncio.ensure_future(run_tasks(main))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    launcher.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await launcher
+    assert ended == [0, 1, 2, 3]
+
+
+async def _no_task(task: Task) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": -1}, "num_workers is -1; give a whole number"),
+        ({"num_workers": 1.5}, "num_workers is 1.5"),
+        ({"max_restarts": True}, "max_restarts is True"),
+        ({"stop_grace_secs": -1}, "stop_grace_secs is -1"),
+        ({"store": "memory://"}, "store='memory://' is for one process"),
+        ({"store_options": []}, "store_options is \\[\\]"),
+    ],
+)
+async def test_bad_options(options: dict[str, Any], message: str) -> None:
+    """What cannot be meant is refused before anything is started."""
+    with pytest.raises(InvalidArgumentError, match=message):
+        await run_processes(_no_task, **options)
+
+
+async def test_bad_mains() -> None:
+    """`main` is a coroutine function, and one that another process can import."""
+    with pytest.raises(InvalidArgumentError, match="give a coroutine function"):
+        await run_tasks(print)  # type: ignore[arg-type]
+
+    async def main(task: Task) -> None: ...
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_processes(main, num_workers=0)
+    assert isinstance(caught.value.exceptions[0], InvalidArgumentError)
+
+
+@pytest.mark.slow
+async def test_processes(tmp_path: Path) -> None:
+    """Each task has a process and a store of its own, and what it returned comes back."""
+    found = await run_processes(distributed_tasks.about, num_workers=2, run="three", checkpoint_dir=tmp_path)
+    assert [one["task_id"] for one in found] == [0, 1, 2]
+    assert len({one["pid"] for one in found} | {os.getpid()}) == 4
+    assert {one["step"] for one in found} == {1, 2, 3}
+    assert all(one["run"] == "three" and one["checkpoint_dir"] == tmp_path and one["attempt"] == 1 for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_processes_find_the_run_in_their_environment() -> None:
+    """`open_step_store()` without anything is the run's."""
+    assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalStepStore"]
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize("how", ["kill", "exit"])
+async def test_a_process_that_dies_is_started_again(how: str) -> None:
+    """With the next attempt; the others go on."""
+    assert await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 2), backoff=AT_ONCE) == [1, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize(("how", "said", "code"), [("kill", "was killed by SIGKILL", -9), ("exit", "ended with exit code 3", 3)])
+async def test_a_process_that_dies_too_often(how: str, said: str, code: int) -> None:
+    """The error names task, process, attempt, and how it died."""
+    with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as caught:
+        await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 9), max_restarts=1, backoff=AT_ONCE)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, TaskDiedError)
+    assert (error.task_id, error.exit_code) == (1, code)
+    assert said in str(error)
+    assert "attempt 2" in str(error)
+
+
+@pytest.mark.slow
+async def test_a_process_that_fails() -> None:
+    """What `main` raised comes out with where it was raised; the others are ended, and nothing is started again."""
+    with pytest.raises(ExceptionGroup, match="1 of 3 tasks failed") as caught:
+        await run_processes(distributed_tasks.fails, num_workers=2)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, ValueError)
+    assert "in the worker 1, attempt 1" in error.__notes__[0]
+    assert "distributed_tasks.py" in error.__notes__[0]
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_result_that_cannot_travel() -> None:
+    """That is said, and nobody waits for it."""
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_processes(distributed_tasks.returns_a_lock, num_workers=0)
+    assert "what main returned cannot be sent" in str(caught.value.exceptions[0])
+
+
+def _gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+async def _pids(directory: Path, count: int) -> list[int]:
+    while True:
+        files = [file for file in directory.glob("*.pid") if file.read_text()]  # noqa: ASYNC240 - a test
+        if len(files) == count:
+            return [int(file.read_text()) for file in files]
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> None:
+    """When the launcher has been cancelled its processes are gone."""
+    launcher = asyncio.ensure_future(run_processes(distributed_tasks.leaves_pids, num_workers=1, args=(str(tmp_path),)))
+    pids = await _pids(tmp_path, 2)
+    launcher.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await launcher
+    assert all(map(_gone, pids))
+
+
+LAUNCHER = """
+import asyncio, sys
+from aiohooks.distributed.local import run_processes
+from tests.distributed_tasks import leaves_pids
+if __name__ == "__main__":
+    asyncio.run(run_processes(leaves_pids, num_workers=1, args=(sys.argv[1],), stop_grace_secs=2.0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_the_processes_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """SIGKILL, which nothing can announce."""
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=env) as launcher:  # noqa: ASYNC220
+        pids = await _pids(tmp_path, 2)
+        launcher.kill()
+    while not all(map(_gone, pids)):  # noqa: ASYNC110 - it is nobody's child any more
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize("dies", [-1, 2, 0], ids=["nobody dies", "a worker dies", "the chief dies"])
+async def test_staggered_start(dies: int) -> None:
+    """A chief and three workers: each starts at the first step it may, and never below it, also when one is killed."""
+    started = await run_processes(distributed_tasks.staggered, args=(60, dies), backoff=AT_ONCE)
+    assert [wanted for wanted, _ in started] == [0, 13, 21, 27]
+    for task_id, (wanted, step) in enumerate(started):
+        assert step == wanted or (task_id == dies and step > wanted)
