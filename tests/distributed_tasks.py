@@ -82,9 +82,9 @@ async def fails(task: Task) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def leaves_pids(task: Task, directory: str) -> None:
-    """Tells who it is, and waits for ever."""
-    Path(directory, f"{task.task_id}.pid").write_text(str(os.getpid()))  # noqa: ASYNC240
+async def tells_its_pid(task: Task, pipe: str) -> None:
+    """Writes it into a named pipe, and waits for ever."""
+    Path(pipe).write_text(f"{os.getpid()}\n")  # noqa: ASYNC240
     await asyncio.get_running_loop().create_future()
 
 

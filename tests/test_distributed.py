@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -155,54 +157,87 @@ async def test_a_result_that_cannot_travel() -> None:
     assert "what main returned cannot be sent" in str(caught.value.exceptions[0])
 
 
-def _gone(pid: int) -> bool:
+@contextlib.asynccontextmanager
+async def pids_of(path: Path, count: int) -> AsyncIterator[asyncio.Future[list[int]]]:
+    """The processes that tell their number through a named pipe, when so many have."""
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    told: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    text = b""
+
+    def read() -> None:
+        nonlocal text
+        text += os.read(pipe, 1000)
+        if text.count(b"\n") == count:
+            told.set_result([int(line) for line in text.split()])
+
+    asyncio.get_running_loop().add_reader(pipe, read)
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
+        yield told
+    finally:
+        asyncio.get_running_loop().remove_reader(pipe)
+        os.close(pipe)
 
 
-async def _pids(directory: Path, count: int) -> list[int]:
-    while True:
-        files = [file for file in directory.glob("*.pid") if file.read_text()]  # noqa: ASYNC240 - a test
-        if len(files) == count:
-            return [int(file.read_text()) for file in files]
-        await asyncio.sleep(0.02)
+async def ended(pid: int) -> None:
+    """Waits for the end of a process, whoever's child it is."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().add_reader(process, lambda: over.done() or over.set_result(None))
+    try:
+        await over
+    finally:
+        asyncio.get_running_loop().remove_reader(process)
+        os.close(process)
+
+
+needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes as Linux has it")
 
 
 @pytest.mark.slow
+@needs_pidfd
 async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> None:
     """When the launcher has been cancelled its processes are gone."""
-    launcher = asyncio.ensure_future(run_processes(distributed_tasks.leaves_pids, num_workers=1, args=(str(tmp_path),)))
-    pids = await _pids(tmp_path, 2)
-    launcher.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await launcher
-    assert all(map(_gone, pids))
+    async with pids_of(tmp_path / "pipe", 2) as told:
+        launcher = asyncio.ensure_future(
+            run_processes(distributed_tasks.tells_its_pid, num_workers=1, args=(str(tmp_path / "pipe"),))
+        )
+        pids = await told
+        launcher.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await launcher
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
 
 
 LAUNCHER = """
 import asyncio, sys
 from aiohooks.distributed.local import run_processes
-from tests.distributed_tasks import leaves_pids
+from tests.distributed_tasks import tells_its_pid
 if __name__ == "__main__":
-    asyncio.run(run_processes(leaves_pids, num_workers=1, args=(sys.argv[1],), stop_grace_secs=2.0))
+    asyncio.run(run_processes(tells_its_pid, num_workers=1, args=(sys.argv[1],), stop_grace_secs=2.0))
 """
 
 
 @pytest.mark.slow
+@needs_pidfd
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_the_processes_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL, which nothing can announce."""
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=env) as launcher:  # noqa: ASYNC220
-        pids = await _pids(tmp_path, 2)
-        launcher.kill()
-    while not all(map(_gone, pids)):  # noqa: ASYNC110 - it is nobody's child any more
-        await asyncio.sleep(0.02)
+    async with pids_of(tmp_path / "pipe", 2) as told:
+        command = [sys.executable, str(script), str(tmp_path / "pipe")]
+        with subprocess.Popen(command, env=env) as launcher:  # noqa: ASYNC220
+            pids = await told
+            launcher.kill()
+        for pid in pids:
+            await ended(pid)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import aiohooks as ah
 from aiohooks.stores import _local_directory, open_step_store
 from aiohooks.stores._local_directory import remote_kind, run_name
 from aiohooks.stores._local_record import SIZE, Record, pack, unpack
-from aiohooks.stores._local_slots import NOBODY, Slots, packed_slot
+from aiohooks.stores._local_slots import NOBODY, asked, bells, packed_slot
 from aiohooks.stores.local import LocalStepStore, default_directory
 from aiohooks.testing import ManualClock
 
@@ -97,7 +97,7 @@ async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pyte
     assert remote_kind(tmp_path) is None
 
     class Everything(dict[int, str]):
-        def get(self, key: int, default: object = None) -> str:  # type: ignore[override]
+        def get(self, key: int, default: object = None) -> str:
             return "NFS"
 
     monkeypatch.setattr(_local_directory, "_REMOTE", Everything())
@@ -316,12 +316,20 @@ def test_records() -> None:
 def test_slots() -> None:
     """Who is due is whoever waits for a step that is passed now, and whoever waits for everything; not this process itself."""
     steps = [NOBODY, 6, 11, 11]  # for nothing, 5, 10, 10
-    slots = Slots(b"".join(packed_slot(step, bell=False) for step in steps), own=-1)
-    assert [slots.due(*moved) for moved in [(0, 4), (4, 5), (5, 9), (9, 10), (10, 99), (0, 99)]] == [
-        *(False, True, False, True, False, True),
+    slots = b"".join(packed_slot(step, bell=step == 6) for step in steps)
+    nobody_later = 2**53
+    assert [asked(slots, -1, *moved) for moved in [(0, 4), (4, 5), (5, 9), (9, 10), (10, 99), (0, 99)]] == [
+        (False, 5),
+        (True, 10),
+        (False, 10),
+        (True, nobody_later),
+        (False, nobody_later),
+        (True, nobody_later),
     ]
-    assert not Slots(packed_slot(6, bell=False), own=0).due(0, 99)
-    everything = Slots(packed_slot(1, bell=True) + packed_slot(NOBODY, bell=True), own=-1)
-    assert everything.due(0, 1)
-    assert everything.bells == [0, 1]
-    assert Slots(b"", own=0).none
+    assert asked(slots, 1, 0, 9) == (False, 10)
+    assert bells(slots, -1) == [1]
+    assert bells(slots, 1) == []
+    everything = packed_slot(1, bell=True) + packed_slot(NOBODY, bell=True)
+    assert asked(everything, -1, 7, 8) == (True, 0)
+    assert asked(everything, 0, 7, 8) == (False, nobody_later)
+    assert bells(everything, -1) == [0, 1]

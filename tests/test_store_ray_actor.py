@@ -36,6 +36,7 @@ from tests.fake_ray import FakeCluster
 
 @pytest.mark.parametrize("law", step_store_laws())
 async def test_laws(law: str) -> None:
+    """The laws of all stores, and nothing waits in the actor in the end."""
     cluster = FakeCluster()
     await check_step_store(cluster.store, law)
     for actor in cluster.actors.values():

@@ -27,7 +27,7 @@ class Event(NamedTuple):
 
 
 class Inotify:
-    """One instance of inotify; its `fd` becomes readable when there are events."""
+    """One instance of inotify; its `fd` becomes readable when there are events, see `parse`."""
 
     def __init__(self) -> None:
         """Raises `OSError` where there is no inotify, or where the user has as many instances as allowed (EMFILE)."""
@@ -47,13 +47,6 @@ class Inotify:
             raise _os_error(os.fspath(path))
         return watch
 
-    def read(self) -> bytes:
-        """What has happened since the last time, for `parse`; does not wait."""
-        try:
-            return os.read(self.fd, 1 << 13)
-        except BlockingIOError:
-            return b""
-
     def close(self) -> None:
         """Ends it, with all its watches; harmless when it was closed already."""
         if self.fd >= 0:
@@ -62,7 +55,7 @@ class Inotify:
 
 
 def parse(data: bytes) -> list[Event]:
-    """The events that `Inotify.read` has returned."""
+    """The events in what was read from the `fd`."""
     events: list[Event] = []
     place = 0
     while place < len(data):
@@ -74,7 +67,7 @@ def parse(data: bytes) -> list[Event]:
 
 
 def packed(watch: int, mask: int) -> bytes:
-    """One event without a name, as `Inotify.read` returns it."""
+    """One event without a name, as it is read from the `fd`."""
     return _EVENT.pack(watch, mask, 0, 0)
 
 

@@ -12,11 +12,15 @@ All of this is done by who has the lock of the run.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import threading
 
 from aiohooks._errors import StoreUnavailableError
+
+try:
+    import fcntl
+except ImportError as missing:
+    raise ImportError("the local step store needs file locks as Unix has them; here use redis:// or nats://") from missing
 
 MOST_SLOTS = 4096
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,8 @@ from typing import NamedTuple
 from aiohooks.stores._inotify import CLOSE_WRITE, DELETE, MODIFY, Inotify, packed, parse
 from aiohooks.stores._progress import logger
 
+_AT_ONCE = 1 << 13
+"""How many bytes of events are read at once; what is more comes with the next turn of the loop."""
 _NOT_FOR_US = {
     errno.ENOSYS: "there is no inotify here",
     errno.EMFILE: "there are as many as fs.inotify.max_user_instances allows, or as many open files as a process may have",
@@ -36,19 +39,19 @@ class Ears:
 
     def __init__(self, path: Path, inotify: Inotify) -> None:
         """Begins to listen to the run in `path`."""
+        self.fd: int = inotify.fd
+        """What to wait for."""
         self._inotify = inotify
         self._loud = inotify.add(path / "loud", MODIFY)
         self._alive = inotify.add(path / "alive", CLOSE_WRITE | DELETE)
         self._only_news = packed(self._loud, MODIFY)
 
-    @property
-    def fd(self) -> int:
-        """What to wait for."""
-        return self._inotify.fd
-
     def hear(self) -> Heard:
         """What has happened since the last time; does not wait."""
-        data = self._inotify.read()
+        try:
+            data = os.read(self.fd, _AT_ONCE)
+        except BlockingIOError:
+            data = b""
         if data == self._only_news:
             return _NEWS
         events = parse(data)

@@ -30,8 +30,8 @@ def unpack(data: bytes) -> Record | None:
     """The record at the beginning of `data`; None if it is not whole."""
     if len(data) < SIZE or data[:_HALF] != data[_HALF:SIZE]:
         return None
-    magic, *fields = _BODY.unpack_from(data)
-    return Record._make(fields) if magic == _MAGIC else None
+    magic, epoch, step, news, reign = _BODY.unpack_from(data)
+    return Record(epoch, step, news, reign) if magic == _MAGIC else None
 
 
 class Seen:

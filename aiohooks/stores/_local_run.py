@@ -25,7 +25,8 @@ from aiohooks.stores import _local_alive as alive
 from aiohooks.stores._local_bell import Bell, ring
 from aiohooks.stores._local_directory import make_run_directory
 from aiohooks.stores._local_record import SIZE, Record, Seen, pack
-from aiohooks.stores._local_slots import NOBODY, Slots, packed_slot
+from aiohooks.stores._local_slots import NOBODY, asked, bells, packed_slot
+from aiohooks.stores._local_slots import SIZE as SLOT_SIZE
 from aiohooks.stores._mark import MAX_STEP, Mark
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._view import Answer, Request, View, Write
@@ -53,7 +54,7 @@ class RunFiles:
         self._size = _SLOTS_AT + 8 * 8  # so many bytes of `quiet` are read at once
         self._last_quiet = Seen()
         self._last_loud = Seen()
-        self._last_slots = Slots(b"", -1)
+        self._calm = b"", 0, 0  # slots, in which epoch, and the lowest step that is waited for in them
         _all.add(self)
 
     def open(self) -> None:
@@ -206,11 +207,17 @@ class RunFiles:
             return answer.mark if answer.verdict == "ok" else None
         if step > MAX_STEP:
             return None
-        if slots.none or not slots.due(old, step):
-            self._write_quiet(Record(epoch, step, news, ruling), slots, old)
+        calm, in_epoch, until = self._calm
+        if (slots == calm and epoch == in_epoch and step < until) or not self._due(slots, epoch, old, step):
+            self._write_quiet(epoch, step, news, ruling, slots, old)
         else:
-            self._tell(Record(epoch, step, news, ruling), slots)
+            self._tell(epoch, step, news, ruling, slots)
         return Mark(epoch, step)
+
+    def _due(self, slots: bytes, epoch: int, old: int, new: int) -> bool:
+        due, later = asked(slots, self.slot, old, new)
+        self._calm = slots, epoch, later
+        return due
 
     def apply(self, request: Request) -> tuple[Answer, View | None]:
         """Does what is asked for; with a view of the run where that may have changed more than the mark."""
@@ -222,7 +229,7 @@ class RunFiles:
         self._save(state, record, changed=answer.verdict == "ok")
         return answer, state.view()
 
-    def _write(self, record: Record, slots: Slots, write: Write) -> Answer:
+    def _write(self, record: Record, slots: bytes, write: Write) -> Answer:
         """What `RunState` does, on the record alone; a write whose answer is lost cannot be sent again here."""
         epoch, step = max(Mark(record.epoch, record.step), write.floor)
         if write.kind == "advance":
@@ -238,10 +245,10 @@ class RunFiles:
             return Answer("full", mark, record.reign, record.news)
         new = Record(epoch, step, record.news, max(record.reign, write.reign))
         if new != record:
-            if epoch != record.epoch or slots.due(record.step, step):
-                self._tell(new, slots)
+            if epoch != record.epoch or self._due(slots, epoch, record.step, step):
+                self._tell(*new, slots)
             else:
-                self._write_quiet(new, slots, record.step)
+                self._write_quiet(*new, slots, record.step)
         return Answer("ok", Mark(epoch, step), new.reign, new.news)
 
     def _save(self, state: RunState, record: Record, *, changed: bool) -> None:
@@ -254,44 +261,38 @@ class RunFiles:
         # Also if who changed it last was killed before telling.
         new = Record(record.epoch, record.step, state.news, state.reign)
         if new != record:
-            self._tell(new, self._now()[1])
+            self._tell(*new, self._now()[1])
 
-    def _write_quiet(self, record: Record, slots: Slots, old: int) -> None:
-        data = pack(*record)
+    def _write_quiet(self, epoch: int, step: int, news: int, reign: int, slots: bytes, old: int) -> None:
+        data = pack(epoch, step, news, reign)
         os.pwrite(self._quiet, data, 0)
-        self._last_quiet.put(data, record)
+        self._last_quiet.put(data, Record(epoch, step, news, reign))
         # Has somebody asked since, without seeing this yet? If this process is killed here, its end tells them to look.
-        asked = os.pread(self._quiet, self._size - _SLOTS_AT, _SLOTS_AT)
-        if asked != slots.data:
-            slots = Slots(asked, self.slot)
-            if slots.due(old, record.step):
-                self._tell(record, slots)
+        since = os.pread(self._quiet, self._size - _SLOTS_AT, _SLOTS_AT)
+        if since != slots and self._due(since, epoch, old, step):
+            self._tell(epoch, step, news, reign, since)
 
-    def _tell(self, record: Record, slots: Slots) -> None:
+    def _tell(self, epoch: int, step: int, news: int, reign: int, slots: bytes) -> None:
         """Writes what somebody waits for: this is what wakes them."""
-        data = pack(*record)
+        data = pack(epoch, step, news, reign)
         os.pwrite(self._loud, data, 0)
-        self._last_loud.put(data, record)
-        if slots.bells:
-            ring(self.run_fd, slots.bells)
+        self._last_loud.put(data, Record(epoch, step, news, reign))
+        if ringing := bells(slots, self.slot):
+            ring(self.run_fd, ringing)
 
-    def _now(self) -> tuple[Record, Slots]:
-        """Where the run is, and who waits for what."""
+    def _now(self) -> tuple[Record, bytes]:
+        """Where the run is, and the slots."""
         quiet = os.pread(self._quiet, self._size, 0)
         while len(quiet) == self._size:
             self._size *= 2  # there may be more
             quiet = os.pread(self._quiet, self._size, 0)
-        loud = os.pread(self._loud, SIZE, 0)
+        told = self._last_loud.get(os.pread(self._loud, SIZE, 0))
         record = self._last_quiet.get(quiet[:SIZE])
-        if record is None:
+        if record is None or len(quiet) % SLOT_SIZE:
             raise self._damaged("quiet")
-        told = self._last_loud.get(loud)
         if told is None:
             raise self._damaged("loud")
-        slots = quiet[_SLOTS_AT:]
-        if slots != self._last_slots.data:
-            self._last_slots = Slots(slots, self.slot)
-        return (record if record > told else told), self._last_slots
+        return (record if record > told else told), quiet[_SLOTS_AT:]
 
     def forget(self) -> None:
         """Deletes the run; what else lies in its directory stays, and is named in the error."""

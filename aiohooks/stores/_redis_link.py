@@ -81,6 +81,9 @@ class Link:
         except Exception as error:
             self._lost = error
             raise explained(error, self._address, connecting=True) from error
+        if self._lost is not None:  # dropped meanwhile
+            await self._disconnect()
+            raise self._error()
         self._reader = self._spawn(self._read(), f"reading from {self._address}")
 
     async def ask(self, *command: str | int, within: float) -> Any:

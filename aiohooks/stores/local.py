@@ -276,15 +276,16 @@ class LocalStepStore(SharedStepStore):
 
     def _hear(self) -> None:
         """Called by the event loop when the kernel has something to tell."""
-        if self._ears is None:
+        ears, files = self._ears, self._files
+        if ears is None or files is None:
             return
         try:
-            heard = self._ears.hear()
+            heard = ears.hear()
+            if heard.deleted and files.evicted:
+                self._was_deleted()
+                return
         except OSError as error:
             self._broken(error)
-            return
-        if heard.deleted and self._files is not None and self._files.evicted:
-            self._was_deleted()
             return
         if heard.news:
             self._read_news()
@@ -330,8 +331,9 @@ class LocalStepStore(SharedStepStore):
             self._broken(error)
 
     def _news(self, record: Record) -> None:
-        if record.news <= self._elsewhere.view.news or self._files is None:
-            self._observe(Mark(record.epoch, record.step))
+        epoch, step, news, _ = record
+        if news <= self._elsewhere.view.news or self._files is None:
+            self._room.observe(Mark(epoch, step))
             return
         try:
             self._take(self._files.load(record).view())

@@ -25,7 +25,7 @@ from tests.programmes._signal_scenarios import SCENARIOS, Act, Scenario, Stage
 HANG_SECS = 10
 FARTHEST = 10
 """The second signal comes at most so many suspensions after the first."""
-EARLIER = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+EARLIER: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 BATCH = 100
 
 
@@ -191,8 +191,8 @@ class Point:
         if fd != -1:
             problems.append(f"the wakeup fd is {fd}")
         self._judge_outcome()
-        for number, act in enumerate(self.stage.acts):
-            self._judge_act(number, act)
+        for place, act in enumerate(self.stage.acts):
+            self._judge_act(place, act)
 
     def _judge_outcome(self) -> None:
         outcome = self.outcome

@@ -29,6 +29,8 @@ from tests.conformance.report import installed_loops, loop_factory
 from tests.programmes._local_crew import Crew, StuckError
 from tests.programmes._local_points import die_at_call
 
+CALLS = 200
+"""So many calls of the system the process makes, about, that is killed at one of them."""
 _LOOPS = [loop_factory(name) for name in installed_loops()]
 
 
@@ -201,7 +203,7 @@ def killed_at_a_call(trial: Trial) -> str:
     wait = waiter.order("wait", step=5)
     far = waiter.order("wait", step=1_000_000)
     waiter.do("parked")
-    victim = trial.join(functools.partial(die_at_call, trial.order.randrange(90)))
+    victim = trial.join(functools.partial(die_at_call, trial.order.randrange(2 * CALLS)))
     victim.order("wait", step=1_000)
     victim.order("advance", times=8)
     lead = victim.answer(victim.order("lead"))

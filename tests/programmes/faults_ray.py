@@ -54,7 +54,14 @@ class Stage:
 
     async def some_time(self) -> None:
         """Until the fault: from nothing to what some steps take."""
-        await asyncio.sleep(self.order.random() ** 2 * 0.3)
+        await _after(self.order.random() ** 2 * 0.3)
+
+
+async def _after(secs: float) -> None:
+    """When a fault comes, or the heartbeat of somebody who is dead: there is no event for it."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(secs, over.set_result, None)
+    await over
 
 
 async def _signal_keeper(run: str, number: signal.Signals) -> int:
@@ -78,7 +85,7 @@ async def killed_actor_twice(stage: Stage, run: str) -> str:
             try:
                 await _signal_keeper(run, signal.SIGKILL)
             except Exception:
-                await asyncio.sleep(0.05)
+                await _after(0.05)
             else:
                 return
 
@@ -90,7 +97,7 @@ async def stopped_actor(stage: Stage, run: str) -> str:
 
     async def fault() -> None:
         pid = await _signal_keeper(run, signal.SIGSTOP)
-        await asyncio.sleep(1.5 * LEASE_SECS)
+        await _after(1.5 * LEASE_SECS)
         os.kill(pid, signal.SIGCONT)
 
     return await _all_count(stage, run, fault)
@@ -178,7 +185,7 @@ async def trial(stage: Stage, number: int) -> str:
         left = (await keeper.statistics.remote())["waiting"]
         if not left:
             break
-        await asyncio.sleep(0.5)
+        await _after(0.5)
     assert not left, f"{left} wait in the actor"
     from aiohooks.stores import _ray_cluster
 
