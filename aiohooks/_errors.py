@@ -7,6 +7,7 @@
      ├─ AbortedError                        the work was lost, try again: recovered
      ├─ UnavailableError                    the other side is away, try again: recovered
      │   └─ StoreUnavailableError           the engine behind a step store is
+     │       └─ StoreRefusedError           it says no, and would say it again: not recovered by waiting
      ├─ RecoveryExhaustedError              used again after recovery gave up
      ├─ SessionClosedError (RuntimeError)   the session is not open
      ├─ NestedRunError (RuntimeError)       `run` was called from inside a hook of that run
@@ -74,6 +75,10 @@ class UnavailableError(AiohooksError):
 
 class StoreUnavailableError(UnavailableError):
     """Raised when the engine behind a step store cannot be reached, or says no; caused by what its client raised."""
+
+
+class StoreRefusedError(StoreUnavailableError):
+    """The engine is there and says no: a password, a right, a version. The first connection does not try again."""
 
 
 class RecoveryExhaustedError(AiohooksError):

@@ -76,6 +76,8 @@ SECTIONS = (
     ("Engines: `aiohooks.stores.nats`", "aiohooks.stores.nats", "NatsStepStore"),
     ("Engines: `aiohooks.stores.ray`", "aiohooks.stores.ray", "RayStepStore"),
     ("Services: `aiohooks.adapters.asgi`", "aiohooks.adapters.asgi", "SessionService ServiceHealth"),
+    ("Launchers: `aiohooks.distributed`", "aiohooks.distributed", "Task"),
+    ("Launchers: `aiohooks.distributed.local`", "aiohooks.distributed.local", "run_tasks run_processes"),
     (
         "From `aiohooks.testing`",
         "aiohooks.testing",

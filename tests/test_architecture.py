@@ -70,7 +70,7 @@ EXTRAS: dict[str, str] = {
     "rich": "aiohooks.hooks._rich",
     "matplotlib": "aiohooks.hooks._plot",
     "pyinstrument": "aiohooks.hooks._pyinstrument",
-    "redis": "aiohooks.stores._redis_link",
+    "redis": "aiohooks.stores.redis",
     "nats": "aiohooks.stores._nats_wire",
     "ray": "aiohooks.stores._ray_cluster",
     "starlette": "aiohooks.adapters.asgi",

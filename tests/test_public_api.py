@@ -42,7 +42,9 @@ ERRORS: dict[str, type[BaseException] | None] = {
     "StepTimeoutError": TimeoutError,
     "StopRequestedError": RuntimeError,
     "StoreClosedError": None,
+    "StoreRefusedError": ah.StoreUnavailableError,
     "StoreUnavailableError": ah.UnavailableError,
+    "TaskDiedError": None,
     "UnavailableError": None,
     "WrongLoopError": RuntimeError,
 }
@@ -214,6 +216,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.close": "async (self, exc)",
     "SessionRunValues": "(results, options, run_metadata)",
     "SessionStatus": None,
+    "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None)",
     "Stall": None,
     "WatchdogHook": (
         "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, blocked_secs=None, "

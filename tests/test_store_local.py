@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import select
@@ -297,6 +298,25 @@ async def test_used_up_inotify_is_warned_of(tmp_path: Path, caplog: pytest.LogCa
     (record,) = caplog.records
     assert "run r: the kernel does not tell of changes of files" in record.getMessage()
     assert "fs.inotify.max_user_instances" in record.getMessage()
+
+
+async def test_an_advance_that_was_cancelled_too_late_wakes_all_the_same(tmp_path: Path) -> None:
+    """A thread has done it, after another process gave up the lock; who waits in this process is woken."""
+    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+        await other.value()
+        lock = os.open(store.directory, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait = asyncio.ensure_future(store.wait_for(1))
+        advance = asyncio.ensure_future(store.advance())
+        await asyncio.sleep(0)
+        assert not advance.done()
+        os.close(lock)
+        while (await other.value()).step < 1:  # does not suspend
+            os.sched_yield()
+        advance.cancel()
+        assert await wait == 1
+        with pytest.raises(asyncio.CancelledError):
+            await advance
 
 
 # -- records and slots

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from aiohooks import StoreUnavailableError
 from aiohooks._clock import LoopClock
+from aiohooks._errors import StoreRefusedError
 from aiohooks.stores import Mark
 from aiohooks.stores._nats_commit import Commits
 from aiohooks.stores._nats_stream import NO_HEAD, Head, Names, life_of, pack, unpack
 from aiohooks.stores._nats_url import parse_address
-from aiohooks.stores._remote import RefusedError
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._view import Fail, Join, Lead, Leave, Member, Request, Write
 from aiohooks.testing import ManualClock
@@ -265,7 +265,7 @@ def test_a_message_of_somebody_else_is_refused() -> None:
     assert life_of(pack("abc", RunState())) == (b"abc", b"0")
     for data in (b"", b"hello", b"2 a 0 {}", b"1 a 0 {}", b"1 a 0 [1]", b"\xff\xfe x y z"):
         assert life_of(b"") == (b"", b"")
-        with pytest.raises(RefusedError, match="no store of this version wrote"):
+        with pytest.raises(StoreRefusedError, match="no store of this version wrote"):
             unpack(1, data)
 
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests.ray_cluster import environment
+from tests.ray_cluster import environment, session_cluster
 from tests.source import ROOT
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 
-def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a script of its own: this process is part of a cluster."""
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, *args]
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment(), **env}, capture_output=True, text=True, timeout=120, check=False
     )
@@ -49,6 +49,29 @@ def test_nobody_answers() -> None:
     assert ended.returncode == 0, ended.stderr
     assert "no Ray cluster answers at 127.0.0.1:1" in ended.stdout
     assert "ray start --head" in ended.stdout
+
+
+STRANGER = """
+import asyncio, sys
+from aiohooks import StoreRefusedError, open_step_store
+
+async def main():
+    store = open_step_store("ray://aiohooks", run="stranger", address=sys.argv[1])
+    try:
+        await store.value()
+    except StoreRefusedError as error:
+        print(error)
+    await store.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_a_wrong_token_is_refused(request: pytest.FixtureRequest) -> None:
+    """The cluster says no, and the error says what to set; it is not tried again."""
+    ended = run_python(STRANGER, session_cluster(request), RAY_AUTH_TOKEN="f" * 32)
+    assert ended.returncode == 0, ended.stderr
+    assert "Somebody answers there; if the cluster wants a token" in ended.stdout
 
 
 ALONE = """

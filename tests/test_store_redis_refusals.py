@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._errors import StoreUnavailableError
-from aiohooks.stores._remote import RefusedError
+from aiohooks._errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
 from tests.redis_servers import KINDS, first_stream
 from tests.store_servers import Server, free_port, running
@@ -107,7 +106,7 @@ async def test_a_no_that_will_not_change_is_told_at_once(answer: str, said: str)
     """However long it may take to connect; the message says what to do."""
     async with answering(answer) as url:
         error = await refused(RedisStepStore(url, connect_timeout=FOR_EVER))
-    assert isinstance(error, RefusedError)
+    assert isinstance(error, StoreRefusedError)
     assert said in str(error)
 
 
@@ -127,7 +126,7 @@ async def test_a_no_that_may_change_is_tried_again(answer: str, said: str) -> No
     """Until `connect_timeout`; then the message says what it was."""
     async with answering(answer) as url:
         error = await refused(RedisStepStore(url, connect_timeout=0.1))
-    assert not isinstance(error, RefusedError)
+    assert not isinstance(error, StoreRefusedError)
     assert said in str(error)
 
 
@@ -201,7 +200,7 @@ async def test_a_right_that_is_taken_away_ends_the_call(server: Server) -> None:
     async with RedisStepStore(server.url.replace("//", "//u:p@"), run="rights") as store:
         assert await store.advance() == 1
         await asked(server, "ACL", "SETUSER", "u", "-xadd")
-        with pytest.raises(RefusedError, match="ACL SETUSER"):
+        with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
             await store.advance()
         await asked(server, "ACL", "SETUSER", "u", "+xadd")
         assert await store.advance() == 2

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._errors import StoreUnavailableError
-from aiohooks.stores._remote import RefusedError
+from aiohooks._errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing.step_store import check_step_store, step_store_laws
 from tests.redis_servers import KINDS, first_stream
@@ -61,7 +60,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 async def refused(store: RedisStepStore) -> str:
     """What is said at once, however long it may take to connect."""
-    with pytest.raises(RefusedError) as raised:
+    with pytest.raises(StoreRefusedError) as raised:
         await store.__aenter__()
     await store.aclose()
     return str(raised.value)
@@ -105,7 +104,7 @@ async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
         (tmp_path / "users.acl").write_text(re.sub(rf"\+{missing}\b ?", "", USERS[0]), encoding="utf-8")
         with running(kind, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as server:
             store = store_of(server, "aiohooks:secret")
-            with pytest.raises(RefusedError, match="ACL SETUSER"):
+            with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
                 await store.advance()
             await store.aclose()
 

@@ -26,9 +26,10 @@ class Turns:
     interpreter from ending, and this one waits for as long as that process is stopped.
     """
 
-    def __init__(self, fd: int) -> None:
-        """Takes over the descriptor whose lock it is."""
+    def __init__(self, fd: int, changed: Callable[[], object]) -> None:
+        """Takes over the descriptor whose lock it is; `changed` is called when a thread may have changed something."""
         self._fd = fd
+        self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._threaded = False  # known to the loop alone
@@ -110,8 +111,12 @@ class Turns:
             else:
                 future.set_exception(error)
         self._threaded = False
-        if self._queue and not self._closed:
+        if self._closed:
+            return
+        if self._queue:
             self._start()
+        # Who asked for it may have been cancelled since, and hears of nothing.
+        self._changed()
 
     def close(self, error: Exception) -> None:
         """Gives back the descriptor, as soon as no thread waits with it; what was still to be done fails with `error`."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
-from aiohooks._errors import InvalidArgumentError, StoreUnavailableError
-from aiohooks.stores._remote import RefusedError
+from aiohooks._errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._run_state import RunState
 
 OLDEST_SERVER = 2, 9
@@ -66,7 +65,7 @@ def unpack(seq: int, data: bytes) -> Head:
             raise ValueError(f"format {kind[:20]!r} is not {_FORMAT!r}")
         return Head(seq, born.decode("latin-1"), RunState.load(state), data)
     except ValueError as error:
-        raise RefusedError(
+        raise StoreRefusedError(
             f"the stream has a message that no store of this version wrote: {data[:100]!r}; take another stream= or run="
         ) from error
 
@@ -135,11 +134,11 @@ class Names:
         """Looks at a stream that is there.
 
         Raises:
-            RefusedError: it would not do.
+            StoreRefusedError: it would not do.
         """
         for name, wanted in self._wanted.items():
             if (found := config.get(name)) != wanted:
-                raise RefusedError(
+                raise StoreRefusedError(
                     f"the stream {self.stream} is not one for step stores: its {name} is {found!r} and not {wanted!r};"
                     " take another name with stream=, or delete it"
                 )
@@ -180,9 +179,11 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
         return reply
     said = f"{reply['error'].get('description', 'no reason given')} (error {number})"
     if number in _NOT_ENABLED:
-        raise RefusedError(f"{said}: JetStream is not enabled for this account; start the server with `nats-server -js -sd DIR`")
+        raise StoreRefusedError(
+            f"{said}: JetStream is not enabled for this account; start the server with `nats-server -js -sd DIR`"
+        )
     if number == _NO_REPLICAS:
-        raise RefusedError(f"{said}: it is one server, no cluster; leave out replicas=")
+        raise StoreRefusedError(f"{said}: it is one server, no cluster; leave out replicas=")
     if number == _STREAM_NOT_FOUND:
         raise NobodyAnswersError(f"{said}: the stream is gone")
     raise StoreUnavailableError(f"the NATS server says: {said}")

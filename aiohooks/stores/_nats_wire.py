@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiohooks._clock import Clock
-from aiohooks._errors import StoreUnavailableError
+from aiohooks._errors import StoreRefusedError, StoreUnavailableError
 from aiohooks._shield import retrieve, wait_done
 from aiohooks.stores._nats_stream import OLDEST_SERVER, NobodyAnswersError
 from aiohooks.stores._nats_url import Address
 from aiohooks.stores._progress import logger
-from aiohooks.stores._remote import RefusedError
 
 try:
     from nats.aio.client import Client
@@ -36,7 +35,9 @@ class _Client(Client):
     def _connect_command(self) -> bytes:
         writer = getattr(self._transport, "_io_writer", None)
         if self.needs_tls and (writer is None or writer.get_extra_info("ssl_object") is None):
-            raise RefusedError("the server does not offer TLS, which was asked for; start it with --tls, or use a nats:// URL")
+            raise StoreRefusedError(
+                "the server does not offer TLS, which was asked for; start it with --tls, or use a nats:// URL"
+            )
         return super()._connect_command()
 
 
@@ -78,7 +79,7 @@ class Wire:
             await self._apart(connecting, secs)
             self._inbox = self._client.new_inbox()
             await self._subscribe(f"{self._inbox}.*", self._answered)
-        except RefusedError:
+        except StoreRefusedError:
             raise
         except Exception as error:
             raise self._explained(self._client.last_error or error) from error
@@ -87,7 +88,9 @@ class Wire:
         version = self._client.connected_server_version
         with contextlib.suppress(ValueError):
             if (version.major, version.minor) < OLDEST_SERVER:
-                raise RefusedError(f"{self._address} is {version!r}; NatsStepStore needs {'.'.join(map(str, OLDEST_SERVER))}")
+                raise StoreRefusedError(
+                    f"{self._address} is {version!r}; NatsStepStore needs {'.'.join(map(str, OLDEST_SERVER))}"
+                )
 
     @property
     def others(self) -> list[str]:
@@ -238,15 +241,15 @@ class Wire:
         said = str(error) or type(error).__name__
         low = said.lower()
         if isinstance(error, ssl.SSLCertVerificationError):
-            return RefusedError(
+            return StoreRefusedError(
                 f"the certificate of {self._address} is not trusted ({said}); give tls=ssl.create_default_context(cafile=...)"
             )
         if "authorization" in low or "authentication" in low:
-            return RefusedError(
+            return StoreRefusedError(
                 f"{self._address} does not let us in ({said}); give user= and password=, token=, user_credentials= or nkeys_seed="
             )
         if "permissions violation" in low:
-            return RefusedError(f"{self._address} does not allow it ({said}); give the user the rights that its page names")
+            return StoreRefusedError(f"{self._address} does not allow it ({said}); give the user the rights that its page names")
         return StoreUnavailableError(f"no connection to {self._address} ({said}); is a `nats-server -js -sd DIR` running there?")
 
     async def _answered(self, message: Msg) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from aiohooks._clock import current_clock
-from aiohooks._errors import InvalidArgumentError, StoreUnavailableError
+from aiohooks._errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 
 try:
     import ray
@@ -144,8 +144,9 @@ _HOW = 'Start one with `ray start --head --port=6379`, and give its address="hos
 
 def unavailable(error: BaseException, what: str, *, answers: bool = False) -> StoreUnavailableError:
     """What an error of Ray's means to the users of a store; `answers` tells that somebody is there."""
-    hint = ""
+    kind, hint = StoreUnavailableError, ""
     if isinstance(error, AuthenticationError) or (answers and isinstance(error, ConnectionError)):
+        kind = StoreRefusedError
         hint = (
             ". Somebody answers there; if the cluster wants a token, which its log says, set RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN before Ray is imported, or put the token into ~/.ray/auth_token"
@@ -153,9 +154,9 @@ def unavailable(error: BaseException, what: str, *, answers: bool = False) -> St
     elif isinstance(error, ConnectionError):
         hint = f". {_HOW}"
     elif isinstance(error, RayTaskError):
-        hint = ". All nodes must have the same version of aiohooks and of Python"
+        kind, hint = StoreRefusedError, ". All nodes must have the same version of aiohooks and of Python"
     said = str(error).strip().splitlines() or [type(error).__name__]
-    return StoreUnavailableError(f"{what}: {said[-1 if isinstance(error, RayTaskError) else 0]}{hint}")
+    return kind(f"{what}: {said[-1 if isinstance(error, RayTaskError) else 0]}{hint}")
 
 
 def is_of_ray(error: BaseException) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from aiohooks._errors import StoreUnavailableError
-from aiohooks.stores._remote import RefusedError
+from aiohooks._errors import StoreRefusedError, StoreUnavailableError
 
 # By the name of the client's class, or by how the server's own words begin. The first one that fits says it.
 _RIGHTS = "the user may not do that; give it the rights in docs/engine-redis.md (ACL SETUSER)"
@@ -66,9 +65,9 @@ def explained(error: BaseException, address: str, *, connecting: bool = False) -
     """What is raised in place of the client's error; where it came while connecting, the address may be wrong."""
     names, said = _names(error), str(error).rstrip(".") or type(error).__name__
     # An answer of the server's that nobody here knows will be the same again.
-    kind: type[StoreUnavailableError] = RefusedError if is_reply(error) else StoreUnavailableError
+    kind: type[StoreUnavailableError] = StoreRefusedError if is_reply(error) else StoreUnavailableError
     advice = "is the server up, is this its address, and does it want TLS (rediss://) or not (redis://)?" if connecting else ""
-    for possible, table in ((RefusedError, _REFUSED), (StoreUnavailableError, _AWAY)):
+    for possible, table in ((StoreRefusedError, _REFUSED), (StoreUnavailableError, _AWAY)):
         for sign, what_to_do in table:
             if sign in names or sign in said:
                 kind, advice = possible, what_to_do

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from aiohooks._checks import check_secs
 from aiohooks._clock import TimerHandle
-from aiohooks._errors import AiohooksError, StoreUnavailableError
+from aiohooks._errors import AiohooksError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._mark import Mark, checked_step
 from aiohooks.stores._progress import logger
 from aiohooks.stores._shared import SharedStepStore
@@ -20,10 +20,6 @@ from aiohooks.stores._view import Answer, Request, View
 T = TypeVar("T")
 _PAUSE_SECS = 0.05, 5.0
 """Between two tries: the first one, and the longest."""
-
-
-class RefusedError(StoreUnavailableError):
-    """The engine is there and says no: a password, a right, a version. The first connection does not try again."""
 
 
 class _Call:
@@ -126,7 +122,7 @@ class RemoteStepStore(SharedStepStore):
                 view = await self._connect()
             except StoreUnavailableError as error:
                 await self._hang_up()
-                if isinstance(error, RefusedError) or self._clock.now() + pause - began > self._connect_timeout:
+                if isinstance(error, StoreRefusedError) or self._clock.now() + pause - began > self._connect_timeout:
                     raise
                 logger.info("run %s: %s; trying again", self.run, error)
                 pause = await self._pause(pause)
@@ -231,7 +227,7 @@ class RemoteStepStore(SharedStepStore):
         while True:
             try:
                 return await ask()
-            except RefusedError:
+            except StoreRefusedError:
                 raise  # it would say the same again
             except StoreUnavailableError:
                 if self._given_up:

@@ -103,7 +103,7 @@ class LocalStepStore(SharedStepStore):
         self._files = files = RunFiles(self._directory, self.run, self._process)
         try:
             await in_thread(files.open, grace_secs=_OPEN_SECS)
-            self._turns = Turns(files.run_fd)
+            self._turns = Turns(files.run_fd, self._look_here)
             # Subscribed first, and then read.
             self._ears = listen(files.path, self.run, self._make_inotify)
             view = await self._turns.take(functools.partial(files.enter, by_bell=self._ears is None))
@@ -329,6 +329,14 @@ class LocalStepStore(SharedStepStore):
             self._news(files.told())
         except (OSError, StoreUnavailableError) as error:
             self._broken(error)
+
+    def _look_here(self) -> None:
+        """Reads where the run is; of what this process itself has done, nobody tells it."""
+        if self._ready and not self._deleted:
+            try:
+                self._news(self._read())
+            except StoreUnavailableError as error:
+                self._broken(error)
 
     def _news(self, record: Record) -> None:
         epoch, step, news, _ = record

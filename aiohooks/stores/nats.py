@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohooks._checks import check_instance, check_secs
-from aiohooks._errors import InvalidArgumentError, StoreUnavailableError
+from aiohooks._errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._nats_commit import Commits
 from aiohooks.stores._nats_stream import (
     EXPECTED,
@@ -32,7 +32,7 @@ from aiohooks.stores._nats_stream import (
 from aiohooks.stores._nats_url import Address, parse_address
 from aiohooks.stores._nats_wire import Wire
 from aiohooks.stores._progress import logger
-from aiohooks.stores._remote import RefusedError, RemoteStepStore
+from aiohooks.stores._remote import RemoteStepStore
 from aiohooks.stores._view import Answer, Request, View
 
 _GRACE_SECS = 1.0
@@ -142,7 +142,7 @@ class NatsStepStore(RemoteStepStore):
         except NobodyAnswersError as error:
             if wire.has_jetstream:
                 raise
-            raise RefusedError(f"{self._address} has no JetStream; start it with `nats-server -js -sd DIR`") from error
+            raise StoreRefusedError(f"{self._address} has no JetStream; start it with `nats-server -js -sd DIR`") from error
         self._names.check(checked(found)["config"])
 
     async def _watch(self) -> None:

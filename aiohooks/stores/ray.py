@@ -76,6 +76,9 @@ class RayStepStore(RemoteStepStore):
     def _find_keeper(self) -> Any:
         if not self._joined:
             cluster.join(self._address, timeout=self._connect_timeout, log_to_driver=False)
+            if self._room.closed:  # meanwhile, and nobody waited for this thread any more
+                cluster.leave()
+                raise StoreUnavailableError(f"{self!r} was closed")
             self._joined = True
         try:
             return cluster.named_actor(StepKeeper, f"aiohooks step {self.run}", self._namespace)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator
 from typing import Any, cast
 
 from aiohooks._checks import check_secs
-from aiohooks._errors import InvalidArgumentError, StoreUnavailableError
+from aiohooks._errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._redis_errors import explained, is_no_script
 from aiohooks.stores._redis_link import Connection, Link
 from aiohooks.stores._redis_lua import LUA, SHA
 from aiohooks.stores._redis_script import Keys, answer_of, arguments, cursor, entries, mark_of, view_of
-from aiohooks.stores._remote import RefusedError, RemoteStepStore
+from aiohooks.stores._remote import RemoteStepStore
 from aiohooks.stores._view import Answer, Request, View
 from aiohooks.stores._waiters import NOBODY
 
@@ -216,7 +216,7 @@ class RedisStepStore(RemoteStepStore):
         try:
             yield
         except (ValueError, TypeError, LookupError) as error:
-            raise RefusedError(
+            raise StoreRefusedError(
                 f"redis at {self._address} answered {reply!r:.200}, which is no run of this version's; delete the keys "
                 f"{self._keys.stream}*, use another run=, or look whether this is a Redis server"
             ) from error
@@ -239,7 +239,7 @@ class RedisStepStore(RemoteStepStore):
             if is_no_script(error):
                 raise _UnknownScriptError from error
             reason = explained(error, self._address)
-            if not isinstance(reason, RefusedError):
+            if not isinstance(reason, StoreRefusedError):
                 # A server that is full, or has become a replica: as good as away, until it takes requests again.
                 self._drop(error)
             raise reason from error

@@ -58,7 +58,7 @@ async def _bare(server: Server, run: str) -> AsyncIterator[Advance]:
             # The server counts the second half of the id by itself.
             return await client.xadd(run, {"s": ""}, id="1-*", maxlen=1, approximate=False)
 
-        await advance()  # to step 1: from here on "1-*" has something to add to
+        await advance()  # to step 0
         yield advance
 
 
@@ -123,7 +123,7 @@ async def _wakes(processes: int, waiters: int, theirs: str, bar: float | None, w
         arm_ours = await stack.enter_async_context(_waiters(server, "ours", "bench", processes, waiters))
         arm_theirs = await stack.enter_async_context(_waiters(server, theirs, "bare", processes, waiters))
         yield Setup(
-            {"ours": _waking(arm_ours, advance, 0), "theirs": _waking(arm_theirs, by_hand, 1)},
+            {"ours": _waking(arm_ours, advance, 0), "theirs": _waking(arm_theirs, by_hand, 0)},
             [Figure(what, bar, itemgetter("ours"), itemgetter("theirs"))],
             most_times=1,
         )
