@@ -25,8 +25,6 @@ Each imports only from those above it. What is for an engine of one's own is in 
 imported where they are asked for.
 """
 
-from typing import Any
-
 from aiohooks.stores._changes import Changes as Changes
 from aiohooks.stores._mark import Mark as Mark
 from aiohooks.stores._open import open_step_store as open_step_store
@@ -39,10 +37,15 @@ from aiohooks.stores._store import StepStore as StepStore
 from aiohooks.stores._store import StoreStatistics as StoreStatistics
 from aiohooks.stores.memory import MemoryStepStore as MemoryStepStore
 
-_public: Any = None
-for _public in (
-    *(Changes, Mark, Publisher, Reign, StepStore, StoreStatistics, MemoryStepStore),
-    *(SharedStepStore, RemoteStepStore, open_step_store),
-):
-    _public.__module__ = __name__
-del _public
+
+def _show_public_path() -> None:
+    """Makes tracebacks and docs name this package, not the private module."""
+    for public in (
+        *(Changes, Mark, Publisher, Reign, StepStore, StoreStatistics, MemoryStepStore),
+        *(SharedStepStore, RemoteStepStore, open_step_store),
+    ):
+        public.__module__ = __name__
+
+
+_show_public_path()
+del _show_public_path
