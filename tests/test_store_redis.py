@@ -90,6 +90,8 @@ async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
 
 
 async def test_through_a_socket_in_the_file_system(tmp_path: Path) -> None:
+    """A server of this machine may be reached without a port."""
+    """A server is reached through a socket file as well."""
     for kind in KINDS:
         socket = tmp_path / f"{kind}.sock"
         with running(kind, tmp_path, ["--unixsocket", str(socket)], keeps=False):
@@ -204,6 +206,8 @@ async def test_a_cancelled_call_leaves_the_connection_to_the_others(server: Serv
 
 
 async def test_a_script_that_the_server_has_forgotten_is_sent_again(server: Server, run: str) -> None:
+    """After SCRIPT FLUSH, or on a server that was started again."""
+    """A server that has lost the script is given it again; the write counts once."""
     async with RedisStepStore(server.url, run=run) as store:
         assert await store.advance() == 1
         await asked(server, "SCRIPT", "FLUSH")
@@ -237,6 +241,8 @@ async def test_keys_that_were_deleted_are_made_good_by_a_heartbeat(server: Serve
 
 
 async def test_forgetting_a_run_leaves_no_key(server: Server, run: str) -> None:
+    """Everything that the store has made in the server is gone."""
+    """`forget` takes every key of the run, and of no other run, out of the server."""
     async with RedisStepStore(server.url, run=run) as store:
         with store.publisher("trainer"):
             wait = (await parked(store, 3))[0]

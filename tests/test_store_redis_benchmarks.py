@@ -10,6 +10,7 @@ from tests.benchmarks.store_redis import REDIS_ROWS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REDIS_ROWS)
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 @pytest.mark.leaves_residue  # a server of its own, with a thread that reads what it prints
 async def test_each_row_can_be_measured(name: str) -> None:
     """Every row gives figures, or says what is not installed."""

@@ -131,6 +131,8 @@ async def test_a_no_that_may_change_is_tried_again(answer: str, said: str) -> No
 
 
 async def test_what_is_no_redis_server_at_all() -> None:
+    """An answer in another protocol is an error of the store's, with the address."""
+    """Something else at the address is named as what it is not."""
     async with answering("HTTP/1.1 400 Bad Request") as url:
         error = await refused(RedisStepStore(url, connect_timeout=0.1))
     assert "redis at" in str(error)
@@ -147,11 +149,15 @@ async def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
 
 
 async def test_tls_where_there_is_none(server: Server) -> None:
+    """The message says which scheme of the URL means what."""
+    """A rediss:// URL of a server without TLS says so."""
     error = await refused(RedisStepStore(server.url.replace("redis://", "rediss://"), connect_timeout=0.1, answer_timeout=0.5))
     assert "rediss://" in str(error)
 
 
 async def test_there_is_no_such_database(server: Server) -> None:
+    """Told at once, and what to leave out."""
+    """A database number that the server does not have is refused at once."""
     error = await refused(RedisStepStore(f"{server.url}/99", connect_timeout=FOR_EVER))
     assert "leave the number out" in str(error)
 

@@ -97,6 +97,8 @@ def test_a_lease_that_ran_out_is_found_by_who_looks(client: redis.Redis) -> None
 
 
 def test_a_lease_that_ran_out_is_no_hindrance_to_the_lead(client: redis.Redis) -> None:
+    """Who asks for the lead gets it, without looking first."""
+    """Who asks for the lead after the chief's lease has run out gets it, and the dead chief has departed."""
     scripted = Scripted(client)
     assert scripted.apply(Lead(Member("p/1", "first", 0.001))).reign == 1
     while (answer := scripted.apply(Lead(Member("q/1", "second", 60.0)))).verdict == "busy":
