@@ -21,7 +21,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
@@ -171,7 +170,3 @@ def running(kind: str, directory: Path, options: Sequence[str] = (), *, keeps: b
         yield server
     finally:
         server.kill()
-
-
-if __name__ == "__main__":
-    print({kind: program(kind) for kind in ("valkey", "redis", "nats")}, file=sys.stderr)

@@ -202,6 +202,34 @@ async def test_a_cancelled_call_leaves_the_connection_to_the_others(server: Serv
         assert proxy.accepted == 2
 
 
+async def test_opening_may_be_cancelled_anywhere(server: Server, run: str) -> None:
+    """Closing takes back what there is by then: no connection is left."""
+    before = len(await asked(server, "CLIENT LIST"))
+    for ticks in range(0, 40, 3):
+        store = RedisStepStore(server.url, run=run)
+        opening = asyncio.create_task(store.advance())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await store.aclose()
+    while len(await asked(server, "CLIENT LIST")) != before:
+        pass
+
+
+async def test_where_waking_its_own_read_is_refused(server: Server, run: str) -> None:
+    """Without the right to do so the connection is made anew: slower, but the waiter for a lower step is woken."""
+    await asked(server, "ACL", "SETUSER", "slow", "on", ">p", "~aiohooks:*", "+@all", "-pexpire")
+    async with (
+        RedisStepStore(server.url.replace("//", "//slow:p@"), run=run, heartbeat=3600) as store,
+        RedisStepStore(server.url, run=run) as other,
+    ):
+        await blocked(server, 2)
+        wait = (await parked(store, 3))[0]
+        await other.advance(3)
+        assert await wait == 3
+
+
 # What it finds changed on the server.
 
 

@@ -46,8 +46,8 @@ try:
     from starlette.responses import Response
     from starlette.routing import Route
     from starlette.types import Message, Receive, Scope, Send
-except ImportError as error:
-    raise missing_extra("aiohooks.adapters.asgi", "asgi") from error
+except ImportError as _missing:
+    raise missing_extra("aiohooks.adapters.asgi", "asgi") from _missing
 
 ServiceHealth.__module__ = __name__
 

@@ -23,8 +23,8 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import RedisError
-except ImportError as error:
-    raise ImportError("RedisStepStore needs a package that is not installed; pip install 'aiohooks[redis]'") from error
+except ImportError as _missing:
+    raise ImportError("RedisStepStore needs a package that is not installed; pip install 'aiohooks[redis]'") from _missing
 
 _GRACE_SECS = 1.0  # for the answer to a blocking read, after its heartbeat
 _LONGEST_BLOCK_SECS = 7 * 86_400.0
@@ -191,8 +191,8 @@ class RedisStepStore(RemoteStepStore):
                 await self._call((self._wake_key,), "wake")
                 if read == self._reads:
                     return  # if it has not ended yet, it will
-        except StoreUnavailableError:
-            pass  # with this connection the other one has ended, and the read
+        except StoreUnavailableError as error:
+            self._drop(error)  # the read ends with its connection, at the latest now
         finally:
             self._waking = None
 

@@ -122,12 +122,12 @@ class Book:
         self.open: dict[Ticket, None] = {}
         self.entering = 0
         """How many were let in whose tasks have not run since."""
-        self.owed = 0
+        self.owed: int = 0
         """How many were shipped that no version has used up yet."""
-        self.admitted = 0
+        self.admitted: int = 0
         self.ends: Counter[TicketState] = Counter()
-        self.lag_sum = 0
-        self.lag_max = 0
+        self.lag_sum: int = 0
+        self.lag_max: int = 0
         self._used_now = 0  # for the version that is published next
         self._made_at: Counter[int] = Counter()  # how many are open, by their version
         self._room_made = room_made

@@ -142,9 +142,5 @@ async def advance_on_disk(_: Counts) -> AsyncIterator[Setup]:
             lanes[kind] = repeated(one.advance)
         yield Setup(
             lanes,
-            [
-                Figure(
-                    "local store: advance, nobody due / lock, read, write by hand", None, itemgetter("ours"), itemgetter("bare")
-                )
-            ],
+            [Figure("local store: advance, nobody due / lock, read, write by hand", 3.0, itemgetter("ours"), itemgetter("bare"))],
         )
