@@ -333,6 +333,20 @@ async def bury(dead: Silent, clock: ManualClock) -> None:
     await closing
 
 
+async def test_an_own_failure_stays_the_error_itself(engine: FakeEngine) -> None:
+    """In the process that failed waiters get its error as the cause, also after the engine has told of it."""
+    async with FakeStepStore(engine) as a:
+        trainer = a.publisher("trainer")
+        await a.flush()
+        error = ValueError("a bad batch")
+        trainer.close(error)
+        await a.flush()
+        await a.value()
+        with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 0") as caught:
+            await a.wait_for(5)
+        assert caught.value.__cause__ is error
+
+
 # --- departures that were there before
 
 

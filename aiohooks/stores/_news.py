@@ -137,7 +137,10 @@ class News:
             lost = departed.lost
             if lost:
                 logger.warning("run %s: %s was found dead, last seen at step %d", self._run, departed.name, departed.step)
-            if not (lost and self._keep):
+            own = self._room.publishers.departure
+            if own is not None and not own.elsewhere and (own.name, own.step) == (departed.name, departed.step):
+                departure = own  # what was told of this process comes back: here its error itself is known
+            elif not (lost and self._keep):
                 departure = Departure(departed.name, departed.step, _error_of(departed), elsewhere=True)
         self._room.elsewhere(elsewhere, departure, lost=lost)
 
