@@ -133,16 +133,18 @@ class RemoteStepStore(SharedStepStore):
 
     async def _keep_link(self) -> None:
         pause = _PAUSE_SECS[0]
-        connected = True
+        connected, since = True, self._clock.now()
         while True:
             try:
                 if not connected:
                     view = await self._connect()
                     self._is_back(view)
-                    connected, pause = True, _PAUSE_SECS[0]
+                    connected, since = True, self._clock.now()
                 await self._watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
             except StoreUnavailableError as error:
+                if connected and self._clock.now() - since > _PAUSE_SECS[1]:
+                    pause = _PAUSE_SECS[0]  # one that fails as soon as it is made is not tried at once again and again
                 connected = False
                 self._is_away(error)
                 await self._hang_up()
