@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import struct
@@ -15,7 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from tests.benchmarks._local_peer import CROWD, Counter, counter
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, repeated
+from tests.benchmarks.measure import Counts, Figure, Lane, Row, Setup, measure, repeated
+from tests.benchmarks.report import header, line
 
 KINDS = ("ours", "bare")
 PROCESSES = 4
@@ -144,3 +146,19 @@ async def advance_on_disk(_: Counts) -> AsyncIterator[Setup]:
             lanes,
             [Figure("local store: advance, nobody due / lock, read, write by hand", 3.0, itemgetter("ours"), itemgetter("bare"))],
         )
+
+
+LOCAL_ROWS: dict[str, Row] = {"local wake": wake_over_processes, "local crowd": wake_crowds, "local advance": advance_on_disk}
+
+
+async def _all(counts: Counts) -> None:
+    print(header())
+    for name, row in LOCAL_ROWS.items():
+        for result in await measure(name, row, counts):
+            print(line(result), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    asyncio.run(_all(Counts(rounds=parser.parse_args().rounds)))
