@@ -215,4 +215,4 @@ async def test_an_error_of_a_function_names_it() -> None:
 
 def test_its_repr_has_the_functions() -> None:
     """A person sees which functions are in it."""
-    assert repr(LambdaHook(end=print)) == "LambdaHook(end=<built-in function print>)"
+    assert repr(LambdaHook(end=len)) == "LambdaHook(end=<built-in function len>)"

@@ -81,10 +81,11 @@ async def loses_no_race(run: Run) -> None:
     """A wait that begins in the moment in which its step is reached ends."""
     a, b = await run.pair()
     for step in range(1, 101):
-        wait, _ = asyncio.ensure_future(b.wait_for(step)), asyncio.ensure_future(a.raise_to(step))
+        wait, raised = asyncio.ensure_future(b.wait_for(step)), asyncio.ensure_future(a.raise_to(step))
         if step % 3 == 0:
             await asyncio.sleep(0)
         assert await wait >= step
+        await raised
         await a.wait_for(step)
 
 
