@@ -291,25 +291,3 @@ class RemoteStepStore(SharedStepStore):
             step += call.amount if write.kind == "advance" else 0
             if not call.answer.done():
                 call.answer.set_result(Mark(epoch, step))
-
-    def _advance_into(self, by: int, answer: Any) -> None:
-        if not answer.set_running_or_notify_cancel():
-            return
-
-        async def advance() -> None:
-            try:
-                step = await self.advance(by)
-            except asyncio.CancelledError:
-                answer.set_exception(self._closed_error())
-                raise
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(step)
-
-        try:
-            self._enter()
-        except Exception as error:
-            answer.set_exception(error)
-        else:
-            self._spawn(advance(), "advance for a thread")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import math
@@ -304,6 +305,28 @@ class SharedStepStore(ProcessBound, StepStore):
     def _arm(self, step: int | None) -> None:
         """Looks after leases only while somebody waits."""
         self._elsewhere.watch_leases()
+
+    def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+
+        async def advance() -> None:
+            try:
+                step = await self.advance(by)
+            except asyncio.CancelledError:
+                answer.set_exception(self._closed_error())
+                raise
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(step)
+
+        try:
+            self._enter()
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            self._spawn(advance(), "advance for a thread")
 
     # Members of this process.
 

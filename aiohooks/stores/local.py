@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import os
@@ -222,28 +221,6 @@ class LocalStepStore(SharedStepStore):
 
     def _deleted_error(self) -> StoreUnavailableError:
         return StoreUnavailableError(f"the run {self.run!r} was deleted ({self.directory}): close this store, and make a new one")
-
-    def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
-        if not answer.set_running_or_notify_cancel():
-            return
-
-        async def advance() -> None:
-            try:
-                step = await self.advance(by)
-            except asyncio.CancelledError:
-                answer.set_exception(self._closed_error())
-                raise
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(step)
-
-        try:
-            self._enter()
-        except Exception as error:
-            answer.set_exception(error)
-        else:
-            self._spawn(advance(), "advance for a thread")
 
     # Being told.
 
