@@ -61,6 +61,12 @@ class FakeEngine:
             if not watch.done():
                 watch.set_result(None)
 
+    def cut(self) -> None:
+        """All connections end; new ones can be made."""
+        for watch in self.watches:
+            if not watch.done():
+                watch.set_exception(StoreUnavailableError("the fake engine hung up"))
+
     def go(self, *, data_lost: bool = False) -> None:
         """The server dies."""
         self.up = False

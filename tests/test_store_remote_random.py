@@ -92,27 +92,6 @@ async def test_exact_count_and_no_lost_wake_up(seed: int) -> None:
         assert not engine.watches
 
 
-async def test_reconnected_stores_have_no_storm() -> None:
-    """After an outage each store connects once."""
-    with ManualClock() as clock:
-        engine = FakeEngine()
-        stores = [FakeStepStore(engine) for _ in range(20)]
-        for store in stores:
-            await store.value()
-        engine.go()
-        for _ in range(40):
-            await ticks(10)
-            clock.advance(2)
-        engine.come_back()
-        before = engine.connections
-        for _ in range(10):
-            await ticks(10)
-            clock.advance(2)
-        assert engine.connections - before == len(stores)
-        for store in stores:
-            await store.aclose()
-
-
 def test_bad_url() -> None:
     """A URL that names no store is refused with those that do; an option that the store does not take, by name."""
     for url, message in {

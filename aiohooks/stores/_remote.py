@@ -84,6 +84,7 @@ class RemoteStepStore(SharedStepStore):
         self._writing: asyncio.Task[None] | None = None
         self._outage: TimerHandle | None = None
         self._given_up = False
+        self._answers = 0
 
     # What an engine does.
 
@@ -133,22 +134,27 @@ class RemoteStepStore(SharedStepStore):
 
     async def _keep_link(self) -> None:
         pause = _PAUSE_SECS[0]
-        connected, since = True, self._clock.now()
+        connected, since, got = True, self._clock.now(), self._got()
         while True:
             try:
                 if not connected:
                     view = await self._connect()
                     self._is_back(view)
-                    connected, since = True, self._clock.now()
+                    connected, since, got = True, self._clock.now(), self._got()
                 await self._watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
             except StoreUnavailableError as error:
-                if connected and self._clock.now() - since > _PAUSE_SECS[1]:
-                    pause = _PAUSE_SECS[0]  # one that fails as soon as it is made is not tried at once again and again
+                # One that fails as soon as it is made is tried less and less often; one that was of use, at once.
+                if connected and (self._got() != got or self._clock.now() - since > _PAUSE_SECS[1]):
+                    pause = _PAUSE_SECS[0]
                 connected = False
                 self._is_away(error)
                 await self._hang_up()
             pause = await self._pause(pause)
+
+    def _got(self) -> tuple[int, Mark]:
+        """Changes with whatever a connection is of use for: an answer, and news."""
+        return self._answers, self._room.latest
 
     async def _pause(self, secs: float) -> float:
         """Waits for a moment, not the same in all processes, and returns how long the next one is."""
@@ -228,7 +234,7 @@ class RemoteStepStore(SharedStepStore):
         pause = _PAUSE_SECS[0]
         while True:
             try:
-                return await ask()
+                answer = await ask()
             except StoreRefusedError:
                 raise  # it would say the same again
             except StoreUnavailableError:
@@ -236,6 +242,9 @@ class RemoteStepStore(SharedStepStore):
                     raise self._outage_error() from None
                 if not wanted() or self._room.closed:
                     raise
+            else:
+                self._answers += 1
+                return answer
             pause = await self._pause(pause)
 
     # Writing: what several tasks want at the same time is one request.
