@@ -256,13 +256,13 @@ async def test_a_loop_that_waits_is_not_blocked() -> None:
 
         def clear(self) -> None:
             self.asked += 1
-            if self.asked > 20:
+            if self.asked > 3:
                 loop.call_soon_threadsafe(enough.set)
             super().clear()
 
     enough, loop = asyncio.Event(), asyncio.get_running_loop()
     told: list[object] = []
-    watch = BlockedLoopWatch(0.001, lambda *found: told.append(found))
+    watch = BlockedLoopWatch(0.1, lambda *found: told.append(found))
     watch._answered = Counted()
     watch.start()
     await enough.wait()
