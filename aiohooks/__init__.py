@@ -49,6 +49,7 @@ from aiohooks._errors import StepResetError as StepResetError
 from aiohooks._errors import StepTimeoutError as StepTimeoutError
 from aiohooks._errors import StopRequestedError as StopRequestedError
 from aiohooks._errors import StoreClosedError as StoreClosedError
+from aiohooks._errors import StoreDamagedError as StoreDamagedError
 from aiohooks._errors import StoreRefusedError as StoreRefusedError
 from aiohooks._errors import StoreUnavailableError as StoreUnavailableError
 from aiohooks._errors import TaskDiedError as TaskDiedError
@@ -221,6 +222,7 @@ __all__ = [
     "StopAtTimeHook",
     "StopRequestedError",
     "StoreClosedError",
+    "StoreDamagedError",
     "StoreRefusedError",
     "StoreUnavailableError",
     "SummarySaverHook",

@@ -15,6 +15,7 @@ import anyio
 from aiohooks._clock import TimerHandle, current_clock
 from aiohooks._errors import HookCancelledError, HookTimeoutError
 from aiohooks._interrupt import Interrupt
+from aiohooks._stacks import standing
 
 _logger = logging.getLogger("aiohooks")
 
@@ -116,7 +117,7 @@ class Crew:
         self._interrupt: Interrupt | None = None
         self._outer: asyncio.CancelledError | None = None
         self._errors: dict[int, BaseException] | None = None
-        self._expired: set[int] | None = None
+        self._expired: dict[int, str] | None = None  # and where they stood then
         self._timers: dict[int, TimerHandle] | None = None
         self._copies: list[tuple[contextvars.Context, dict[contextvars.ContextVar[Any], Any]]] | None = None
         self._own_running = True
@@ -272,18 +273,21 @@ class Crew:
 
     def _expire(self, number: int, child: asyncio.Task[None] | None) -> None:
         if self._expired is None:
-            self._expired = set()
-        self._expired.add(number)
+            self._expired = {}
+        self._expired[number] = standing(child or self._caller)
         if child is not None:
             child.cancel()
         else:
             self._fire("hook timeout")
 
     def _timed_out(self, number: int) -> HookTimeoutError:
-        return HookTimeoutError(
+        error = HookTimeoutError(
             f"{self._work.describe(number)} took longer than its timeout of {self._work.timeout_secs(number)} s; "
             "give it more with configure(hook, timeout=...)"
         )
+        assert self._expired is not None
+        error.add_note(self._expired[number])
+        return error
 
     # -- waiting
 

@@ -8,6 +8,7 @@
      ├─ UnavailableError                    the other side is away, try again: recovered
      │   └─ StoreUnavailableError           the engine behind a step store is
      │       └─ StoreRefusedError           it says no, and would say it again: not recovered by waiting
+     ├─ StoreDamagedError                   what it keeps of a run cannot be read: not recovered
      ├─ RecoveryExhaustedError              used again after recovery gave up
      ├─ SessionClosedError (RuntimeError)   the session is not open
      ├─ NestedRunError (RuntimeError)       `run` was called from inside a hook of that run
@@ -43,7 +44,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 
 class AiohooksError(Exception):
@@ -79,6 +80,20 @@ class StoreUnavailableError(UnavailableError):
 
 class StoreRefusedError(StoreUnavailableError):
     """The engine is there and says no: a password, a right, a version. The first connection does not try again."""
+
+
+class StoreDamagedError(AiohooksError):
+    """Raised when what an engine keeps of a run is damaged, not a run, or one of another version; the session does not recover.
+
+    Nothing is made up in its place. The message says what to do: stop the processes of the run, then restore it, or delete it.
+    """
+
+    def __init__(self, message: str, *, path: str = "", found: str = "", expected: str = "") -> None:
+        """Keeps the file, key, subject or actor, what was found there, and what should have been."""
+        super().__init__(message)
+        self.path: str = path
+        self.found: str = found
+        self.expected: str = expected
 
 
 class RecoveryExhaustedError(AiohooksError):
@@ -251,6 +266,17 @@ def is_clean_end(error: BaseException) -> bool:
         and bool(error.args)
         and str(error.args[0]).endswith(("raised StopIteration", "raised StopAsyncIteration"))
     )
+
+
+E = TypeVar("E", bound=AiohooksError)
+
+
+def another(error: E, message: str | None = None) -> E:
+    """An error like this one, for one more caller: if the same one were raised twice, it would collect both tracebacks."""
+    attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
+    copy = type(error)(str(error) if message is None else message, **attributes)
+    copy.__cause__ = error.__cause__
+    return copy
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from aiohooks._clock import TimerHandle, current_clock
+from aiohooks._stacks import standing
 
 
 class Interrupt:
@@ -96,7 +97,7 @@ class TimeLimit:
     Raises `TimeoutError` when the time is up; a cancel from outside passes as it is.
     """
 
-    __slots__ = ("_interrupt", "_secs", "_timer", "_what", "expired")
+    __slots__ = ("_interrupt", "_secs", "_timer", "_what", "expired", "stood")
 
     def __init__(self, secs: float | None, what: str) -> None:
         """Sets no limit for `secs=None`."""
@@ -105,6 +106,8 @@ class TimeLimit:
         self._timer: TimerHandle | None = None
         self.expired = False
         """Whether the block ended because the time was up."""
+        self.stood = ""
+        """Where the task was when the time was up."""
 
     def __enter__(self) -> None:
         self._interrupt = Interrupt(running_task())
@@ -112,6 +115,7 @@ class TimeLimit:
             self._timer = current_clock().call_later(self._secs, self._expire)
 
     def _expire(self) -> None:
+        self.stood = standing(self._interrupt.task)
         self._interrupt.fire(self._what)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

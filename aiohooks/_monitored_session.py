@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import warnings
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
@@ -142,7 +144,10 @@ class AsyncMonitoredSession:
     def _publish(self, store: StepStore | None) -> None:
         """From here on others may count on this session to advance the step; from before it is created, if the store is known."""
         if self._gate.publisher is None and isinstance(store, StepStore) and self._graph.trains:
-            self._gate.publisher = self._ending.publisher = store.publisher(self._name or running_task().get_name())
+            name = self._name or running_task().get_name()
+            if self._name is None and not store.inline:
+                name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
+            self._gate.publisher = self._ending.publisher = store.publisher(name)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

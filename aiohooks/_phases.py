@@ -175,6 +175,7 @@ async def _call_one(registration: HookRegistration, name: str, method: Method, *
         if limit.expired:
             failure = HookTimeoutError(f"{error}; give it more with configure(hook, timeout=...)")
             failure.__cause__ = error
+            failure.add_note(limit.stood)
     except BaseException as error:
         failure = error
     describe_failure(failure, name)

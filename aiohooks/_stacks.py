@@ -55,6 +55,13 @@ def wait_of(task: asyncio.Task[Any]) -> Wait:
     return Wait(tuple(frames), None)
 
 
+def standing(task: asyncio.Task[Any]) -> str:
+    """What a task waits for, and at which line, for the note of an error that ends the wait."""
+    wait = wait_of(task)
+    awaits = "" if wait.awaits is None else f"waiting for {wait.awaits}, "
+    return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
+
+
 def _step(awaited: Any) -> tuple[types.FrameType | None, Any]:
     """The frame of one link of the chain, and the next link."""
     kind = cast("Any", type(awaited))

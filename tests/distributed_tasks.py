@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from aiohooks import open_step_store
 from aiohooks.distributed import Task
 
 SCALE = 20
+KILLED_AFTER = 3
+"""So many steps after its start a task is killed."""
 
 
 def first_step(task_id: int) -> int:
@@ -42,28 +45,45 @@ async def finds_the_run(task: Task) -> str:
         return type(store).__name__
 
 
-async def staggered(task: Task, last: int, kills: int = -1) -> tuple[int, int]:
+async def staggered(task: Task, last: int, kills: Sequence[int] = (), faults: Sequence[int] = ()) -> tuple[int, int]:
     """Starts at its step and counts on to the last; says the step that was asked for, and the one at which it started.
 
     At each step at which somebody may start the chief goes on only when that one has. So who starts late, or waits for one
-    step more, is stuck; there is no other clock in this. The task `kills` kills its own process, in its first attempt, three
-    steps after its start.
+    step more, is stuck; there is no other clock in this. The tasks `kills` kill their own processes, in their first attempts,
+    `KILLED_AFTER` steps after their starts: there the chief goes on when they have started again. At the steps of `faults` it
+    goes on when somebody else, who makes something fail there, has counted that as a start, in the run `starts_of` this one.
     """
     wanted = first_step(task.task_id)
-    async with open_step_store(run=f"{task.store.run} started", on_lost="keep") as started:
+    dies_at = wanted + KILLED_AFTER if task.task_id in kills and task.attempt == 1 else last
+    stops = [*map(first_step, range(1, task.num_workers + 1)), *(first_step(each) + KILLED_AFTER for each in kills), *faults]
+    async with open_step_store(run=starts_of(task.store.run), on_lost="keep") as starts:
         with task.store.publisher(task.name):
             at = await task.store.wait_for(wanted)
-            await started.raise_to(task.task_id)
+            if not task.is_chief or task.attempt > 1:
+                await starts.advance()
             while (step := task.store.latest.step) < last:
-                due = sum(step >= first_step(other) for other in range(1, task.num_workers + 1))
-                await started.wait_for(due)
-                if task.task_id == kills and task.attempt == 1 and step >= wanted + 3:
+                if step >= dies_at:
                     os.kill(os.getpid(), signal.SIGKILL)
-                if task.is_chief or due == task.num_workers:
+                due = sum(step >= stop for stop in stops)
+                await starts.wait_for(due)
+                if task.is_chief or due == len(stops):
                     await task.store.advance()
                 else:
                     await task.store.wait_for(step + 1)
     return wanted, at
+
+
+def starts_of(run: str) -> str:
+    """The run in which the starts of the tasks of a run are counted."""
+    return f"{run} started"
+
+
+def check_staggered(started: Sequence[tuple[int, int]], killed: Sequence[int] = ()) -> None:
+    """Each has started at the first step it might, and a killed one again where it was killed."""
+    assert [wanted for wanted, _ in started] == [0, 13, 21, 27]
+    assert [at for _, at in started] == [
+        wanted + (KILLED_AFTER if task_id in killed else 0) for task_id, (wanted, _) in enumerate(started)
+    ]
 
 
 async def dies(task: Task, how: str, attempts: int) -> int:
@@ -93,3 +113,11 @@ async def returns_a_lock(task: Task) -> object:
     import threading
 
     return threading.Lock()
+
+
+async def calls_itself(task: Task) -> str:
+    """The name under which others hear of what this process does; leaves a step behind."""
+    await task.store.advance()
+    running = asyncio.current_task()
+    assert running is not None
+    return running.get_name()

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohooks import StoreUnavailableError
 from aiohooks._clock import current_clock
+from aiohooks._errors import StoreDamagedError
 from aiohooks.stores import RemoteStepStore
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._view import Answer, Join, Lead, Request, View
@@ -18,6 +19,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.runs: dict[str, RunState] = {}
         self.up = True
+        self.damaged: set[str] = set()
+        """Runs that hold something else."""
         self.answers_to_lose = 0
         self.requests: list[Request] = []
         self.leases: dict[tuple[str, str], float] = {}
@@ -27,6 +30,8 @@ class FakeEngine:
 
     def run(self, name: str) -> RunState:
         self.check()
+        if name in self.damaged:
+            raise StoreDamagedError(f"{name} is damaged", path=name, found="nonsense", expected="sense")
         return self.runs.setdefault(name, RunState())
 
     def check(self) -> None:
@@ -86,10 +91,13 @@ class FakeStepStore(RemoteStepStore):
         self._engine = engine
         self._due: int | None = None
 
-    async def _connect(self) -> View:
+    async def _reach(self) -> None:
         await asyncio.sleep(0)
         self._engine.check()
         self._engine.connections += 1
+
+    async def _connect(self) -> View:
+        await self._reach()
         return self._engine.view(self.run)
 
     async def _watch(self) -> None:
@@ -118,8 +126,9 @@ class FakeStepStore(RemoteStepStore):
     async def _hang_up(self) -> None:
         await asyncio.sleep(0)
 
-    async def forget(self) -> None:
-        await self._ensure_open()
+    async def _erase(self) -> None:
+        self._engine.check()
+        self._engine.damaged.discard(self.run)
         self._engine.runs.pop(self.run, None)
 
     def _arm(self, step: int | None) -> None:

@@ -111,7 +111,5 @@ class _FakeStore(RayStepStore):
     def _find_keeper(self) -> Any:
         return self._cluster.actor(self.run)
 
-    async def forget(self) -> None:
-        await self._ensure_open()
-        self._forgotten = True
+    async def _delete(self) -> None:
         self._cluster.actors.pop(self.run).stop()

@@ -1,6 +1,6 @@
 """examples/service.py as a process in which something holds on, or breaks, at a step.
 
-    python -m tests.held_service DIRECTORY WHAT STEP
+    python -m tests.held_service DIRECTORY WHAT STEP GRACE_SECS
 
 WHAT is `hook` (a hook that waits), `save` (a disk that waits in the middle of a checkpoint), `crash` (a hook that fails),
 `names` (names that are markup, and nothing wrong), or `nothing`. What holds on says "held", and lets go at a byte on the
@@ -19,7 +19,6 @@ import aiohooks as ah
 from aiohooks.checkpoint import Saver
 from examples.service import Service, serve
 
-GRACE_SECS = 4.0
 MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
 
 
@@ -70,13 +69,13 @@ class HeldDisk:
 
 def main() -> int:
     """Serves."""
-    directory, what, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    directory, what, step, grace_secs = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     disk = HeldDisk(step)
     if what == "save":
         Saver._fs = disk
     hooks = [Held(what, step)]
     title = MARKUP if what == "names" else "held"
-    service = Service(directory, checkpoint_every=step, hooks=hooks, title=title, grace_secs=GRACE_SECS)
+    service = Service(directory, checkpoint_every=step, hooks=hooks, title=title, grace_secs=grace_secs)
     disk.service = service
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/training/", flush=True)

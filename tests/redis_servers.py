@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +22,3 @@ def server_of(kind: str, directory: Path) -> Iterator[Server]:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
     with running(kind, directory, keeps=False) as server:
         yield server
-
-
-async def first_stream() -> None:
-    """For a fixture: from its first stream on uvloop keeps a descriptor in reserve, as long as it lives."""
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
-    listener.close()
-    await listener.wait_closed()

@@ -52,7 +52,7 @@ def make(
     work: Work, hooks: Iterable[SessionRunHook | HookRegistration] = (), *, store: Any = None, **options: Any
 ) -> SessionService:
     """A service that owns a session."""
-    return SessionService(AsyncMonitoredSession(step, hooks, global_step=store), work.loop, **options)
+    return SessionService(AsyncMonitoredSession(step, hooks, global_step=store, name="trainer"), work.loop, **options)
 
 
 @contextlib.asynccontextmanager

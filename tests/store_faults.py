@@ -12,106 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import json
 import random
-import signal
-import sys
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tests.conformance.report import installed_loops
-from tests.source import ROOT
+from tests.store_crew import LIMIT_SECS, Crew, answered, miscounted, numbers
 from tests.store_proxy import Proxy
 from tests.store_servers import Server
 
-LIMIT_SECS = 30.0
-"""What has not happened by then never will."""
 HEARTBEAT_SECS, LEASE_SECS, LONGEST_PAUSE_SECS = 0.5, 1.5, 5.0
-BOUND_SECS = HEARTBEAT_SECS + 1.0 + LONGEST_PAUSE_SECS + 2.0
+_BOUND_SECS = HEARTBEAT_SECS + 1.0 + LONGEST_PAUSE_SECS + 2.0
 """After what failed is there again, waits go on within this: a heartbeat and its grace, a pause between two tries, a lease."""
 
-_numbers = itertools.count(1)
 
-
-class StuckError(AssertionError):
-    """Somebody waits for ever."""
-
-
-class Crew:
+class Linked(Crew):
     """One process, behind a proxy of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process, proxy: Proxy) -> None:
-        self.process = process
-        self.proxy = proxy
-        self.begun = self.acked = 0
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._reader = asyncio.ensure_future(self._read())
+    proxy: Proxy
 
     @classmethod
-    async def start(cls, proxy: Proxy) -> Crew:
-        """A new one; they take turns on the event loops that there are."""
-        loops = installed_loops()
-        command = [sys.executable, "-m", "tests.store_worker", loops[next(_numbers) % len(loops)]]
-        pipe = asyncio.subprocess.PIPE
-        return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20), proxy)
-
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
-            if not line.endswith(b"\n"):
-                break  # killed in the middle of it
-            told = json.loads(line)
-            self.begun = told.get("begun", self.begun)
-            self.acked = told.get("acked", self.acked)
-            if "id" in told and not (answer := self._answers.pop(told["id"])).done():
-                answer.set_result(told)
-
-    def order(self, do: str, **what: Any) -> asyncio.Future[dict[str, Any]]:
-        """Sends an order; the result is the answer to come."""
-        assert self.process.stdin is not None
-        number = next(_numbers)
-        self._answers[number] = answer = asyncio.get_running_loop().create_future()
-        self.process.stdin.write(json.dumps({"id": number, "do": do, **what}).encode() + b"\n")
-        return answer
-
-    async def do(self, do: str, **what: Any) -> Any:
-        """Gives an order and returns its result."""
-        told = await answered(self.order(do, **what), do)
-        if "error" in told:
-            raise AssertionError(f"{do}: {told}")
-        return told["result"]
-
-    def stop(self) -> None:
-        """Stops it by a signal, until `resume` or `kill`."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Lets it go on."""
-        self.process.send_signal(signal.SIGCONT)
-
-    async def kill(self) -> None:
-        """Kills it, and reads all that it has said."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-        await self._reader
-
-    @property
-    def alive(self) -> bool:
-        """Whether nobody has killed it."""
-        return self.process.returncode is None
-
-
-async def answered(answer: asyncio.Future[dict[str, Any]], what: str) -> dict[str, Any]:
-    """The answer, if it ever comes."""
-    done, _ = await asyncio.wait([answer], timeout=LIMIT_SECS)
-    if not done:
-        raise StuckError(f"{what}: no answer within {LIMIT_SECS:g} s")
-    return answer.result()
+    async def behind(cls, proxy: Proxy) -> Linked:
+        """A new one."""
+        one = await cls.start()
+        one.proxy = proxy
+        return one
 
 
 class Stage:
@@ -122,10 +48,10 @@ class Stage:
         self.server = server
         self.chance = random.Random(seed)
         self.request = request
-        self.crew: list[Crew] = []
+        self.crew: list[Linked] = []
         self.run = ""
         self.late_secs = 0.0
-        """How long after the fault the last wait of the trial went on."""
+        self.bound_secs = _BOUND_SECS
         self._left = left
         self._proxies: list[Proxy] = []
 
@@ -135,7 +61,7 @@ class Stage:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 self._proxies = [await stack.enter_async_context(Proxy.to(self.server.port)) for _ in range(3)]
-                self.crew = list(await asyncio.gather(*map(Crew.start, self._proxies)))
+                self.crew = list(await asyncio.gather(*map(Linked.behind, self._proxies)))
                 try:
                     yield self
                 finally:
@@ -143,13 +69,13 @@ class Stage:
         finally:
             await asyncio.to_thread(self.server.kill)
 
-    async def begin(self, **options: Any) -> list[Crew]:
+    async def begin(self, **options: Any) -> list[Linked]:
         """A new run, opened by all processes."""
-        self.run = f"trial-{next(_numbers)}"
+        self.run = f"trial-{next(numbers)}"
         self.late_secs = 0.0
         for number, one in enumerate(self.crew):
             if not one.alive:
-                self.crew[number] = await Crew.start(one.proxy)
+                self.crew[number] = await Linked.behind(one.proxy)
         scheme = self.server.url.partition(":")[0]
         options = {"heartbeat": HEARTBEAT_SECS, "lease_secs": LEASE_SECS, "connect_timeout": LIMIT_SECS, **options}
         for one in self.crew:
@@ -166,17 +92,21 @@ class Stage:
     async def end(self) -> str:
         """Closes all stores; says what is wrong with the count, or what is left in the server."""
         living = [one for one in self.crew if one.alive]
-        step = (await living[0].do("value"))[1]
-        begun, acked = sum(one.begun for one in self.crew), sum(one.acked for one in self.crew)
+        wrong = miscounted(self.crew, (await living[0].do("value"))[1])
         await asyncio.gather(*(one.do("close") for one in living))
         for proxy in self._proxies:
             proxy.end_all()  # the server's ends of what a black hole has swallowed
-        wrong = "" if acked <= step <= begun else f"step {step}, acknowledged {acked}, begun {begun}"
         left = ""
         for _ in range(200):  # a server that was told of an end takes a moment
             if not (left := await self._left()):
                 break
         return wrong or left
+
+    async def abandon(self) -> None:
+        """See `store_trials.Stage`."""
+        for one in self.crew:
+            one.proxy.heal()
+            await one.kill()
 
 
 Fault = Callable[[], Awaitable[None]]
@@ -227,7 +157,7 @@ async def server_stopped(stage: Stage) -> str:
     return await resumes(stage, waiter, advancer, fault)
 
 
-async def link_fails(stage: Stage, fail: Callable[[Crew], object], *, advancers: bool, gone_secs: float = 0.3) -> str:
+async def link_fails(stage: Stage, fail: Callable[[Linked], object], *, advancers: bool, gone_secs: float = 0.3) -> str:
     """The link of the one that waits, or of the one that advances, fails."""
     waiter, advancer, _ = await stage.begin()
     victim = advancer if advancers else waiter
@@ -238,6 +168,12 @@ async def link_fails(stage: Stage, fail: Callable[[Crew], object], *, advancers:
         victim.proxy.heal()
 
     return await resumes(stage, waiter, advancer, fault)
+
+
+async def cut_in_message(stage: Stage, *, advancers: bool) -> str:
+    """An answer ends after its first bytes, and so does the connection."""
+    most = stage.chance.randint(1, 60)
+    return await link_fails(stage, lambda one: one.proxy.cut_in_message(most), advancers=advancers)
 
 
 async def answers_lost(stage: Stage) -> str:
@@ -346,8 +282,8 @@ FAULTS: Mapping[str, Trial] = {
     "link of the advancer cut": partial(link_fails, fail=lambda one: one.proxy.cut(), advancers=True),
     "black hole before the waiter": partial(link_fails, fail=lambda one: one.proxy.black_hole(), advancers=False, gone_secs=2.0),
     "black hole before the advancer": partial(link_fails, fail=lambda one: one.proxy.black_hole(), advancers=True, gone_secs=2.0),
-    "cut in mid-message, waiter": partial(link_fails, fail=lambda one: one.proxy.cut_in_message(7), advancers=False),
-    "cut in mid-message, advancer": partial(link_fails, fail=lambda one: one.proxy.cut_in_message(3), advancers=True),
+    "cut in mid-message, waiter": partial(cut_in_message, advancers=False),
+    "cut in mid-message, advancer": partial(cut_in_message, advancers=True),
     "answer lost": answers_lost,
     "waiter killed": waiter_killed,
     "advancer killed": advancer_killed,
@@ -358,39 +294,3 @@ FAULTS: Mapping[str, Trial] = {
     "chief stopped, another one took over": chief_stopped,
 }
 """What can fail on every engine with a server."""
-
-
-async def play(stage: Stage, count: int, faults: Sequence[tuple[str, Trial]]) -> tuple[Counter[str], list[str]]:
-    """Plays so many trials, fault after fault; the verdicts, and what went wrong."""
-    verdicts: Counter[str] = Counter()
-    problems: list[str] = []
-    for number, (name, trial) in zip(range(count), itertools.cycle(faults), strict=False):
-        began = time.monotonic()
-        try:
-            verdict = await trial(stage)
-            wrong = await stage.end()
-            if not wrong and stage.late_secs > BOUND_SECS:
-                wrong = f"went on after {stage.late_secs:.1f} s, more than {BOUND_SECS:g} s"
-            if wrong:
-                problems.append(f"trial {number}, {name}: {wrong}")
-                verdict = "wrong"
-        except AssertionError as error:
-            problems.append(f"trial {number}, {name}: {error}")
-            verdict = "stuck" if isinstance(error, StuckError) else "wrong"
-            for one in stage.crew:
-                one.proxy.heal()
-                await one.kill()
-        verdicts[f"{name}: {verdict}"] += 1
-        print(f"{number:4} {name:38} {verdict:12} {stage.late_secs:6.2f} of {time.monotonic() - began:6.2f} s", flush=True)
-    return verdicts, problems
-
-
-def report(verdicts: Counter[str], problems: Sequence[str]) -> int:
-    """Prints it; the exit code."""
-    for name, times in sorted(verdicts.items()):
-        print(f"{times:5} {name}")
-    stuck = sum(times for name, times in verdicts.items() if name.endswith(": stuck"))
-    print(f"{verdicts.total()} faults, {stuck} stuck (limit {LIMIT_SECS:g} s), {len(problems)} problems")
-    for problem in problems:
-        print(problem)
-    return 1 if problems else 0

@@ -13,6 +13,7 @@ server to say that it is ready; in an event loop it is called in a thread where 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import importlib.util
@@ -170,3 +171,11 @@ def running(kind: str, directory: Path, options: Sequence[str] = (), *, keeps: b
         yield server
     finally:
         server.kill()
+
+
+async def first_stream() -> None:
+    """For a fixture: from its first stream on uvloop keeps a descriptor in reserve, as long as it lives."""
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    listener.close()
+    await listener.wait_closed()

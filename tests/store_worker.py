@@ -39,8 +39,8 @@ class Worker:
         await self.rest()
         await self.stack.aclose()
 
-    async def wait(self, step: int) -> int:
-        return int(await self.store.wait_for(step))
+    async def wait(self, step: int, times: int = 1) -> int:
+        return int(min(await asyncio.gather(*(self.store.wait_for(step) for _ in range(times)))))
 
     async def parked(self, count: int = 1) -> int:
         while self.store.statistics().waiting < count:  # noqa: ASYNC110 - a store has no event for this

@@ -44,6 +44,8 @@ def test_it_is_one_printable_line(seed: int) -> None:
     ("text", "shown"),
     [
         ("plain text, é and 漢", "plain text, é and 漢"),
+        ("at Hang.run (/srv/a b/train.py:7), in wait (C:\\lib\\x.py:213)", "at Hang.run, in wait"),
+        ("no answer (10.0.0.1:6379)", "no answer (10.0.0.1:6379)"),
         ("redis://user:hunter2@db:6379/0 is away", "redis://***@db:6379/0 is away"),
         ("postgresql+asyncpg://u:p%40ss@h/d", "postgresql+asyncpg://***@h/d"),
         ("connect(password='hunter2', user='me')", "connect(password=***, user='me')"),

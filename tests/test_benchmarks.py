@@ -16,8 +16,8 @@ from aiohooks.stores._waiters import Waiters
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.measure import TINY, Result, measure
-from tests.benchmarks.report import BEGIN, END, Report, header, line, load, markdown, save, write_page
-from tests.benchmarks.rows import ROWS
+from tests.benchmarks.report import COMPARED, Report, header, line, load, markdown, marks, save
+from tests.benchmarks.rows import GROUPS, OF_EACH_STORE, ROWS, SECTIONS, SESSION
 from tests.five_hooks import HOOKS, hooks
 from tests.source import ROOT
 
@@ -29,9 +29,9 @@ METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run",
 # -- the benchmarks themselves
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in OTHERS])
+@pytest.mark.parametrize("name", [name for name in SESSION if name not in OTHERS])
 async def test_each_row_can_be_measured(name: str) -> None:
-    """Every row gives a bar, a figure and times."""
+    """Every row gives a bar, a figure and times; those with other processes are in `test_store_benchmarks`."""
     results = await measure(name, ROWS[name], TINY)
     assert results
     for result in results:
@@ -77,7 +77,7 @@ def test_the_command_prints_a_table_and_saves_it(tmp_path: Path, capsys: pytest.
 
 
 WORK = "ours / theirs"
-MEASURED = Result("row", WORK, 0.25, 0.2, 0.1, 0.3, 1e-5, 5e-5, rounds=3)
+MEASURED = Result("gather", WORK, 0.25, 0.2, 0.1, 0.3, 1e-5, 5e-5, rounds=3)
 
 
 @pytest.mark.parametrize(
@@ -86,43 +86,56 @@ MEASURED = Result("row", WORK, 0.25, 0.2, 0.1, 0.3, 1e-5, 5e-5, rounds=3)
         (MEASURED, "ok", ["<=0.25", "0.200", "0.100-0.300", "ok", "10.00", "50.00", "3"]),
         (dataclasses.replace(MEASURED, figure=0.251), "MISSED", ["<=0.25", "0.251", "0.100-0.300", "MISSED"]),
         (dataclasses.replace(MEASURED, bar=None), "-", ["0.200", "0.100-0.300", "-", "10.00", "50.00", "3"]),
-        (Result("row", WORK, missing="x is not installed"), "-", ["-", "x is not installed"]),
+        (Result("gather", WORK, missing="x is not installed"), "-", ["-", "x is not installed"]),
     ],
 )
 def test_a_line_says_whether_the_bar_is_met(result: Result, verdict: str, words: list[str]) -> None:
     """At the bar or below is ok, above is MISSED, and what was not measured says why."""
     assert result.verdict == verdict
-    assert " ".join(line(result).split()).startswith(f"row {WORK} {' '.join(words)}")
+    assert " ".join(line(result).split()).startswith(f"gather {WORK} {' '.join(words)}")
 
 
 def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
-    """The page has a column for each report; a missed bar is bold, what was not measured a dash; the rest stays."""
-    file, page = tmp_path / "figures.json", tmp_path / "page.md"
-    missed = dataclasses.replace(MEASURED, work="other / work", figure=0.3)
-    reports = [
-        Report("3.11.7", "asyncio", 2, {"uvloop": "0.2"}, [MEASURED, missed]),
-        Report("3.13.0", "uvloop", 2, {"uvloop": "0.2"}, [MEASURED, Result("row", "against x", missing="no x")]),
-    ]
-    save(reports, file)
-    assert load(file) == reports
-    page.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n", encoding="utf-8")
-    assert main(["--page", str(page), str(file)]) == 0
+    """A column for each interpreter and loop; a missed bar is bold, what was not measured a dash; the rest stays."""
+    page, files = tmp_path / "page.md", [tmp_path / "first.json", tmp_path / "second.json"]
+    other = dataclasses.replace(MEASURED, work="other / work", figure=0.3)
+    packages = {"uvloop": "0.2", "ray": "3"}
+    first = Report("3.11.7", "asyncio", 2, packages, [MEASURED])
+    rest = Report("3.11.7", "asyncio", 2, packages, [other])
+    last = Report("3.13.0", "uvloop", 2, packages, [MEASURED, Result("gather", "against x", missing="no x")])
+    save([first, last], files[0])
+    save([rest], files[1])
+    assert load(files[0]) == [first, last]
+    (begin, end), (begin_stores, end_stores) = map(marks, SECTIONS)
+    stores = f"{begin_stores}\n\nof stores\n\n{end_stores}"
+    page.write_text(f"before\n\n{begin}\nold\n{end}\n\n{stores}\n", encoding="utf-8")
+    assert main(["--page", str(page), *map(str, files)]) == 0
     text = page.read_text(encoding="utf-8")
-    assert text == f"before\n\n{BEGIN}\n\n{markdown(reports)}\n\n{END}\n\nafter\n"
+    whole = dataclasses.replace(first, results=[MEASURED, other])
+    assert text == f"before\n\n{begin}\n\n{markdown([whole, last], COMPARED['session'])}\n\n{end}\n\n{stores}\n"
+    assert "; uvloop 0.2. " in text
     assert "| work: ours / theirs | bar | 3.11.7 asyncio | 3.13.0 uvloop |" in text
     assert f"| {WORK} | ≤ 0.25 | 0.20 | 0.20 |" in text
     assert "| other / work | ≤ 0.25 | **0.300** | - |" in text
     assert f"| {WORK} | 10.00 / 50.00 | 10.00 / 50.00 |" in text
     with pytest.raises(ValueError, match="has no place between"):
-        write_page(file, reports)
+        main(["--page", str(files[0]), str(files[1])])
 
 
 def test_the_page_explains_every_row() -> None:
-    """docs/benchmarks.md has a line for each row by name, and a place for the figures."""
+    """docs/benchmarks.md has a line for each row by name, and a place for the figures of each section."""
     text = PAGE.read_text(encoding="utf-8")
-    assert [name for name in ROWS if f"| `{name}` |" not in text] == []
-    assert BEGIN in text
-    assert END in text
+    rows = [*SESSION, *(f"*-{name}" for name in OF_EACH_STORE), "local-redis"]
+    assert [name for name in rows if f"| `{name}` |" not in text] == []
+    assert [mark for section in SECTIONS for mark in marks(section) if mark not in text] == []
+
+
+def test_rows_are_asked_for_by_name_or_together() -> None:
+    """A section or a store stands for all of its rows; what there is none of is refused."""
+    assert {name for group in GROUPS.values() for name in group} == set(ROWS)
+    assert [name for name in ROWS if name in GROUPS] == []
+    with pytest.raises(SystemExit):
+        main(["--rows", "no such row"])
 
 
 # -- costs that can be counted: a run

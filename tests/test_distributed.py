@@ -77,6 +77,14 @@ async def _no_task(task: Task) -> None: ...
         ({"max_restarts": True}, "max_restarts is True"),
         ({"stop_grace_secs": -1}, "stop_grace_secs is -1"),
         ({"store": "memory://"}, "store='memory://' is for one process"),
+        ({"store": "redsi://h"}, "'redsi' is no kind of step store; did you mean 'redis'"),
+        ({"store": 7}, "url=7: give the URL"),
+        ({"store_options": {"leese_secs": 3}}, "no option 'leese_secs'; did you mean 'lease_secs'"),
+        ({"store_options": {"run": "x"}}, "store_options has 'run', which is an argument"),
+        ({"run": ""}, "run='': give a printable name"),
+        ({"args": "x"}, "args is 'x'; give a tuple"),
+        ({"backoff": 0.5}, "backoff is 0.5; give a Backoff"),
+        ({"checkpoint_dir": 3}, "checkpoint_dir is 3; give the path"),
         ({"store_options": []}, "store_options is \\[\\]"),
     ],
 )
@@ -113,6 +121,17 @@ async def test_processes(tmp_path: Path) -> None:
 async def test_processes_find_the_run_in_their_environment() -> None:
     """`open_step_store()` without anything is the run's."""
     assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalStepStore"]
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_run_without_a_name_is_forgotten(tmp_path: Path) -> None:
+    """Nobody could ask for it again; one with a name stays. Their processes go by the names of their tasks."""
+    store = f"local://{tmp_path}"
+    assert await run_processes(distributed_tasks.calls_itself, num_workers=1, store=store) == ["chief", "worker 1"]
+    assert os.listdir(tmp_path) == []
+    await run_processes(distributed_tasks.calls_itself, num_workers=0, store=store, run="digits")
+    assert os.listdir(tmp_path) == ["digits"]
 
 
 @pytest.mark.slow
@@ -238,14 +257,3 @@ async def test_the_processes_end_with_a_launcher_that_is_killed(tmp_path: Path) 
             launcher.kill()
         for pid in pids:
             await ended(pid)
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-@pytest.mark.parametrize("dies", [-1, 2, 0], ids=["nobody dies", "a worker dies", "the chief dies"])
-async def test_staggered_start(dies: int) -> None:
-    """A chief and three workers: each starts at the first step it may, and never below it, also when one is killed."""
-    started = await run_processes(distributed_tasks.staggered, args=(60, dies), backoff=AT_ONCE)
-    assert [wanted for wanted, _ in started] == [0, 13, 21, 27]
-    for task_id, (wanted, step) in enumerate(started):
-        assert step == wanted or (task_id == dies and step > wanted)

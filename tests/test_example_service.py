@@ -119,8 +119,8 @@ def example(directory: Path) -> contextlib.AbstractContextManager[Process]:
     return started("examples/service.py", "--port", "0", "--checkpoint-dir", str(directory))
 
 
-def held(directory: Path, what: str, step: int) -> contextlib.AbstractContextManager[Process]:
-    return started("-m", "tests.held_service", str(directory), what, str(step))
+def held(directory: Path, what: str, step: int, grace_secs: float = 4.0) -> contextlib.AbstractContextManager[Process]:
+    return started("-m", "tests.held_service", str(directory), what, str(step), str(grace_secs))
 
 
 def saved(directory: Path) -> int | None:
@@ -203,7 +203,7 @@ def test_sigterm_in_the_middle_of_a_hook_and_of_a_save(tmp_path: Path, what: str
 
 def test_sigterm_in_a_hook_that_never_returns(tmp_path: Path) -> None:
     """The process waits for its grace period, then ends without it: with status 1, and the checkpoint before."""
-    with held(tmp_path, "hook", 3) as service:
+    with held(tmp_path, "hook", 3, grace_secs=0.5) as service:
         service.learn(3)
         assert service.line() == "held"
         service.signal(signal.SIGTERM)

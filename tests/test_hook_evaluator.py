@@ -135,12 +135,13 @@ async def test_an_evaluation_does_not_train(mode: Any) -> None:
 
 
 @both_modes
-async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any) -> None:
-    """It could wait for a run that waits for the evaluation: an error says so, in both modes."""
-    hook = EvaluatorHook(lambda_evaluate := Again(), every=ah.Every(steps=1), mode=mode, at_end=False)
-    session = ah.AsyncMonitoredSession(counting_graph(), [hook])
-    lambda_evaluate.session = session
-    with refused(ah.NestedRunError, "run was called from inside a run of the same session"):
+@pytest.mark.parametrize("at_begin", [False, True])
+async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: bool) -> None:
+    """It could wait for a run that waits for the evaluation: an error says so, also of the one before the first run."""
+    hook = EvaluatorHook(again := Again(), every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
+    session = again.session = ah.AsyncMonitoredSession(counting_graph(), [hook])
+    kind = ah.SessionClosedError if at_begin and mode == "inline" else ah.NestedRunError
+    with refused(kind, "this session is opening" if kind is ah.SessionClosedError else "run was called from inside a run"):
         async with session:
             for _ in range(3):
                 await session.run("train")

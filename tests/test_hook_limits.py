@@ -55,6 +55,25 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
         assert cancelled == [phase]
 
 
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_timeout_tells_what_was_waited_for(phase: str) -> None:
+    """The error's note says for which step of which store the hook waited when its time was up, and at which line."""
+    with ManualClock() as clock:
+        store = ah.MemoryStepStore(run="digits")
+
+        async def waits(*_: object) -> None:
+            await store.wait_for(7)
+
+        using = asyncio.create_task(use(hooked(phase, waits, timeout=5)))
+        await ticks(20)
+        clock.advance(5)
+        with pytest.raises(ah.HookTimeoutError) as caught:
+            await using
+        (note,) = [one for one in caught.value.__notes__ if "its time was up" in one]
+        assert "waiting for step 7 of digits" in note
+        assert "test_hook_limits.py:" in note
+
+
 async def test_close_is_always_limited() -> None:
     """A `close` without a timeout of its own has the session's grace period: nothing hangs for ever."""
     with ManualClock() as clock:

@@ -143,7 +143,7 @@ class OverlooksWaitingPublishers(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._room = _Unconcerned(self.run, self.latest, current_clock(), self._arm, self._waits_changed)
+        self._room = _Unconcerned(self.run, self.latest, current_clock(), self._arm, self._waits_changed, self._hope_lost)
 
 
 class LeavesATask(MemoryStepStore):

@@ -42,6 +42,7 @@ ERRORS: dict[str, type[BaseException] | None] = {
     "StepTimeoutError": TimeoutError,
     "StopRequestedError": RuntimeError,
     "StoreClosedError": None,
+    "StoreDamagedError": None,
     "StoreRefusedError": ah.StoreUnavailableError,
     "StoreUnavailableError": ah.UnavailableError,
     "TaskDiedError": None,

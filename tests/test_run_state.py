@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from aiohooks.stores._mark import Mark
@@ -26,7 +28,7 @@ def test_state_as_text_is_the_same() -> None:
         state.apply(request)
         assert RunState.load(state.dump()).view() == state.view()
     assert RunState.load(state.dump()).apply(requests[0]).mark == Mark(2, 1)
-    with pytest.raises(ValueError, match="not the state of a run"):
+    with pytest.raises(ValueError, match="which is not the state of a run"):
         RunState.load(b"{}")
 
 
@@ -42,3 +44,34 @@ def test_state_refuses_an_older_reign() -> None:
     state.apply(Join(Member("1/1", "chief", 1.0, reign=1)))
     assert not state.members
     assert state.apply(Write("advance", 1, Mark(1, 0), 2, "2", 1)).mark == Mark(1, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_repeated_request_changes_nothing(seed: int) -> None:
+    """A process asks one thing after the other, each as often as it takes; others ask in between: it is done once."""
+    draw = random.Random(seed)
+    once, often = RunState(), RunState()
+    last: dict[str, Request] = {}
+    for number in range(1, 200):
+        process = draw.choice("pqr")
+        member = Member(f"{process}/1", f"trainer {process}", 10.0, draw.randrange(5))
+        requests: list[Request] = [
+            Write(draw.choice(["advance", "raise", "reset"]), draw.randrange(1, 9), once.mark, 0, process, number),
+            Join(member),
+            Leave(member.id, draw.choice(["", member.name]), number, f"{number}", f"{process}/", number),
+            Fail(f"{number}", f"{process}/", number),
+        ]
+        request = draw.choice(requests)
+        last[process] = request
+        answer = once.apply(request)
+        assert often.apply(request) == answer
+        for _ in range(draw.randrange(4)):
+            again = draw.choice([*last.values()])
+            answer = often.apply(again)
+            assert answer.mark == once.apply(again).mark if isinstance(again, Write) else answer.verdict == "ok"
+        assert often.dump() == RunState.load(often.dump()).dump()
+        shown = [
+            state.view()._replace(members=tuple(sorted(member._replace(beat=0) for member in state.members.values())))
+            for state in (once, often)
+        ]
+        assert shown[0] == shown[1]

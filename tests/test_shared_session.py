@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,17 @@ async def test_end_of_a_session_is_known_elsewhere() -> None:
         reason = await works
         assert reason is not None
         assert "chief finished at step 3, wanted 100" in reason
+
+
+@pytest.mark.parametrize(("name", "known_as"), [("trainer", "trainer"), (None, f"main of process {os.getpid()} on ")])
+async def test_name_of_a_session_elsewhere(name: str | None, known_as: str) -> None:
+    """Other processes hear of it by its name, or else by that of its task and of its process: each has a Task-1."""
+    engine = FakeEngine()
+    task = asyncio.current_task()
+    assert task is not None
+    task.set_name("main")
+    here, there = FakeStepStore(engine), FakeStepStore(engine)
+    async with here, there, ah.AsyncMonitoredSession(model(), global_step=here, name=name):
+        await here.flush()
+        await there.value()
+        assert str(there).partition("published by ")[2].startswith(known_as)

@@ -83,23 +83,25 @@ def after(command: list[str], *numbers: signal.Signals) -> tuple[int, str, str]:
     return process.returncode, output.replace("\n", " ").strip(), errors
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
+    (AH_RUN, None, [TERM], (143, "end close after")),
+    (AH_RUN, None, [INT], (130, "end close after")),
+    (AH_RUN, 0, [TERM], (0, "end close after")),
+    ("sys.exit(ah.run(main))", 7, [TERM], (7, "end close after")),
+    (RUNNER, None, [TERM], (0, "end close after")),
+    (f"{RUNNER}; sys.exit(128 + session.stop_signal)", None, [TERM], (143, "end close after")),
+    (AH_RUN, None, [TERM, TERM], (143, "close")),
+    (AH_RUN, None, [TERM, INT], (130, "close")),
+    (AH_RUN, 0, [INT, TERM], (143, "close")),
+    (RUNNER, None, [TERM, TERM], (143, "close")),
+    (AH_RUN, None, [TERM, TERM, TERM], (-15, "")),
+    (RUNNER, None, [INT, INT, INT], (-2, "")),
+]
+
+
+# Real processes take a while: each case on one loop, in turn.
 @pytest.mark.parametrize(
-    ("run", "result", "numbers", "wanted"),
-    [
-        (AH_RUN, None, [TERM], (143, "end close after")),
-        (AH_RUN, None, [INT], (130, "end close after")),
-        (AH_RUN, 0, [TERM], (0, "end close after")),
-        ("sys.exit(ah.run(main))", 7, [TERM], (7, "end close after")),
-        (RUNNER, None, [TERM], (0, "end close after")),
-        (f"{RUNNER}; sys.exit(128 + session.stop_signal)", None, [TERM], (143, "end close after")),
-        (AH_RUN, None, [TERM, TERM], (143, "close")),
-        (AH_RUN, None, [TERM, INT], (130, "close")),
-        (AH_RUN, 0, [INT, TERM], (143, "close")),
-        (RUNNER, None, [TERM, TERM], (143, "close")),
-        (AH_RUN, None, [TERM, TERM, TERM], (-15, "")),
-        (RUNNER, None, [INT, INT, INT], (-2, "")),
-    ],
+    ("run", "result", "numbers", "wanted", "loop"), [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)]
 )
 def test_the_exit_code(run: str, result: object, numbers: list[signal.Signals], wanted: tuple[int, str], loop: str) -> None:
     """What the page on signals says: 128 + n, unless the program says something else; nothing is written to stderr."""
@@ -202,16 +204,15 @@ def test_forked_children_have_their_own_signals() -> None:
 def test_ctrl_c_twice_in_the_example() -> None:
     """Two quick Ctrl-Cs end the main example without a traceback."""
     command = [sys.executable, "examples/train_digits.py", "--steps", "100000000"]
-    for pause_secs in (0.0001, 0.01):
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if "loss = " in line:
-                    break
-            process.send_signal(INT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(pause_secs)
-            process.send_signal(INT)
-            _, errors = process.communicate(timeout=PATIENCE_SECS)
-        assert errors == ""
-        assert process.returncode in (130, -2)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "loss = " in line:
+                break
+        process.send_signal(INT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.005)
+        process.send_signal(INT)
+        _, errors = process.communicate(timeout=PATIENCE_SECS)
+    assert errors == ""
+    assert process.returncode in (130, -2)

@@ -1,4 +1,4 @@
-"""The local store's files: where they are, who may use them, what is in them, and what happens when they are damaged."""
+"""The local store's files: where they are, who may use them, what is in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import os
 import select
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from aiohooks.stores import _local_directory, open_step_store
 from aiohooks.stores._local_directory import remote_kind, run_name
 from aiohooks.stores._local_record import SIZE, Record, pack, unpack
 from aiohooks.stores._local_slots import NOBODY, asked, bells, packed_slot
+from aiohooks.stores._mark import Mark
 from aiohooks.stores.local import LocalStepStore, default_directory
 from aiohooks.testing import ManualClock
 
@@ -170,7 +170,7 @@ async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
         await store.forget()
         with pytest.raises(ah.StoreUnavailableError, match="was deleted"):
             await wait
-        for call in (other.advance, other.value, store.advance, store.value):
+        for call in (other.advance, other.value):
             with pytest.raises(ah.StoreUnavailableError, match="was deleted"):
                 await call()
 
@@ -182,63 +182,6 @@ async def test_what_else_lies_there_is_not_deleted(tmp_path: Path) -> None:
         with pytest.raises(ah.StoreUnavailableError, match="default"):
             await store.forget()
     assert (store.directory / "notes.txt").read_text() == "mine"
-
-
-# -- damage
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[20] ^= 1
-    path.write_bytes(data)
-
-
-def _empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def _cut(path: Path) -> None:
-    os.truncate(path, 33)
-
-
-@pytest.mark.parametrize("name", ["quiet", "loud", "state"])
-@pytest.mark.parametrize("damage", [_flip, _empty, _cut])
-async def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
-    """Nothing is made up in its place."""
-    async with LocalStepStore(tmp_path) as store:
-        with store.publisher("one"):
-            await store.advance(5)
-        await store.reset(3)
-    damage(store.directory / name)
-    with pytest.raises(ah.StoreUnavailableError, match=rf"the file \S+default/{name} is .*Remove the directory"):
-        await LocalStepStore(tmp_path).value()
-
-
-async def test_a_missing_state_is_named(tmp_path: Path) -> None:
-    """So is an old one put in its place."""
-    async with LocalStepStore(tmp_path) as store:
-        with store.publisher("one"):
-            await store.flush()
-            (store.directory / "old").write_bytes((store.directory / "state").read_bytes())
-    (store.directory / "old").rename(store.directory / "state")
-    with pytest.raises(ah.StoreUnavailableError, match="default/state is older than"):
-        await LocalStepStore(tmp_path).value()
-    (store.directory / "state").unlink()
-    with pytest.raises(ah.StoreUnavailableError, match="default/state is missing"):
-        await LocalStepStore(tmp_path).value()
-
-
-async def test_who_waits_is_told_of_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """When what wakes them cannot be read, they would wait for ever."""
-    async with LocalStepStore(tmp_path) as store:
-        wait = asyncio.ensure_future(store.wait_for(5))
-        await asyncio.sleep(0)
-        _flip(store.directory / "loud")
-        with pytest.raises(ah.StoreUnavailableError, match="default/loud is damaged"):
-            await wait
-        with pytest.raises(ah.StoreUnavailableError, match="default/loud is damaged"):
-            await store.advance()
-    assert "loud is damaged" in caplog.text
 
 
 # -- who is disturbed, and how often
@@ -324,8 +267,8 @@ async def test_an_advance_that_was_cancelled_too_late_wakes_all_the_same(tmp_pat
 
 def test_records() -> None:
     """A record comes back as it was, also from among other bytes; what is not whole is none."""
-    record = Record(3, 2**53 - 1, 17, 4)
-    data = pack(*record)
+    record = Record(Mark(3, 2**53 - 1), 17, 4)
+    data = pack(3, 2**53 - 1, 17, 4)
     assert len(data) == SIZE
     assert unpack(data + b"more") == record
     assert unpack(data[:-1]) is unpack(b"") is unpack(bytes(SIZE)) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,7 +19,7 @@ from aiohooks.stores import Mark, open_step_store
 from aiohooks.testing import check_step_store, step_store_laws
 from tests.source import ROOT
 from tests.store_proxy import Proxy
-from tests.store_servers import Server, available, running
+from tests.store_servers import Server, available, first_stream, running
 
 pytest.importorskip("nats")
 if not available("nats"):
@@ -47,13 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-async def _first_stream() -> None:
-    """From its first stream on uvloop keeps a descriptor in reserve, as long as it lives."""
-    one, other = socket.socketpair()
-    _, writer = await asyncio.open_connection(sock=one)
-    writer.close()
-    await writer.wait_closed()
-    other.close()
+async def _stream() -> None:
+    await first_stream()
 
 
 @pytest.fixture

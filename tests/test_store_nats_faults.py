@@ -16,13 +16,14 @@ if not available("nats"):
 
 from aiohooks.stores.nats import NatsStepStore
 from tests.nats_cluster import running_cluster
-from tests.programmes.faults_nats import FAULTS, play
+from tests.programmes.faults_nats import played
+from tests.store_faults import FAULTS
 
 
 @pytest.mark.slow
 def test_each_fault_is_survived(tmp_path: Path) -> None:
-    """Every fault ends in "resumed" or in the typed error that is to be expected."""
-    verdicts, problems = asyncio.run(play(len(FAULTS), 7, tmp_path))
+    """Every fault ends in "resumed" or in the typed error that is to be expected, within its bound."""
+    verdicts, problems = asyncio.run(played(len(FAULTS), 7, tmp_path))
     assert problems == []
     assert {name.partition(": ")[0] for name in verdicts} == set(FAULTS)
 

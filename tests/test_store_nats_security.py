@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiohooks import InvalidArgumentError, StoreUnavailableError
-from tests.store_servers import Server, available, running
+from tests.store_servers import Server, available, first_stream, running
 
 pytest.importorskip("nats")
 if not available("nats"):
@@ -66,13 +65,8 @@ async def refused(store: NatsStepStore, why: str) -> StoreUnavailableError:
 
 
 @pytest.fixture(autouse=True)
-async def _first_stream() -> None:
-    """From its first stream on uvloop keeps a descriptor in reserve, as long as it lives."""
-    one, other = socket.socketpair()
-    _, writer = await asyncio.open_connection(sock=one)
-    writer.close()
-    await writer.wait_closed()
-    other.close()
+async def _stream() -> None:
+    await first_stream()
 
 
 @contextmanager

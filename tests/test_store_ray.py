@@ -39,11 +39,11 @@ async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
         await one.advance(7)
         assert (await two.value()).step == 0
         for store in (one, two):
-            await store.forget()  # type: ignore[attr-defined]
+            await store.forget()
         assert keeper_of("one") is None
         async with open_step_store("ray://aiohooks/one") as again:
             assert (await again.value()).step == 0
-            await again.forget()  # type: ignore[attr-defined]
+            await again.forget()
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
@@ -65,7 +65,7 @@ async def test_the_actor_is_killed(cluster: str) -> None:
             assert after["pid"] != before["pid"]
             await a.aclose()
             assert (await keeper.statistics.remote())["waiting"] == 1
-            await b.forget()  # type: ignore[attr-defined]
+            await b.forget()
 
 
 async def test_an_actor_of_another_store_at_the_same_address(cluster: str) -> None:
@@ -84,14 +84,4 @@ async def test_a_few_faults(cluster: str) -> None:
     )
     said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()
-    assert b"6 of 6 as it should be" in said
-
-
-async def test_the_benchmark_works(cluster: str) -> None:
-    """Every row gives a figure; with four processes of waiters four calls wait in the actor."""
-    env = {**os.environ, **environment(), "AIOHOOKS_TEST_RAY": cluster}
-    command = [sys.executable, "-m", "tests.benchmarks.store_ray", "--rounds", "1"]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=env, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
-    assert process.returncode == 0
-    assert said.count(b"Ray: ") == 4
+    assert b"0 stuck, 0 problems" in said

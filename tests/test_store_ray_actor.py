@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from aiohooks import PublisherFailedError
+from aiohooks import PublisherFailedError, PublisherFinishedError
 from aiohooks.stores import Mark
 from aiohooks.stores._ledger import Ledger
 from aiohooks.stores._ray_keeper import StepKeeper, Wish
@@ -88,6 +88,27 @@ async def test_writes_count_once_whenever_the_actor_dies(fate: str, seed: int, c
     for store in stores:
         await store.aclose()
     assert not actor.keeper.watches
+    actor.stop()
+
+
+@pytest.mark.parametrize("fate", ["dies before", "dies after"])
+async def test_a_publisher_leaves_once_whenever_the_actor_dies(fate: str) -> None:
+    """It is told again to the next actor, which may have heard of it from others: waiters hear of one departure."""
+    cluster = FakeCluster()
+    actor = cluster.actor("fake")
+    async with cluster.store() as a, cluster.store() as b:
+        publisher = a.publisher("one")
+        await a.flush()
+        waiting = asyncio.ensure_future(b.wait_for(10))
+        while not b._view.members:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        actor.decide = lambda name: fate if name == "apply" and actor.lives == 1 else ""
+        publisher.close()
+        with pytest.raises(PublisherFinishedError, match="one finished at step 0, wanted 10"):
+            await waiting
+        await a.flush()
+        assert (actor.lives, actor.keeper._state.departures) == (2, 1)
+        assert not actor.keeper._state.members
     actor.stop()
 
 

@@ -16,9 +16,9 @@ from aiohooks._errors import InvalidArgumentError
 from aiohooks.stores import Mark, StepStore, open_step_store
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing.step_store import check_step_store, step_store_laws
-from tests.redis_servers import KINDS, first_stream, server_of
+from tests.redis_servers import KINDS, server_of
 from tests.store_proxy import Proxy
-from tests.store_servers import Server, running
+from tests.store_servers import Server, first_stream, running
 
 NUMBERS = itertools.count()
 

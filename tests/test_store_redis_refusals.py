@@ -15,8 +15,8 @@ import pytest
 
 from aiohooks._errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
-from tests.redis_servers import KINDS, first_stream
-from tests.store_servers import Server, free_port, running
+from tests.redis_servers import KINDS
+from tests.store_servers import Server, first_stream, free_port, running
 from tests.test_store_redis import asked
 
 FOR_EVER = 3600.0
@@ -97,6 +97,7 @@ async def test_it_waits_for_a_server_that_is_still_starting(tmp_path: Path) -> N
         ("-ERR unknown command `EVALSHA`, with args beginning with: ", "Redis 6.2 or later"),
         ("-NOAUTH Authentication required.", "put them in the URL"),
         ("-NOPERM this user has no permissions to run the 'evalsha' command", "ACL SETUSER"),
+        ("-ERR AUTH <password> called without any password configured for the default user.", "leave it out of the URL"),
         ("+what?", "what?"),
         ("-ERR something new", "something new"),
         ("-MOVED 1234 10.0.0.7:6379", "give the address of that one"),
@@ -138,11 +139,12 @@ async def test_what_is_no_redis_server_at_all() -> None:
     assert "redis at" in str(error)
 
 
-async def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
-    """Counts as not there after `answer_timeout`."""
+@pytest.mark.parametrize("answer_timeout", [0.2, FOR_EVER])
+async def test_a_server_that_accepts_and_never_answers(answer_timeout: float, tmp_path: Path) -> None:
+    """Counts as not there after `answer_timeout`, or `connect_timeout` if that is shorter."""
     with running((KINDS or ["valkey"])[0], tmp_path, keeps=False) as server:
         server.pause()
-        store = RedisStepStore(server.url, connect_timeout=0.2, answer_timeout=0.2)
+        store = RedisStepStore(server.url, connect_timeout=0.2, answer_timeout=answer_timeout)
         error = await refused(store)
         server.resume()
     assert "no answer within 0.2 s" in str(error)

@@ -51,6 +51,7 @@ STEPS = st.sampled_from([0, 1, 2, 3, 10, MAX_STEP - 1, MAX_STEP])
 TEXTS = st.text(max_size=8) | st.sampled_from(["chief", "ünï\n", 'with "quotes" \\ and 12 34'])
 IDS = st.sampled_from(["a:1:x/1", "a:1:x/2", "b:2:y/1"])
 REIGNS = st.integers(0, 3)
+TELLERS = st.sampled_from(["a:1:x/", "b:2:y/"])
 NAMES = TEXTS.map(lambda text: text or "worker")
 
 WRITES = st.builds(
@@ -66,9 +67,9 @@ MEMBERS = st.builds(Member, IDS, NAMES, st.sampled_from([10.0, 60.5]), STEPS, RE
 REQUESTS = st.one_of(
     WRITES,
     st.builds(Join, MEMBERS),
-    st.builds(Leave, IDS, st.just("") | NAMES, STEPS, TEXTS),
+    st.builds(Leave, IDS, st.just("") | NAMES, STEPS, TEXTS, TELLERS, st.integers(0, 3)),
     st.builds(Lead, MEMBERS.map(lambda member: member._replace(reign=0, ready=False))),
-    st.builds(Fail, TEXTS),
+    st.builds(Fail, TEXTS, TELLERS, st.integers(0, 3)),
 )
 
 

@@ -13,9 +13,9 @@ import pytest
 from aiohooks._errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing.step_store import check_step_store, step_store_laws
-from tests.redis_servers import KINDS, first_stream
+from tests.redis_servers import KINDS
 from tests.source import ROOT
-from tests.store_servers import Server, available, running
+from tests.store_servers import Server, available, first_stream, running
 
 PAGE = (ROOT / "docs" / "engine-redis.md").read_text(encoding="utf-8")
 USERS = re.search(r"^user default off\nuser aiohooks .*\n", PAGE, flags=re.MULTILINE)
@@ -70,6 +70,7 @@ def store_of(server: Server, user: str, run: str = "digits", **options: Any) -> 
     return RedisStepStore(f"redis://{user}@127.0.0.1:{server.port}", run=run, connect_timeout=3600.0, **options)
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_the_rights_of_the_page_are_enough(server: Server) -> None:
     """Every law of a step store, and giving a run an end."""
     for law in step_store_laws():

@@ -8,6 +8,8 @@ import random
 import pytest
 
 import aiohooks as ah
+from aiohooks.stores import Publisher
+from aiohooks.stores._view import Join
 from aiohooks.testing import ManualClock
 from tests.fake_engine import FakeEngine, FakeStepStore
 from tests.stepping import ticks
@@ -92,19 +94,73 @@ async def test_exact_count_and_no_lost_wake_up(seed: int) -> None:
         assert not engine.watches
 
 
+@pytest.mark.parametrize("seed", range(30))
+async def test_each_departure_and_each_failure_is_told_once(seed: int) -> None:
+    """Outages and lost answers: a publisher leaves once, with its own step, and a failure is one of the mark it was told at."""
+    random_ = random.Random(seed)
+    with ManualClock() as clock:
+        engine = FakeEngine()
+        stores = [FakeStepStore(engine, heartbeat=1000.0, lease_secs=1e6) for _ in range(3)]
+        for store in stores:
+            await store.value()
+        left: list[str] = []
+        failures = 0
+        here: list[Publisher] = []
+        for number in range(80):
+            action = random_.random()
+            if action < 0.35:
+                here.append(random_.choice(stores).publisher(f"p{number}"))
+            elif action < 0.6 and here:
+                publisher = here.pop(random_.randrange(len(here)))
+                publisher.close(random_.choice((None, ValueError("x"))))
+                left.append(publisher.name)
+            elif action < 0.65:
+                random_.choice(stores).fail(ValueError(f"{number}"))
+                failures += 1
+            elif action < 0.75:
+                engine.answers_to_lose = random_.randrange(1, 4)
+            elif action < 0.85:
+                engine.go()
+            elif action < 0.95:
+                engine.come_back()
+            else:
+                clock.advance(random_.choice((0.5, 6.0)))
+            await ticks(random_.randrange(8))
+        engine.come_back()
+        engine.answers_to_lose = 0
+        for _ in range(30):
+            await ticks(30)
+            clock.advance(6)
+        run = engine.runs["default"]
+        joined = {request.member.id for request in engine.requests if isinstance(request, Join)}
+        assert (run.departures, run.news) == (len(left), len(joined) + len(left) + failures)
+        assert sorted(member.name for member in run.members.values()) == sorted(publisher.name for publisher in here)
+        for store in stores:
+            await store.aclose()
+
+
 def test_bad_url() -> None:
     """A URL that names no store is refused with those that do; an option that the store does not take, by name."""
     for url, message in {
         "redos://h": "'redos' is no kind of step store; did you mean 'redis'",
-        "nothing": "'nothing' is no kind",
-        "": "no URL|no kind",
-        "memory://x?y": "",
+        "nothing": "'nothing' begins no URL",
+        "redis:/user:secret@h": "'redis' begins no URL of a step store; give one like",
+        "": "'' begins no URL",
+        "local://runs": "'local://runs' has no absolute path; give local:///directory",
+        "ray://head:10001": "not of the form ray://namespace/run; .* address='host:6379'",
     }.items():
-        if message:
-            with pytest.raises(ah.InvalidArgumentError, match=message):
-                ah.open_step_store(url)
-    with pytest.raises(ah.InvalidArgumentError, match=r"does not take these options.*colour"):
-        ah.open_step_store("memory://", colour="red")
+        with pytest.raises(ah.InvalidArgumentError, match=message):
+            ah.open_step_store(url)
+    for url, message in {
+        "memory://": "a memory step store has no option 'hartbeat'; it takes none",
+        "local://": "a local step store has no option 'hartbeat'; known are: join_grace_secs, lease_secs, on_lost",
+        "redis://h": "a redis step store has no option 'hartbeat'; did you mean 'heartbeat'",
+        "nats://h": "a nats step store has no option 'hartbeat'; did you mean 'heartbeat'",
+    }.items():
+        with pytest.raises(ah.InvalidArgumentError, match=message):
+            ah.open_step_store(url, hartbeat=3)
+    with pytest.raises(ah.InvalidArgumentError, match="run='other', and the URL names 'digits'"):
+        ah.open_step_store("ray://space/digits", run="other")
     with pytest.raises(ah.InvalidArgumentError, match="url=7"):
         ah.open_step_store(7)  # type: ignore[arg-type]
 

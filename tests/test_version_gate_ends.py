@@ -98,6 +98,27 @@ async def test_a_closed_store_ends_all_waits() -> None:
     assert [type(one) for one in await asyncio.gather(*late, return_exceptions=True)] == [StoreClosedError] * 2
 
 
+async def test_an_end_costs_each_wait_the_same() -> None:
+    """Who waits is called once when no more versions will come, not by each of the others: the work grows with their number."""
+
+    async def calls(waiters: int) -> int:
+        versions = MemoryStepStore()
+        gate = VersionGate(versions, max_lag=0)
+        await let_in(gate, 1)
+        tasks = waiting(gate, waiters)
+        await settle()
+        seen: list[str] = []
+        sys.setprofile(lambda frame, event, argument: seen.append(event) if event == "call" else None)
+        try:
+            await versions.aclose()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            sys.setprofile(None)
+        return len(seen)
+
+    assert await calls(500) < 15 * await calls(50)
+
+
 async def test_a_timeout_is_for_each_wait() -> None:
     """The first in line and those behind give up at their own time; the others go on, and the message says what is missing."""
     with ManualClock() as clock:

@@ -11,6 +11,7 @@ from typing import Any
 from aiohooks._errors import SessionClosedError, is_clean_end
 from aiohooks._monitored_session import AsyncMonitoredSession
 from aiohooks._shield import shielded, wait_done
+from aiohooks.adapters._safe_text import safe_text
 
 _logger = logging.getLogger("aiohooks.adapters")
 Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
@@ -28,6 +29,8 @@ class Owner:
         self._session = session
         self._loop = loop
         self._grace_secs = grace_secs
+        name = session.status().name
+        self._what = "the session" if name is None else f"session {safe_text(name)}"
         self._task: asyncio.Task[None] | None = None
         self.opened: asyncio.Event = asyncio.Event()
         """Set once the session is open, or will never be."""
@@ -63,7 +66,7 @@ class Owner:
                     raise
         except Exception as error:
             self.failure = error
-            _logger.error("the session of a service failed; the server goes on without it", exc_info=error)
+            _logger.error("%s of a service failed; the server goes on without it", self._what, exc_info=error)
         except BaseException as error:
             self.failure = error
             raise
@@ -82,10 +85,10 @@ class Owner:
     async def _wind_down(self, task: asyncio.Task[None]) -> None:
         if await wait_done([task], self._grace_secs):
             return
-        _logger.warning("the session goes on %s s after the stop; it is cancelled", self._grace_secs)
+        _logger.warning("%s goes on %s s after the stop; it is cancelled", self._what, self._grace_secs)
         task.cancel("the grace period was over")
         if not await wait_done([task], self._grace_secs):
-            _logger.warning("the session goes on %s s after its cancellation; ending without it", self._grace_secs)
+            _logger.warning("%s goes on %s s after its cancellation; ending without it", self._what, self._grace_secs)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -11,16 +11,17 @@ _SECRET = re.compile(
     r"(?P<value>(?:bearer|basic)\s+\S+|'[^']*'|\"[^\"]*\"|[^\s,;)}\]&]+)",
     re.IGNORECASE,
 )
+_PLACE = re.compile(r" \([^()\n]*\.py:[0-9]+\)")
 
 
 def safe_text(text: str, longest: int = _LONGEST) -> str:
     """The text for an answer or a log line.
 
     What is not printable (control and escape characters, line ends, characters that turn the direction of reading) is
-    written as its code. What looks like a password in a URL, or is assigned to a name that says so, is left out. That is a
-    net for accidents, not a promise: errors are better made without secrets in them.
+    written as its code. Lines of files, which a stall names, are left out, and so is what looks like a password in a URL or is
+    assigned to a name that says so. That is a net for accidents, not a promise: errors are better made without secrets.
     """
-    shown = _SECRET.sub(r"\g<name>***", _USERINFO.sub("***@", text[: 4 * longest]))
+    shown = _SECRET.sub(r"\g<name>***", _USERINFO.sub("***@", _PLACE.sub("", text[: 4 * longest])))
     shown = "".join(one if one.isprintable() else _code(one) for one in shown)
     return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
 

@@ -13,6 +13,7 @@ from aiohooks._errors import (
     StepTimeoutError,
     StopRequestedError,
     StoreClosedError,
+    StoreDamagedError,
     StoreUnavailableError,
 )
 from aiohooks._interrupt import TimeLimit
@@ -62,6 +63,8 @@ async def reached(session: AsyncMonitoredSession, owner: Owner | None, wanted: i
         answer = failed(503, "publisher_failed", safe_text(_with_cause(error)), **_seen(wanted, store))
     except StoreClosedError as error:
         answer = failed(503, "store_closed", safe_text(str(error)), **_seen(wanted, store))
+    except StoreDamagedError as error:
+        answer = failed(503, "store_damaged", safe_text(str(error)), **_seen(wanted, store))
     except StoreUnavailableError as error:
         answer = failed(503, "store_unavailable", safe_text(str(error)), retry=True, **_seen(wanted, store))
     except (StopRequestedError, SessionClosedError):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from aiohooks._checks import check_callable
-from aiohooks._errors import AiohooksError, InvalidArgumentError
+from aiohooks._checks import check_callable, check_instance, check_mapping
+from aiohooks._errors import AiohooksError, InvalidArgumentError, StoreUnavailableError
 from aiohooks._graph import is_coroutine_function
+from aiohooks._interrupt import running_task
+from aiohooks._recovery import Backoff
 from aiohooks._run import run
+from aiohooks._shield import shielded
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores._open import RUN_VARIABLE, URL_VARIABLE
 
+_logger = logging.getLogger("aiohooks")
 Main = Callable[..., Coroutine[Any, Any, Any]]
 
 
@@ -98,9 +103,9 @@ def fulfil(order: Order) -> Outcome:
 
 
 async def _fulfil(order: Order) -> Any:
-    # A chief or a worker that was lost is started again: the others go on waiting for it.
-    options = {"on_lost": "keep", **order.store_options}
-    async with open_step_store(order.url, run=order.run, **options) as store:
+    # In what is told of its sessions: each process has a Task-1.
+    running_task().set_name(task_name(order.task_id))
+    async with open_step_store(order.url, run=order.run, **order.store_options) as store:
         task = Task(order.task_id, order.num_workers, store, order.checkpoint_dir, order.attempt)
         return await order.main(task, *order.args)
 
@@ -119,16 +124,21 @@ def result_of(outcome: Outcome, task_id: int, attempt: int) -> Any:
     """The value; an error is raised with a note of where it came from."""
     if outcome.error is None:
         return outcome.value
-    outcome.error.add_note(f"in the {task_name(task_id)}, attempt {attempt}:\n{outcome.trace}")
+    trace = f":\n{outcome.trace}" if outcome.trace else ""
+    outcome.error.add_note(f"in the {task_name(task_id)}, attempt {attempt}{trace}")
     raise outcome.error
 
 
-def absolute(directory: str | os.PathLike[str] | None) -> Path | None:
+def absolute(directory: object) -> Path | None:
     """The same place for processes with another working directory."""
-    return None if directory is None else Path(os.path.abspath(directory))
+    if directory is not None and not isinstance(directory, str | os.PathLike):
+        raise InvalidArgumentError(f"checkpoint_dir is {directory!r}; give the path of a directory, or leave it out")
+    return None if directory is None else Path(os.path.abspath(cast("str | os.PathLike[str]", directory)))
 
 
-def check_task_options(main: object, num_workers: object, max_restarts: object = 0) -> None:
+def check_task_options(
+    main: object, args: object, num_workers: object, max_restarts: object = 0, backoff: object = Backoff()
+) -> None:
     """Refuses what cannot be meant."""
     check_callable(main, "main")
     if not is_coroutine_function(main):
@@ -136,3 +146,22 @@ def check_task_options(main: object, num_workers: object, max_restarts: object =
     for value, what in ((num_workers, "num_workers"), (max_restarts, "max_restarts")):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InvalidArgumentError(f"{what} is {value!r}; give a whole number, 0 for none")
+    check_instance(args, tuple, "args")
+    check_instance(backoff, Backoff, "backoff")
+
+
+def options_of_stores(store_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of the stores in all processes of a run. Who was lost is started again: the others go on waiting for it."""
+    check_mapping(store_options, "store_options")
+    for reserved in ("url", "run"):
+        if reserved in (store_options or {}):
+            raise InvalidArgumentError(f"store_options has {reserved!r}, which is an argument of its own here")
+    return {"on_lost": "keep", **(store_options or {})}
+
+
+async def forget(store: StepStore, grace_secs: float) -> None:
+    """Deletes a run that had no name of its own, so that nobody will ask for it again; otherwise the log says why not."""
+    try:
+        await shielded(store.forget(), grace_secs=grace_secs, what=f"forgetting the run {store.run}")
+    except StoreUnavailableError as error:
+        _logger.warning("the run %s could not be deleted: %s", store.run, error)

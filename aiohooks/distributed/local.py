@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from aiohooks._checks import check_mapping, check_secs
+from aiohooks._checks import check_secs
 from aiohooks._errors import InvalidArgumentError
 from aiohooks._recovery import Backoff
 from aiohooks._shield import in_thread
 from aiohooks.distributed._process import do_in_process
 from aiohooks.distributed._supervise import supervise
-from aiohooks.distributed._task import Order, Task, absolute, check_task_options
-from aiohooks.stores import MemoryStepStore
+from aiohooks.distributed._task import Order, Task, absolute, check_task_options, forget, options_of_stores
+from aiohooks.stores import MemoryStepStore, open_step_store
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ async def run_tasks(
     Raises:
         ExceptionGroup: of those that failed.
     """
-    check_task_options(main, num_workers)
+    check_task_options(main, args, num_workers)
     directory = absolute(checkpoint_dir)
     async with MemoryStepStore(run=run) as store:
 
@@ -83,7 +83,7 @@ async def run_processes(
         num_workers: how many workers there are besides the chief.
         args: what `main` takes besides.
         store: the URL of the step store; left out, a local one in a new directory, which is removed afterwards.
-        run: the name of the run; left out, a new one.
+        run: the name of the run; left out, a new one, which is forgotten afterwards.
         checkpoint_dir: for `Task.checkpoint_dir`.
         max_restarts: how often each task is started again.
         backoff: the pauses before that.
@@ -95,21 +95,23 @@ async def run_processes(
 
     Raises:
         ExceptionGroup: of those that failed: with what `main` raised, or `TaskDiedError`.
+        InvalidArgumentError: an argument cannot be meant; nothing was started.
     """
-    check_task_options(main, num_workers, max_restarts)
+    check_task_options(main, args, num_workers, max_restarts, backoff)
     check_secs(stop_grace_secs, "stop_grace_secs")
-    check_mapping(store_options, "store_options")
-    if store is not None and store.startswith("memory:"):
+    options, directory = options_of_stores(store_options), absolute(checkpoint_dir)
+    name = f"run-{secrets.token_hex(4)}" if run is None else run
+    if str(store).startswith("memory:"):
         raise InvalidArgumentError(f"store={store!r} is for one process; leave it out, or give local:///directory")
+    # Made here as well, so that what is wrong with it is said once, and now.
+    kept = open_step_store("local://" if store is None else store, run=name, **options)
     own = None
     if store is None:
         own = await in_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
     url = store or f"local://{own}"
-    name = run or f"run-{secrets.token_hex(4)}"
-    directory = absolute(checkpoint_dir)
 
     async def attempt(task_id: int, tries: int) -> T:
-        order = Order(main, args, url, name, task_id, num_workers, directory, tries, dict(store_options or {}))
+        order = Order(main, args, url, name, task_id, num_workers, directory, tries, options)
         result: T = await do_in_process(order, stop_grace_secs)
         return result
 
@@ -119,3 +121,5 @@ async def run_processes(
     finally:
         if own is not None:
             await in_thread(lambda: shutil.rmtree(own, ignore_errors=True), grace_secs=stop_grace_secs)
+        elif run is None:
+            await forget(kept, stop_grace_secs)

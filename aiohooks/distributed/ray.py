@@ -13,9 +13,19 @@ from aiohooks._errors import InvalidArgumentError, TaskDiedError
 from aiohooks._recovery import Backoff
 from aiohooks._shield import in_thread, shielded
 from aiohooks.distributed._supervise import supervise
-from aiohooks.distributed._task import Order, Outcome, absolute, check_task_options, fulfil, result_of, task_name
+from aiohooks.distributed._task import (
+    Order,
+    Outcome,
+    absolute,
+    check_task_options,
+    forget,
+    fulfil,
+    options_of_stores,
+    result_of,
+    task_name,
+)
 from aiohooks.stores import _ray_cluster as cluster
-from aiohooks.stores.ray import RayStepStore
+from aiohooks.stores import open_step_store
 
 T = TypeVar("T")
 
@@ -64,12 +74,13 @@ async def run(
         ExceptionGroup: of those that failed: with what `main` raised, or `TaskDiedError`.
         StoreUnavailableError: there is no such cluster.
     """
-    check_task_options(main, num_workers, max_restarts)
+    check_task_options(main, args, num_workers, max_restarts, backoff)
     check_secs(stop_grace_secs, "stop_grace_secs")
-    for options, what in ((task_options, "task_options"), (init_options, "init_options"), (store_options, "store_options")):
-        check_mapping(options, what)
-    name = run or f"run-{secrets.token_hex(4)}"
-    directory = absolute(checkpoint_dir)
+    check_mapping(task_options, "task_options")
+    check_mapping(init_options, "init_options")
+    options, directory = options_of_stores(store_options), absolute(checkpoint_dir)
+    url, name = f"ray://{namespace}", f"run-{secrets.token_hex(4)}" if run is None else run
+    store = open_step_store(url, run=name, **options)
     resources = {"num_cpus": 1, **(task_options or {})}
     for reserved in ("max_retries", "retry_exceptions", "num_returns"):
         if reserved in resources:
@@ -81,21 +92,21 @@ async def run(
     init = {**room, **(init_options or {})}
     await in_thread(lambda: cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
     try:
-        async with RayStepStore(namespace, run=name, **(store_options or {})) as store:
+        async with store:
 
             async def attempt(task_id: int, tries: int) -> T:
-                url = f"ray://{namespace}"
-                order = Order(main, args, url, name, task_id, num_workers, directory, tries, dict(store_options or {}))
+                order = Order(main, args, url, name, task_id, num_workers, directory, tries, options)
                 result: T = await _do_on_cluster(order, resources, stop_grace_secs)
                 return result
 
             grace = 2 * stop_grace_secs + 5.0
-            results = await supervise(
-                attempt, num_tasks=num_workers + 1, max_restarts=max_restarts, backoff=backoff, grace_secs=grace
-            )
-            if run is None:
-                await store.forget()
-            return results
+            try:
+                return await supervise(
+                    attempt, num_tasks=num_workers + 1, max_restarts=max_restarts, backoff=backoff, grace_secs=grace
+                )
+            finally:
+                if run is None:
+                    await forget(store, stop_grace_secs)
     finally:
         await in_thread(cluster.leave, grace_secs=stop_grace_secs)
 

@@ -157,7 +157,8 @@ class EvaluatorHook(SessionRunHook):
         self._timer.start(*self._looked)
         if is_due or self._timer.due(step, now):
             self._note(session, step)
-        await self._go_on()
+        if not self._background:  # that begins with a run, which it must not wait for
+            await self._finish()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raises the error of an evaluation in the background, if there is one."""

@@ -91,7 +91,7 @@ class WatchdogHook(SessionRunHook):
             blocked_secs: how long the event loop may be blocked, in real time; None for no such watch, and no thread.
             on_stall: "report" logs it as an error. "stop" asks for a stop besides: waits for a step, and through `until`,
                 end with it, and the run may finish. "raise" breaks the run off, or the wait, with `SessionStalledError`; what
-                does neither, an await of the block's own, ends by itself only.
+                does neither, an await of the block's own or the creation of a session, ends by itself only.
             logger: where to; by default the logger "aiohooks.hooks".
 
         Raises:

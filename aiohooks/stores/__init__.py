@@ -2,6 +2,7 @@
 
     _mark           Mark, and which numbers can be steps
     _view           what an engine tells of a run, and what can be asked of it
+    _damage         that what an engine keeps cannot be read
     _run_state      what each request does to the state of a run: pure
     _waiters        who waits, parked under the step waited for
     _publishers     who may advance, who of them still could, how the last one left
@@ -10,6 +11,7 @@
     _room           the waiting room: all of these together, and how waits end
     _store          StepStore: the contract, and all that is the same on every engine
     memory          MemoryStepStore, for one process
+    _writes         the writes of this process, numbered
     _members        the publishers and the chief's lease of this process, told to an engine
     _news           what the engine tells of other processes
     _shared         SharedStepStore: all that is the same where the state is outside the process

@@ -15,16 +15,19 @@ whole or not at all.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import weakref
 from pathlib import Path
 from zlib import crc32
 
-from aiohooks._errors import StoreUnavailableError
+from aiohooks._errors import StoreDamagedError
 from aiohooks.stores import _local_alive as alive
+from aiohooks.stores._damage import damaged
 from aiohooks.stores._local_bell import Bell, ring
 from aiohooks.stores._local_directory import make_run_directory
-from aiohooks.stores._local_record import SIZE, Record, Seen, pack
+from aiohooks.stores._local_record import SIZE, Record, Seen, made, pack, what_is
 from aiohooks.stores._local_slots import NOBODY, asked, bells, packed_slot
 from aiohooks.stores._local_slots import SIZE as SLOT_SIZE
 from aiohooks.stores._mark import MAX_STEP, Mark
@@ -33,6 +36,10 @@ from aiohooks.stores._view import Answer, Request, View, Write
 
 _SLOTS_AT = 128  # where they begin in the file
 _READ_TRIES = 100
+_RECORD = "a whole record of version b'1'"
+_STATE = "the state of the run, with its checksum"
+_UNBORN = b"not begun"
+"""What `loud` holds until all else is there: so an empty file is a damaged one."""
 
 
 class RunFiles:
@@ -57,15 +64,29 @@ class RunFiles:
         self._calm = b"", 0, 0  # slots, in which epoch, and the lowest step that is waited for in them
         _all.add(self)
 
-    def open(self) -> None:
-        """Opens the files, which it makes if they are not there; may block."""
+    def find(self) -> None:
+        """Opens the run's directory, which it makes if it is not there; may block."""
         self.path = make_run_directory(self._directory, self._run)
         self.run_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        self._quiet = self._opened("quiet")
-        self._loud = self._opened("loud")
 
-    def _opened(self, name: str) -> int:
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=self.run_fd)
+    def open(self) -> None:
+        """Opens the files as well, which it makes if they are not there; may block."""
+        self.find()
+        self._quiet = self._opened("quiet", os.O_RDWR | os.O_CREAT)
+        self._loud = self._opened("loud", os.O_RDWR | os.O_CREAT)
+
+    def _opened(self, name: str, flags: int) -> int:
+        # Not one that blocks until somebody else has opened it, too.
+        try:
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self.run_fd)
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+                raise
+            raise self._damaged(name, f"no file ({error.strerror})", "a file") from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise self._damaged(name, "no file", "a file")
+        return fd
 
     @property
     def deleted(self) -> bool:
@@ -94,7 +115,7 @@ class RunFiles:
             if quiet is not None and loud is not None:
                 return quiet if quiet > loud else loud
             # Somebody is writing it in this moment, or it is damaged.
-        raise self._damaged("quiet" if quiet is None else "loud")
+        raise self._no_record("quiet" if quiet is None else "loud")
 
     def told(self) -> Record:
         """Where the run was when somebody was last told; that is enough for who waits."""
@@ -106,28 +127,29 @@ class RunFiles:
         state = RunState()
         if record.news:
             try:
-                fd = os.open("state", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.run_fd)
+                fd = self._opened("state", os.O_RDONLY)
             except FileNotFoundError:
-                raise self._damaged("state", "is missing") from None
+                raise self._damaged("state", "nothing", _STATE) from None
             with open(fd, "rb") as file:
                 data = file.read()
-            if data[:8] != b"%08x" % crc32(data[9:]):
-                raise self._damaged("state")
+            if data[:9] != b"%08x " % crc32(data[9:]):
+                raise self._damaged("state", f"{len(data)} bytes with another checksum", _STATE)
             try:
                 state = RunState.load(data[9:])
             except ValueError as error:
-                raise self._damaged("state") from error
+                raise self._damaged("state", str(error), _STATE) from error
             if state.news < record.news:
-                raise self._damaged("state", "is older than what the file loud tells of")
-        state.mark = Mark(record.epoch, record.step)
+                raise self._damaged("state", f"news {state.news}", f"news {record.news}, which the file loud tells of")
+        state.mark = record.mark
         state.reign = max(state.reign, record.reign)
         return state
 
-    def _damaged(self, name: str, how: str = "is damaged") -> StoreUnavailableError:
-        return StoreUnavailableError(
-            f"the file {self.path / name} {how}: where the run {self._run!r} was is not known. Remove the directory {self.path} "
-            "to begin the run anew; a session then goes on from its newest checkpoint"
-        )
+    def _no_record(self, name: str) -> StoreDamagedError:
+        return self._damaged(name, what_is(os.pread(self._quiet if name == "quiet" else self._loud, SIZE, 0)), _RECORD)
+
+    def _damaged(self, name: str, found: str, expected: str) -> StoreDamagedError:
+        path = self.path / name
+        return damaged(self._run, str(path), found=found, expected=expected, delete=f"remove the directory {self.path}")
 
     def arm(self, step: int) -> Record:
         """Asks to be told when `step` is reached; 0: of everything. What was reached before that, the answer says.
@@ -136,7 +158,11 @@ class RunFiles:
         of the two sees what the other did, and nobody who waits needs the lock.
         """
         self._set_slot(step + 1)
-        return self.read()
+        (epoch, seen), news, reign = record = self.read()
+        # What will most likely be heard next: that is not unpacked then.
+        expected = epoch, step or seen + 1, news, reign
+        self._last_loud.put(pack(*expected), made(*expected))
+        return record
 
     def disarm(self) -> None:
         """Asks for nothing any more."""
@@ -160,14 +186,15 @@ class RunFiles:
         return view
 
     def _begin(self) -> None:
-        # `quiet` comes last: as long as it is empty the run has not begun, and nobody can have changed `loud`.
-        if os.fstat(self._quiet).st_size:
+        first, loud = pack(1, 0, 0, 0), os.pread(self._loud, SIZE, 0)
+        if not os.fstat(self._quiet).st_size:
+            if loud not in (b"", _UNBORN) or "state" in os.listdir(self.run_fd):
+                raise self._damaged("quiet", "nothing", _RECORD)
+            os.pwrite(self._loud, _UNBORN, 0)
+            os.pwrite(self._quiet, first.ljust(_SLOTS_AT, b"\0"), 0)
+        elif loud != _UNBORN:
             return
-        first = pack(1, 0, 0, 0)
-        if os.pread(self._loud, SIZE, 0) not in (b"", first):
-            raise self._damaged("quiet", "is empty")
         os.pwrite(self._loud, first, 0)
-        os.pwrite(self._quiet, first.ljust(_SLOTS_AT, b"\0"), 0)
 
     def leave(self) -> None:
         """Gives its place back."""
@@ -200,19 +227,16 @@ class RunFiles:
     def advance(self, by: int, floor: Mark, reign: int) -> Mark | None:
         """Adds to the step; None if that is refused, which `apply` explains."""
         record, slots = self._now()
-        epoch, old, news, ruling = record
+        mark, news, ruling = record
+        epoch, old = mark
         step = old + by
-        if (reign and reign != ruling) or (epoch, old) < floor:
+        if (reign and reign != ruling) or mark < floor or step > MAX_STEP:
             answer = self._write(record, slots, Write("advance", by, floor, reign, "", 0))
             return answer.mark if answer.verdict == "ok" else None
-        if step > MAX_STEP:
-            return None
         calm, in_epoch, until = self._calm
         if (slots == calm and epoch == in_epoch and step < until) or not self._due(slots, epoch, old, step):
-            self._write_quiet(epoch, step, news, ruling, slots, old)
-        else:
-            self._tell(epoch, step, news, ruling, slots)
-        return Mark(epoch, step)
+            return self._write_quiet(epoch, step, news, ruling, slots, old)
+        return self._tell(epoch, step, news, ruling, slots)
 
     def _due(self, slots: bytes, epoch: int, old: int, new: int) -> bool:
         due, later = asked(slots, self.slot, old, new)
@@ -226,30 +250,31 @@ class RunFiles:
             return self._write(record, slots, request), None
         state = self.load(record)
         answer = state.apply(request)
+        state.answers.clear()  # nothing is sent again here
         self._save(state, record, changed=answer.verdict == "ok")
         return answer, state.view()
 
     def _write(self, record: Record, slots: bytes, write: Write) -> Answer:
         """What `RunState` does, on the record alone; a write whose answer is lost cannot be sent again here."""
-        epoch, step = max(Mark(record.epoch, record.step), write.floor)
+        mark = record.mark
+        epoch, step = max(mark, write.floor)
         if write.kind == "advance":
             step += write.amount
         elif write.kind == "raise":
             step = max(step, write.amount)
         else:
             epoch, step = epoch + 1, write.amount
-        mark = Mark(record.epoch, record.step)
         if 0 < write.reign < record.reign:
             return Answer("stale", mark, record.reign, record.news)
         if step > MAX_STEP:
             return Answer("full", mark, record.reign, record.news)
-        new = Record(epoch, step, record.news, max(record.reign, write.reign))
-        if new != record:
-            if epoch != record.epoch or self._due(slots, epoch, record.step, step):
-                self._tell(*new, slots)
+        reign = max(record.reign, write.reign)
+        if (epoch, step) != mark or reign != record.reign:
+            if epoch != mark.epoch or self._due(slots, epoch, mark.step, step):
+                mark = self._tell(epoch, step, record.news, reign, slots)
             else:
-                self._write_quiet(*new, slots, record.step)
-        return Answer("ok", Mark(epoch, step), new.reign, new.news)
+                mark = self._write_quiet(epoch, step, record.news, reign, slots, mark.step)
+        return Answer("ok", mark, reign, record.news)
 
     def _save(self, state: RunState, record: Record, *, changed: bool) -> None:
         if changed:
@@ -259,26 +284,29 @@ class RunFiles:
                 file.write(b"%08x %s" % (crc32(data), data))
             os.rename("state.new", "state", src_dir_fd=self.run_fd, dst_dir_fd=self.run_fd)
         # Also if who changed it last was killed before telling.
-        new = Record(record.epoch, record.step, state.news, state.reign)
-        if new != record:
-            self._tell(*new, self._now()[1])
+        if (state.news, state.reign) != (record.news, record.reign):
+            self._tell(*record.mark, state.news, state.reign, self._now()[1])
 
-    def _write_quiet(self, epoch: int, step: int, news: int, reign: int, slots: bytes, old: int) -> None:
+    def _write_quiet(self, epoch: int, step: int, news: int, reign: int, slots: bytes, old: int) -> Mark:
         data = pack(epoch, step, news, reign)
         os.pwrite(self._quiet, data, 0)
-        self._last_quiet.put(data, Record(epoch, step, news, reign))
+        record = made(epoch, step, news, reign)
+        self._last_quiet.put(data, record)
         # Has somebody asked since, without seeing this yet? If this process is killed here, its end tells them to look.
         since = os.pread(self._quiet, self._size - _SLOTS_AT, _SLOTS_AT)
         if since != slots and self._due(since, epoch, old, step):
             self._tell(epoch, step, news, reign, since)
+        return record.mark
 
-    def _tell(self, epoch: int, step: int, news: int, reign: int, slots: bytes) -> None:
+    def _tell(self, epoch: int, step: int, news: int, reign: int, slots: bytes) -> Mark:
         """Writes what somebody waits for: this is what wakes them."""
         data = pack(epoch, step, news, reign)
         os.pwrite(self._loud, data, 0)
-        self._last_loud.put(data, Record(epoch, step, news, reign))
         if ringing := bells(slots, self.slot):
             ring(self.run_fd, ringing)
+        record = made(epoch, step, news, reign)
+        self._last_loud.put(data, record)
+        return record.mark
 
     def _now(self) -> tuple[Record, bytes]:
         """Where the run is, and the slots."""
@@ -288,10 +316,12 @@ class RunFiles:
             quiet = os.pread(self._quiet, self._size, 0)
         told = self._last_loud.get(os.pread(self._loud, SIZE, 0))
         record = self._last_quiet.get(quiet[:SIZE])
-        if record is None or len(quiet) % SLOT_SIZE:
-            raise self._damaged("quiet")
+        if record is None:
+            raise self._no_record("quiet")
+        if len(quiet) < _SLOTS_AT or len(quiet) % SLOT_SIZE:
+            raise self._damaged("quiet", f"{len(quiet)} bytes", f"{_SLOTS_AT} bytes, and {SLOT_SIZE} for each slot")
         if told is None:
-            raise self._damaged("loud")
+            raise self._no_record("loud")
         return (record if record > told else told), quiet[_SLOTS_AT:]
 
     def forget(self) -> None:

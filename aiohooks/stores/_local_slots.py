@@ -9,7 +9,8 @@ from aiohooks.stores._mark import MAX_STEP
 NOBODY = 0
 """What a slot holds while its process waits for nothing; for a step, it holds the step and 1 more; step 0 is every step."""
 _BELL = 1 << 62  # added to a slot: its process is told by its bell
-_SLOT = struct.Struct("=Q")
+_STEP = _BELL - 1
+_SLOT = struct.Struct("<Q")
 SIZE = _SLOT.size
 """Of one slot."""
 
@@ -25,14 +26,12 @@ def asked(slots: bytes, own: int, old: int, new: int) -> tuple[bool, int]:
     Slot `own` is that of this process itself, which knows what it does.
     """
     due, later = False, MAX_STEP + 1
-    numbers = memoryview(slots).cast("Q").tolist()
-    if 0 <= own < len(numbers):
-        numbers[own] = NOBODY
-    for number in numbers:
-        if number:
-            step = (number & ~_BELL) - 1
+    for slot, (number,) in enumerate(_SLOT.iter_unpack(slots)):
+        if number != NOBODY and slot != own:
+            step = (number & _STEP) - 1
             if step > new:
-                later = min(later, step)
+                if step < later:
+                    later = step
             elif step > old:
                 due = True
             elif step == 0:
@@ -42,7 +41,5 @@ def asked(slots: bytes, own: int, old: int, new: int) -> tuple[bool, int]:
 
 def bells(slots: bytes, own: int) -> list[int]:
     """The slots, but for `own`, whose processes are told by their bells."""
-    numbers = memoryview(slots).cast("Q").tolist()
-    if max(numbers, default=0) < _BELL:
-        return []
-    return [slot for slot, number in enumerate(numbers) if number & _BELL and slot != own]
+    highest = slots[SIZE - 1 :: SIZE]  # of each slot the byte that the bell is in
+    return [slot for slot, byte in enumerate(highest) if byte and slot != own] if any(highest) else []

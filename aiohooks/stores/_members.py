@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiohooks._clock import Clock, TimerHandle
-from aiohooks._errors import StoreUnavailableError, is_clean_end
+from aiohooks._errors import StoreDamagedError, is_clean_end
 from aiohooks._shield import wait_done
+from aiohooks.stores._damage import ENGINE_ERRORS
 from aiohooks.stores._progress import logger
 from aiohooks.stores._publishers import Publisher
-from aiohooks.stores._view import Join, Leave, Member, Request
+from aiohooks.stores._view import Fail, Join, Leave, Member, Request
 
 
 class Members:
@@ -25,18 +26,20 @@ class Members:
     __slots__ = (
         "_clock",
         "_lease_secs",
-        "_leaving",
         "_numbers",
+        "_once",
         "_publishers",
         "_renewal",
         "_request",
         "_run",
+        "_seq",
         "_spawn",
         "_telling",
         "_told",
         "chief",
         "going",
         "process",
+        "teller",
     )
 
     def __init__(
@@ -50,6 +53,8 @@ class Members:
     ) -> None:
         """Nobody has joined; nobody is told before `going` is set."""
         self.process = process
+        self.teller = f"{process}/"
+        """As whom it tells what counts once however often it is sent."""
         self.going = False
         """Whether there is an engine to tell."""
         self.chief: Member | None = None
@@ -61,7 +66,8 @@ class Members:
         self._spawn = spawn
         self._numbers = 0
         self._publishers: dict[Publisher, Member] = {}
-        self._leaving: list[Leave] = []
+        self._once: list[Leave | Fail] = []
+        self._seq = 0
         self._told: dict[str, Member] = {}
         self._telling: asyncio.Task[None] | None = None
         self._renewal: TimerHandle | None = None
@@ -97,7 +103,15 @@ class Members:
     def take_leave(self, member: Member, name: str, step: int, exc: BaseException | None) -> None:
         """Lets a member leave; without a name, silently."""
         failed = exc is not None and not is_clean_end(exc)
-        self._leaving.append(Leave(member.id, name, step, f"{type(exc).__name__}: {exc}" if failed else ""))
+        self._tell_once(Leave(member.id, name, step, _text(exc) if failed else ""))
+
+    def fail(self, exc: BaseException) -> None:
+        """Ends the waits of all processes."""
+        self._tell_once(Fail(_text(exc)))
+
+    def _tell_once(self, request: Leave | Fail) -> None:
+        self._seq += 1
+        self._once.append(request._replace(writer=self.teller, seq=self._seq))
         self.announce()
 
     def announce(self) -> None:
@@ -124,7 +138,7 @@ class Members:
 
     def _untold(self) -> list[Request]:
         members = [*self._publishers.values(), *([] if self.chief is None else [self.chief])]
-        return [*(Join(member) for member in members if self._told.get(member.id) != member), *self._leaving]
+        return [*(Join(member) for member in members if self._told.get(member.id) != member), *self._once]
 
     async def _tell(self) -> None:
         try:
@@ -133,11 +147,14 @@ class Members:
                     await self._request(request)
                     if isinstance(request, Join):
                         self._told[request.member.id] = request.member
-                    elif isinstance(request, Leave):
-                        self._leaving.remove(request)
-                        self._told.pop(request.id, None)
-        except StoreUnavailableError as error:
+                    elif isinstance(request, (Leave, Fail)):
+                        self._once.remove(request)
+                        if isinstance(request, Leave):
+                            self._told.pop(request.id, None)
+        except ENGINE_ERRORS as error:
             logger.warning("run %s: could not tell the engine who publishes: %s", self._run, error)
+            if isinstance(error, StoreDamagedError):
+                self.stop()
         finally:
             self._telling = None
             self._plan_renewal()
@@ -150,3 +167,7 @@ class Members:
     def _renew(self) -> None:
         self._renewal = None
         self.announce_again()
+
+
+def _text(exc: BaseException | None) -> str:
+    return f"{type(exc).__name__}: {exc}"

@@ -56,6 +56,7 @@ class Commits:
             lost: told when the server has lost data.
         """
         self.head: Head | None = None
+        self._kept: Head | None = None  # known before the connection or the server's data was lost
         self._life = b"", b""
         self._clock = clock
         self._process = process
@@ -70,6 +71,7 @@ class Commits:
 
     def restart(self) -> None:
         """Knows nothing again; while nobody could be heard, nobody's lease ran out."""
+        self._kept = self.head or self._kept
         self.head = None
         self._beats.clear()
 
@@ -89,6 +91,7 @@ class Commits:
         if now is not None and now is not before and now.born == head.born and now.seq >= head.seq:
             return now  # heard meanwhile
         if before is not None and before.born and (head.seq < before.seq or head.born != before.born):
+            self._kept = before
             self.head = head
             self._lost()
             return head
@@ -133,9 +136,14 @@ class Commits:
         while True:
             head = self.head or await self.refresh(secs)
             state = head.state.copy()
+            kept = self._kept
+            if kept is not None and (kept.born != head.born or kept.seq > head.seq):
+                # Its data is gone. Who repeats a write that was heard of, and whose answer was lost, must not do it again.
+                state.recover(kept.state)
             changes = tuple(self._waiting)
             results = [change.make(state) for change in changes]
             if await self._set(head, state, secs):
+                self._kept = None
                 break
             races += 1
             if races >= _AT_ONCE:
@@ -167,6 +175,8 @@ class Commits:
         old = self.head
         if old is not None and old.born == head.born and head.seq <= old.seq:
             return old
+        if old is not None and old.born and old.born != head.born:
+            self._kept = old
         self.head = head
         self._life = life_of(head.data)
         now = self._clock.now()

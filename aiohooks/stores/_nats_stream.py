@@ -28,6 +28,14 @@ class NobodyAnswersError(StoreUnavailableError):
     """The server is there, and nobody has the stream: it is gone, or has no leader for now."""
 
 
+class ForeignMessageError(Exception):
+    """A message of a run that no store of this version wrote; says what it is."""
+
+
+class StreamGoneError(NobodyAnswersError):
+    """The server says that there is no such stream."""
+
+
 class Head(NamedTuple):
     """The newest message of a run."""
 
@@ -57,17 +65,16 @@ def unpack(seq: int, data: bytes) -> Head:
     """What a message says.
 
     Raises:
-        StoreUnavailableError: it is not one of ours.
+        ForeignMessageError: it is not one of ours.
     """
     try:
         kind, born, _, state = data.split(b" ", 3)
-        if kind != _FORMAT:
-            raise ValueError(f"format {kind[:20]!r} is not {_FORMAT!r}")
-        return Head(seq, born.decode("latin-1"), RunState.load(state), data)
+        if kind == _FORMAT:
+            return Head(seq, born.decode("latin-1"), RunState.load(state), data)
+        cause = None
     except ValueError as error:
-        raise StoreRefusedError(
-            f"the stream has a message that no store of this version wrote: {data[:100]!r}; take another stream= or run="
-        ) from error
+        cause = error
+    raise ForeignMessageError(f"a message of {len(data)} bytes, which begins with {data[:50]!r}") from cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +192,7 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
     if number == _NO_REPLICAS:
         raise StoreRefusedError(f"{said}: it is one server, no cluster; leave out replicas=")
     if number == _STREAM_NOT_FOUND:
-        raise NobodyAnswersError(f"{said}: the stream is gone")
+        raise StreamGoneError(f"{said}: the stream is gone")
     raise StoreUnavailableError(f"the NATS server says: {said}")
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from aiohooks._clock import Clock, TimerHandle
-from aiohooks._errors import AiohooksError, UnavailableError
+from aiohooks._errors import AiohooksError, StoreClosedError, UnavailableError
+from aiohooks.stores._damage import ENGINE_ERRORS
 from aiohooks.stores._mark import Mark
 from aiohooks.stores._progress import logger
 from aiohooks.stores._publishers import Departure
 from aiohooks.stores._room import WaitingRoom
-from aiohooks.stores._view import Departed, Member, View
+from aiohooks.stores._view import Departed, View
 
 
 class News:
@@ -19,15 +21,19 @@ class News:
 
     __slots__ = (
         "_clock",
+        "_doubts",
         "_expiry",
         "_grace",
         "_grace_secs",
         "_keep",
         "_look",
+        "_looking",
         "_process",
         "_room",
         "_run",
         "_seen",
+        "_spawn",
+        "_take",
         "_vacancies",
         "going",
         "taken",
@@ -43,9 +49,11 @@ class News:
         *,
         keep: bool,
         join_grace_secs: float,
-        look: Callable[[], object],
+        look: Callable[[], Awaitable[View]],
+        take: Callable[[View], None],
+        spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]],
     ) -> None:
-        """`keep`: waiters stay for the successor of a publisher that was found dead. `look` reads the run anew."""
+        """`keep`: waiters stay for the successor of a publisher that was found dead. `look` reads the run anew, for `take`."""
         self.view = View(Mark(1, 0))
         """The latest one."""
         self.taken = False
@@ -59,6 +67,10 @@ class News:
         self._keep = keep
         self._grace_secs = join_grace_secs
         self._look = look
+        self._take = take
+        self._spawn = spawn
+        self._doubts = False  # since the latest look began
+        self._looking: asyncio.Task[None] | None = None
         self._seen = 0  # the latest departure that the room was told of
         self._grace: TimerHandle | None = None
         self._expiry: TimerHandle | None = None
@@ -92,13 +104,35 @@ class News:
         if secs is not None and self.going and (self._room.waiting or self._vacancies):
             self._expiry = self._clock.call_later(secs + 0.001, self._expired)
 
-    @property
-    def chief(self) -> Member | None:
-        """The lease of the present chief, whichever process that is."""
-        return next((member for member in self.view.members if member.reign), None)
+    def look_again(self) -> asyncio.Task[None] | None:
+        """Has a task ask the engine how things are now, which ends the waits if they have no hope; None without an engine."""
+        self._doubts = True
+        if self._looking is None and self.going:
+            self._looking = self._spawn(self._look_until_sure(), "looking who is there")
+        return self._looking
+
+    async def _look_until_sure(self) -> None:
+        try:
+            view = self.view
+            while self._doubts:  # what was read before one does not settle it
+                self._doubts = False
+                view = await self._look()
+            self._take(view)
+            self._room.end_hopeless()
+        except (*ENGINE_ERRORS, StoreClosedError) as error:
+            logger.warning("run %s: could not find out who is there: %s", self._run, error)
+            if self._room.hopeless:
+                self._room.break_off(error)
+        finally:
+            self._looking = None
 
     async def vacancy(self) -> None:
         """Waits until there may be no chief, or until it is stopped."""
+        self._take(await self._look())
+        chief = next((member for member in self.view.members if member.reign), None)
+        if chief is None:
+            return
+        logger.info("run %s: waiting for the lead, which %s has", self._run, chief.name)
         vacancy: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._vacancies[vacancy] = None
         try:
@@ -106,6 +140,7 @@ class News:
             await vacancy
         finally:
             del self._vacancies[vacancy]
+            self.watch_leases()
 
     def stop(self) -> None:
         """Looks no more."""
@@ -151,7 +186,7 @@ class News:
 
     def _expired(self) -> None:
         self._expiry = None
-        self._look()
+        self.look_again()
 
 
 def _error_of(departed: Departed) -> AiohooksError | None:

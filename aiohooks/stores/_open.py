@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from aiohooks._errors import InvalidArgumentError, did_you_mean
 from aiohooks.stores._store import StepStore
-from aiohooks.stores.memory import MemoryStepStore
 
 URL_VARIABLE = "AIOHOOKS_STEP_STORE"
 RUN_VARIABLE = "AIOHOOKS_RUN"
 
 _ENGINES = {
+    "memory": ("aiohooks.stores.memory", "MemoryStepStore"),
     "local": ("aiohooks.stores.local", "LocalStepStore"),
     "redis": ("aiohooks.stores.redis", "RedisStepStore"),
     "rediss": ("aiohooks.stores.redis", "RedisStepStore"),
@@ -29,9 +29,9 @@ _ENGINES = {
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
     """Makes the step store that a URL names; it connects when it is first used, or by `async with`.
 
-    `memory://` is for one process, `local:///directory` for the processes of one machine; for several machines there are
-    `redis://host:6379` (`rediss://` with TLS, `unix:///socket`), `nats://host:4222` (`tls://` with TLS) and
-    `ray://namespace`. The packages for these are installed by `pip install 'aiohooks[redis]'`, `[nats]` and `[ray]`.
+    `memory://` is a new one for the tasks of one process, `local:///directory` is for the processes of one machine; for several
+    machines there are `redis://host:6379` (`rediss://` with TLS, `unix:///socket`), `nats://host:4222` (`tls://` with TLS) and
+    `ray://namespace/run`. The packages for these are installed by `pip install 'aiohooks[redis]'`, `[nats]` and `[ray]`.
 
     Args:
         url: where it is; left out, the environment variable AIOHOOKS_STEP_STORE says it, which launchers set for workers.
@@ -49,29 +49,56 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
     given: object = url
     if not isinstance(given, str):
         raise InvalidArgumentError(f"url={url!r}: give the URL of a step store as a text")
-    if run is None:
-        run = os.environ.get(RUN_VARIABLE) or "default"
-    scheme, _, rest = url.partition("://")
-    if scheme == "memory":
-        return _made(MemoryStepStore, url, run=run, **options)
-    if scheme not in _ENGINES or "://" not in url:
-        # Without what follows: there may be a password in it.
-        raise InvalidArgumentError(f"{scheme!r} is no kind of step store; {did_you_mean(scheme, ['memory', *_ENGINES])}")
-    module, name = _ENGINES[scheme]
-    store = getattr(importlib.import_module(module), name)
-    if scheme == "local":
-        return _made(store, url, rest or None, run=run, **options)
-    if scheme == "ray":
-        parts = urlsplit(url)
-        return _made(store, url, parts.netloc, run=parts.path.strip("/") or run, **options)
-    return _made(store, url, url, run=run, **options)
+    kind, is_url, rest = url.partition("://")
+    if not is_url or kind not in _ENGINES:
+        if is_url:
+            raise InvalidArgumentError(f"{kind!r} is no kind of step store; {did_you_mean(kind, _ENGINES)}")
+        # Without what follows a colon: there may be a password in it.
+        head = kind.partition(":")[0]
+        raise InvalidArgumentError(
+            f"{head!r} begins no URL of a step store; give one like local:///directory or redis://host:6379"
+        )
+    module, name = _ENGINES[kind]
+    store = cast("type[StepStore]", getattr(importlib.import_module(module), name))
+    known = _options_of(store)
+    for option in options:
+        if option not in known:
+            advice = did_you_mean(option, known) if known else "it takes none"
+            raise InvalidArgumentError(f"a {kind} step store has no option {option!r}; {advice}")
+    address, named = _address_of(kind, url, rest)
+    if named and run and named != run:
+        raise InvalidArgumentError(f"run={run!r}, and the URL names {named!r}; give one of them")
+    run = named or (os.environ.get(RUN_VARIABLE) or "default" if run is None else run)
+    return cast("Callable[..., StepStore]", store)(*address, run=run, **options)
 
 
-def _made(store: type[StepStore], url: str, *args: Any, **options: Any) -> StepStore:
-    try:
-        return cast("Callable[..., StepStore]", store)(*args, **options)
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # out of its own code
-        scheme = url.partition("://")[0]
-        raise InvalidArgumentError(f"a {scheme} step store does not take these options: {error}") from error
+def _address_of(kind: str, url: str, rest: str) -> tuple[tuple[str, ...], str]:
+    """What a kind of store is given of its URL, and the run if that names it."""
+    if kind == "memory":
+        return (), ""
+    if kind == "local":
+        if rest and (not rest.startswith("/") or "\0" in rest):
+            raise InvalidArgumentError(
+                f"{url!r} has no absolute path; give local:///directory, so that it is the same one for all processes"
+            )
+        return (rest,) if rest else (), ""
+    if kind == "ray":
+        namespace, _, run = rest.partition("/")
+        if ":" in namespace or "?" in rest:
+            raise InvalidArgumentError(
+                f"{url!r} is not of the form ray://namespace/run; the address of the cluster is an option: address='host:6379'"
+            )
+        return (namespace,), run.strip("/")
+    return (url,), ""
+
+
+def _options_of(store: type[StepStore]) -> list[str]:
+    """Their names, also of those that a class hands on to its base."""
+    names: list[str] = []
+    for kind in store.__mro__:
+        if "__init__" in vars(kind):
+            parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+            names += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
+    return [name for name in dict.fromkeys(names) if name != "run"]

@@ -6,6 +6,8 @@ import os
 import weakref
 from typing import NoReturn
 
+from aiohooks._errors import WrongLoopError
+
 _HOW = "open one in the other process by its URL: open_step_store(url, run=...), or AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
 
 
@@ -21,8 +23,9 @@ class ProcessBound:
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled: {_HOW}")
 
-    def _fork_message(self) -> str:
-        return f"{self!r} came here by a fork and does not work here: {_HOW}"
+    def _check_process(self) -> None:
+        if self._forked:
+            raise WrongLoopError(f"{self!r} came here by a fork and does not work here: {_HOW}")
 
 
 _all: weakref.WeakSet[ProcessBound] = weakref.WeakSet()

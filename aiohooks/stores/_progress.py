@@ -28,34 +28,50 @@ class Waiting:
 class ProgressLog:
     """Logs once a minute for as long as somebody waits; costs nothing where nobody does."""
 
-    __slots__ = ("_clock", "_describe", "_mark", "_since", "_timer")
+    __slots__ = ("_clock", "_describe", "_last", "_mark", "_timer", "since")
 
     def __init__(self, clock: Clock, describe: Callable[[], Waiting]) -> None:
         """`describe` is called for each line."""
         self._clock = clock
         self._describe = describe
+        self.since: float | None = None
+        """When somebody began to wait, after a time when nobody did; None while nobody does."""
         self._timer: TimerHandle | None = None
-        self._mark = Mark(0, 0)
-        self._since = 0.0
+        self._mark: Mark = Mark(0, 0)  # as of the last line, or else of the beginning
+        self._last: float = 0.0  # when that was
 
-    def keep(self, going: bool, mark: Mark) -> None:
-        """Starts it when somebody begins to wait, ends it when nobody is left."""
-        if going == (self._timer is not None):
-            return
+    def begin(self, mark: Mark) -> None:
+        """Somebody has begun to wait."""
+        self.since = self._last = self._clock.now()
+        self._mark = mark
+        if self._timer is None:
+            self._timer = self._clock.call_later(_PERIOD_SECS, self._look)
+
+    def pause(self) -> None:
+        """Nobody waits in this moment. The timer is left: who was woken often waits again at once."""
+        self.since = None
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self.since = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        else:
-            self._begin(mark)
 
-    def _begin(self, mark: Mark) -> None:
-        self._mark = mark
-        self._since = self._clock.now()
-        self._timer = self._clock.call_later(_PERIOD_SECS, self._log)
+    def _look(self) -> None:
+        self._timer = None
+        if self.since is None:
+            return
+        rest = self._last + _PERIOD_SECS - self._clock.now()
+        if rest <= 0:
+            self._log()
+            rest = _PERIOD_SECS
+        self._timer = self._clock.call_later(rest, self._look)
 
     def _log(self) -> None:
+        now = self._clock.now()
         waiting = self._describe()
-        elapsed = self._clock.now() - self._since
+        elapsed = now - self._last
         steps = waiting.seen.step - self._mark.step
         # Across a reset the difference says nothing.
         known = waiting.seen.epoch == self._mark.epoch and elapsed > 0
@@ -68,4 +84,4 @@ class ProgressLog:
             f"{steps / elapsed:.3g} steps/s" if known else "reset meanwhile",
             waiting.publishers,
         )
-        self._begin(waiting.seen)
+        self._last, self._mark = now, waiting.seen

@@ -12,7 +12,7 @@ from aiohooks.stores._ledger import Ledger, Pages
 from aiohooks.stores._mark import Mark
 from aiohooks.stores._ray_messages import packed, request_of, unpacked, view_of
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores._view import Join, Lead, Leave, View, Write
+from aiohooks.stores._view import Join, Lead, Leave, View
 
 _STOPPED_SECS = 0.05
 """A timer that is later than this was held up: nothing could be heard meanwhile, no renewal either."""
@@ -98,16 +98,17 @@ class StepKeeper:
             return b""
         state, request = self._state, request_of(kind, fields)
         mark, news = state.mark, state.news
-        answered = state.answers.get(request.writer) if isinstance(request, Write) else None
-        answer = state.apply(request)
-        if isinstance(request, Write):
-            if state.answers.get(request.writer) is not answered:
-                self._ledger.add(request.writer, request.seq, state.mark)
-        elif isinstance(request, (Join, Lead)):
+        if isinstance(request, (Join, Lead)):
+            answer = state.apply(request)
             self._hearsay.discard(request.member.id)
             self._renew(request.member.id, request.member.ttl)
-        elif isinstance(request, Leave):
-            self._leases.pop(request.id, None)
+        else:
+            answered = state.answers.get(request.writer)
+            answer = state.apply(request)
+            if state.answers.get(request.writer) is not answered:
+                self._ledger.add(request.writer, request.seq, state.mark)
+            if isinstance(request, Leave):
+                self._leases.pop(request.id, None)
         if state.news != news or state.mark.epoch != mark.epoch or state.mark.step >= self._lowest:
             self._tell()
             await asyncio.sleep(0)  # those who have waited hear of it first

@@ -10,6 +10,7 @@ _ELSEWHERE = "it is a node of a cluster, and the run belongs to another one; giv
 _DENIALS = ("NoPermissionError", "has no permissions", "can't run this command", "can't access at least one of the keys")
 _REFUSED = (
     *((sign, _RIGHTS) for sign in _DENIALS),
+    ("without any password configured", "the server has no password; leave it out of the URL"),
     ("AuthenticationError", "wrong or missing password or user; put them in the URL: redis://user:password@host:6379"),
     ("AuthorizationError", "the user may not connect; look at ACL LIST on the server"),
     ("DENIED", "protected mode: a server without a password takes no connections from other machines; set one (requirepass)"),
@@ -23,6 +24,8 @@ _REFUSED = (
     ("DB index is out of range", "there is no such database; leave the number out of the URL"),
     ("SELECT is not allowed", "a cluster has one database only; leave the number out of the URL"),
 )
+# What comes of a script that finds something else than what the script has written.
+_FOREIGN = ("WRONGTYPE", "FOREIGN", "attempt to ", "bad argument #", "assertion failed", "not an integer", "Expected ")
 _START = "no server is listening there; start one (redis-server --port 6379), or mend the address"
 _AWAY = (
     ("BusyLoadingError", "it is still reading its data from the disk"),
@@ -54,6 +57,11 @@ def _names(error: BaseException) -> set[str]:
 def is_reply(error: BaseException) -> bool:
     """Whether it was the server's answer to a request, after which the connection goes on."""
     return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether the server says that what is under the keys of a run is none."""
+    return is_reply(error) and any(sign in str(error) for sign in _FOREIGN)
 
 
 def is_no_script(error: BaseException) -> bool:

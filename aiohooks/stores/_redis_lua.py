@@ -5,9 +5,9 @@ A run has five keys, all with the same hash tag:
     aiohooks:{run}            a stream of one entry, whose id is the mark: epoch-step. A blocking read from just below our
                               threshold ends when the step is there, or in a later epoch, and not before.
     aiohooks:{run}:news       a stream of one entry, a new one for each change of all the rest
-    aiohooks:{run}:state      reign, ready, counts, the last departure, the failure
+    aiohooks:{run}:state      the layout, reign, ready, counts, the last departure, the failure
     aiohooks:{run}:members    by id: when the lease ends, renewals, order, reign, ready, and the rest as JSON
-    aiohooks:{run}:answers    by writer: the number of its last write, and the mark that came of it
+    aiohooks:{run}:answers    by writer: the number of its last request, and the mark that came of it
 
 and for a minute `aiohooks:{run}:wake:...`, by which a process tells its own blocking read of a lower threshold.
 """
@@ -62,16 +62,44 @@ local function tell(changes)
   end
 end
 
+-- What came of a writer's last request: its number, epoch and step.
+local function answered(writer)
+  local before = redis.call('HGET', answers, writer)
+  if before then
+    local n, e, s = string.match(before, '^(%d+) (%d+) (%d+)$')
+    return assert(tonumber(n)), e, s
+  end
+end
+
+local function remember(writer, seq, is_new)
+  redis.call('HSET', answers, writer, exact(seq) .. ' ' .. exact(epoch) .. ' ' .. exact(step))
+  if is_new and redis.call('HLEN', answers) > 1280 then
+    -- The mark that came of a writer's last request says how long it has been silent.
+    local all, writers = redis.call('HGETALL', answers), {}
+    for i = 1, #all, 2 do
+      local _, we, ws = string.match(all[i + 1], '^(%d+) (%d+) (%d+)$')
+      if all[i] ~= writer then
+        writers[#writers + 1] = {tonumber(we), tonumber(ws), all[i]}
+      end
+    end
+    table.sort(writers, function(a, b)
+      if a[1] ~= b[1] then return a[1] < b[1] end
+      if a[2] ~= b[2] then return a[2] < b[2] end
+      return a[3] < b[3]
+    end)
+    for i = 1, #writers - 1023 do
+      redis.call('HDEL', answers, writers[i][3])
+    end
+  end
+end
+
 if op == 'write' then
   local kind, amount = ARGV[3], tonumber(ARGV[4])
   local floor_epoch, floor_step = tonumber(ARGV[5]), tonumber(ARGV[6])
   local by, writer, seq = tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
-  local before = redis.call('HGET', answers, writer)
-  if before then
-    local n, e, s = string.match(before, '^(%d+) (%d+) (%d+)$')
-    if tonumber(n) >= seq then
-      return answer('ok', e, s)
-    end
+  local last, last_epoch, last_step = answered(writer)
+  if last and last >= seq then
+    return answer('ok', last_epoch, last_step)
   end
   local e, s = epoch, step
   if floor_epoch > e or (floor_epoch == e and floor_step > s) then
@@ -98,26 +126,8 @@ if op == 'write' then
     epoch, step = e, s
     redis.call('XADD', stream, 'MAXLEN', 1, exact(e) .. '-' .. exact(s), 's', '')
   end
-  redis.call('HSET', answers, writer, exact(seq) .. ' ' .. exact(e) .. ' ' .. exact(s))
-  if not before then
-    if redis.call('HLEN', answers) > 1280 then
-      -- The mark that came of a writer's last write says how long it has been silent.
-      local all, writers = redis.call('HGETALL', answers), {}
-      for i = 1, #all, 2 do
-        local _, we, ws = string.match(all[i + 1], '^(%d+) (%d+) (%d+)$')
-        if all[i] ~= writer then
-          writers[#writers + 1] = {tonumber(we), tonumber(ws), all[i]}
-        end
-      end
-      table.sort(writers, function(a, b)
-        if a[1] ~= b[1] then return a[1] < b[1] end
-        if a[2] ~= b[2] then return a[2] < b[2] end
-        return a[3] < b[3]
-      end)
-      for i = 1, #writers - 1023 do
-        redis.call('HDEL', answers, writers[i][3])
-      end
-    end
+  remember(writer, seq, not last)
+  if not last then
     touch()
   end
   return answer('ok')
@@ -137,6 +147,18 @@ local function put(id, ttl_ms, beat, order, by, ready, text)
   end
   local ends = exact(now + tonumber(ttl_ms))
   redis.call('HSET', members, id, table.concat({ends, exact(beat), order, exact(by), ready, text}, ' '))
+end
+
+local function repeated(writer, seq)
+  if seq == 0 then
+    return false
+  end
+  local last = answered(writer)
+  if last and last >= seq then
+    return true
+  end
+  remember(writer, seq, not last)
+  return false
 end
 
 local function departs(name, at, failure, lost)
@@ -165,8 +187,17 @@ end
 
 if op == 'look' or op == 'open' then
   if op == 'open' then
-    -- Also finds out whether this server may be written to.
-    redis.call('HSETNX', state, 'reign', '0')
+    -- Also finds out whether this server may be written to, and whether all of this is ours, of this version.
+    redis.call('XREVRANGE', news, '+', '-', 'COUNT', 1)
+    redis.call('HLEN', answers)
+    if last and last[2][1] ~= 's' then
+      return redis.error_reply('FOREIGN the stream has entries that no store wrote')
+    end
+    redis.call('HSETNX', state, 'layout', '1')
+    local layout = redis.call('HGET', state, 'layout')
+    if layout ~= '1' then
+      return redis.error_reply('FOREIGN the layout is ' .. layout)
+    end
   end
   purge()
   touch()
@@ -201,12 +232,14 @@ if op == 'join' then
   end
   tell(changes)
 elseif op == 'leave' then
-  local id, name = ARGV[3], ARGV[4]
-  local gone = redis.call('HDEL', members, id)
-  if name ~= '' then
-    departs(name, ARGV[5], ARGV[6], '0')
-  else
-    tell(gone)
+  if not repeated(ARGV[7], tonumber(ARGV[8])) then
+    local id, name = ARGV[3], ARGV[4]
+    local gone = redis.call('HDEL', members, id)
+    if name ~= '' then
+      departs(name, ARGV[5], ARGV[6], '0')
+    else
+      tell(gone)
+    end
   end
 elseif op == 'lead' then
   local id, text, ttl_ms = ARGV[3], ARGV[4], ARGV[5]
@@ -227,8 +260,10 @@ elseif op == 'lead' then
     tell(1)
   end
 elseif op == 'fail' then
-  redis.call('HSET', state, 'f_error', ARGV[3], 'f_epoch', exact(epoch), 'f_step', exact(step))
-  tell(1)
+  if not repeated(ARGV[4], tonumber(ARGV[5])) then
+    redis.call('HSET', state, 'f_error', ARGV[3], 'f_epoch', exact(epoch), 'f_step', exact(step))
+    tell(1)
+  end
 else
   return redis.error_reply('ERR aiohooks: unknown request ' .. op)
 end

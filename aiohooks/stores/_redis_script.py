@@ -54,11 +54,11 @@ def arguments(request: Request) -> tuple[str | int, ...]:
         member = request.member
         return ("join", member.id, _packed(member), _millis(member.ttl), member.reign, int(member.ready))
     if isinstance(request, Leave):
-        return ("leave", request.id, request.name, request.step, request.error)
+        return ("leave", request.id, request.name, request.step, request.error, request.writer, request.seq)
     if isinstance(request, Lead):
         return ("lead", request.member.id, _packed(request.member), _millis(request.member.ttl))
     assert isinstance(request, Fail)
-    return ("fail", request.error)
+    return ("fail", request.error, request.writer, request.seq)
 
 
 def answer_of(reply: Any) -> Answer:

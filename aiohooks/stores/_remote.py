@@ -7,15 +7,16 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from aiohooks._checks import check_secs
 from aiohooks._clock import TimerHandle
-from aiohooks._errors import AiohooksError, StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._mark import Mark, checked_step
+from aiohooks._errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, another
+from aiohooks.stores._mark import Mark
 from aiohooks.stores._progress import logger
 from aiohooks.stores._shared import SharedStepStore
 from aiohooks.stores._view import Answer, Request, View
+from aiohooks.stores._writes import Kind
 
 T = TypeVar("T")
 _PAUSE_SECS = 0.05, 5.0
@@ -27,18 +28,11 @@ class _Call:
 
     __slots__ = ("amount", "answer", "kind")
 
-    def __init__(self, kind: Literal["advance", "raise", "reset"], amount: int) -> None:
-        self.kind: Literal["advance", "raise", "reset"] = kind
+    def __init__(self, kind: Kind, amount: int) -> None:
+        self.kind: Kind = kind
         self.amount = amount
         # An error is a result as well: nobody may come to fetch it.
-        self.answer: asyncio.Future[Mark | AiohooksError] = asyncio.get_running_loop().create_future()
-
-
-def _copy_of(error: AiohooksError) -> AiohooksError:
-    """One for each caller: an error that is raised twice would collect both tracebacks."""
-    copy = type(error)(*error.args, **vars(error))
-    copy.__cause__ = error.__cause__
-    return copy
+        self.answer: asyncio.Future[Mark | Exception] = asyncio.get_running_loop().create_future()
 
 
 class RemoteStepStore(SharedStepStore):
@@ -47,8 +41,10 @@ class RemoteStepStore(SharedStepStore):
     The connection is made again whenever it is lost, after growing pauses with jitter; waits go on meanwhile, and writes are
     repeated until they are answered: each is done exactly once. `max_outage_secs` puts an end to both.
 
-    For engines: the four methods that follow do one thing once, and raise `StoreUnavailableError` when the connection fails
-    or says no; `_watch` reports what it hears with `_take` and `_observe`.
+    For engines: the methods that follow do one thing once, and raise `StoreUnavailableError` when the connection fails or
+    says no, `StoreDamagedError` when what they find is no run. Nothing is tried again after that one.
+
+    `_watch` reports what it hears with `_take` and `_observe`.
     """
 
     def __init__(
@@ -84,9 +80,14 @@ class RemoteStepStore(SharedStepStore):
         self._writing: asyncio.Task[None] | None = None
         self._outage: TimerHandle | None = None
         self._given_up = False
+        self._damage: StoreDamagedError | None = None
         self._answers = 0
 
     # What an engine does.
+
+    @abc.abstractmethod
+    async def _reach(self) -> None:
+        """Connects, and leaves the run alone."""
 
     @abc.abstractmethod
     async def _connect(self) -> View:
@@ -103,6 +104,10 @@ class RemoteStepStore(SharedStepStore):
     @abc.abstractmethod
     async def _read(self) -> View:
         """Reads the run once, after finding out which leases have run out."""
+
+    @abc.abstractmethod
+    async def _erase(self) -> None:
+        """Deletes the run once, whatever it holds."""
 
     @abc.abstractmethod
     async def _hang_up(self) -> None:
@@ -150,6 +155,13 @@ class RemoteStepStore(SharedStepStore):
                 connected = False
                 self._is_away(error)
                 await self._hang_up()
+            except StoreDamagedError as error:
+                logger.error("run %s: %s", self.run, error)
+                self._damage = error
+                self._room.break_off(error)
+                await self._hang_up()
+                self._wake_naps()
+                return
             pause = await self._pause(pause)
 
     def _got(self) -> tuple[int, Mark]:
@@ -177,13 +189,14 @@ class RemoteStepStore(SharedStepStore):
             logger.info("run %s: still away after %.0f s: %s", self.run, self.away_secs, error)
             return
         self._away_since = self._clock.now()
-        logger.warning("run %s: the connection is lost, trying again: %s", self.run, error)
+        log = logger.info if self._forgotten else logger.warning
+        log("run %s: the connection is lost, trying again: %s", self.run, error)
         if self._max_outage_secs is not None:
             self._outage = self._clock.call_later(self._max_outage_secs, self._give_up)
 
     def _give_up(self) -> None:
         self._given_up = True
-        self._room.fail(self._outage_error(), kind=StoreUnavailableError)
+        self._room.break_off(self._outage_error())
         self._wake_naps()
 
     def _outage_error(self) -> StoreUnavailableError:
@@ -200,7 +213,7 @@ class RemoteStepStore(SharedStepStore):
         behind = view.mark < self._room.latest
         self._take(view)
         self._members.announce_again()
-        if behind:
+        if behind and not self._forgotten:
             logger.warning("run %s: the engine came back at %s, behind %s: raised", self.run, view.mark, self._room.latest)
             self._spawn(self._write("raise", 0), "raising an engine that came back empty")
         self._wake_naps()
@@ -219,7 +232,15 @@ class RemoteStepStore(SharedStepStore):
             if not call.answer.done():
                 call.answer.set_result(self._closed_error())
         self._calls.clear()
+        self._wake_naps()  # of those who insist: they hear that it is closed
         await self._hang_up()
+
+    async def _delete(self) -> None:
+        if self._link is not None and self._damage is None:
+            await self._insist(self._erase, lambda: True)
+        else:  # no connection is kept to what is damaged
+            await self._reach()
+            await self._erase()
 
     # Asking.
 
@@ -238,24 +259,24 @@ class RemoteStepStore(SharedStepStore):
             except StoreRefusedError:
                 raise  # it would say the same again
             except StoreUnavailableError:
+                if self._room.closed:
+                    raise self._closed_error() from None
+                if self._damage is not None:
+                    raise another(self._damage) from None
                 if self._given_up:
                     raise self._outage_error() from None
-                if not wanted() or self._room.closed:
+                if not wanted():
                     raise
             else:
                 self._answers += 1
                 return answer
             pause = await self._pause(pause)
+            if self._room.closed:
+                raise self._closed_error()
 
     # Writing: what several tasks want at the same time is one request.
 
-    async def advance(self, by: int = 1) -> int:
-        """See `StepStore.advance`; several at once are one request to the engine."""
-        by = checked_step(by, "advance by", least=1)
-        await self._ensure_open()
-        return (await self._write("advance", by)).step
-
-    async def _write(self, kind: Literal["advance", "raise", "reset"], amount: int) -> Mark:
+    async def _write(self, kind: Kind, amount: int) -> Mark:
         call = _Call(kind, amount)
         self._calls.append(call)
         if self._writing is None:
@@ -289,10 +310,10 @@ class RemoteStepStore(SharedStepStore):
                 if not call.answer.done():
                     call.answer.set_result(self._closed_error())
             raise
-        except AiohooksError as error:
+        except Exception as error:  # also one that no engine should raise: who waits would wait for ever
             for call in batch:
                 if not call.answer.done():
-                    call.answer.set_result(_copy_of(error))
+                    call.answer.set_result(another(error) if isinstance(error, AiohooksError) else error)
             return
         if write.kind == "advance":
             step -= write.amount

@@ -17,6 +17,7 @@ from aiohooks._errors import (
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
+    another,
 )
 from aiohooks.stores._changes import Watch
 from aiohooks.stores._mark import Mark
@@ -30,13 +31,12 @@ from aiohooks.stores._waiters import NOBODY, Waiter, Waiters
 class _End:
     """Why waits end badly."""
 
-    kind: type[AiohooksError]
-    message: str
-    cause: BaseException | None = None
+    why: AiohooksError
+    cause: BaseException | None
 
     def error(self, wanted: int | None) -> AiohooksError:
-        """One for each wait: an error that is raised twice would collect both tracebacks."""
-        error = self.kind(self.message if wanted is None else f"{self.message}, wanted {wanted}")
+        """One for each wait."""
+        error = another(self.why, None if wanted is None else f"{self.why}, wanted {wanted}")
         error.__cause__ = self.cause
         return error
 
@@ -49,13 +49,16 @@ class WaitingRoom:
 
     __slots__ = (
         "_arm",
+        "_armed",
         "_claims",
         "_clock",
         "_failure",
+        "_hope_lost",
+        "_loop",
         "_progress",
         "_run",
-        "_since",
         "_strict",
+        "_unsettled",
         "_waits_changed",
         "_warned",
         "closed",
@@ -76,8 +79,12 @@ class WaitingRoom:
         clock: Clock,
         arm: Callable[[int | None], None],
         waits_changed: Callable[[Publisher], None],
+        hope_lost: Callable[[], None],
     ) -> None:
-        """`arm` is told whenever `due` has changed: None when nobody waits; `waits_changed` of a publisher's waits."""
+        """`arm` is told whenever `due` has changed: None when nobody waits; `waits_changed` of a publisher's waits.
+
+        `hope_lost` is told when no wait can end well, as far as is known here; it calls `end_hopeless` when that is certain.
+        """
         self.latest = mark
         self.due = NOBODY
         """The lowest step at which somebody is to be told: the lowest threshold; 0 while a change is waited for."""
@@ -91,11 +98,14 @@ class WaitingRoom:
         self._clock = clock
         self._arm = arm
         self._waits_changed = waits_changed
+        self._hope_lost = hope_lost
         self.is_initialised = False
         self._claims: dict[Watch, None] = {}  # those that wait for this
-        self._since: float | None = None  # when somebody began to wait, after a time when nobody did
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of who waits
+        self._armed = NOBODY  # the `due` that was told
+        self._unsettled = False
         self._strict: dict[Waiter, None] = {}  # those that a reset is to end
-        self._failure: tuple[BaseException, Mark, type[AiohooksError]] | None = None
+        self._failure: tuple[_End, Mark] | None = None
         self._warned: Mark | None = None
         self._progress = ProgressLog(clock, self._describe)
 
@@ -107,7 +117,8 @@ class WaitingRoom:
             raise end.error(step)
         if secs == 0:
             raise self._late(step, 0.0)
-        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        waiter: Waiter = self._loop.create_future()
         self.waiters.park(step, waiter)
         self.waits += 1
         if self.waiters.count > self.max_waiting:
@@ -142,7 +153,8 @@ class WaitingRoom:
             return self.latest
         if (end := self._end()) is not None:
             raise end.error(None)
-        watch: Watch = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        watch: Watch = self._loop.create_future()
         self.watches[watch] = own[watch] = None
         publisher = self._parked_by(watch, self.latest.step + 1)
         try:
@@ -182,6 +194,7 @@ class WaitingRoom:
             if timer is not None:
                 timer.cancel()
             self._claims.pop(claim, None)
+            self._arm(None if self.due == NOBODY else self.due)
         if error is not None:
             raise error
 
@@ -193,7 +206,8 @@ class WaitingRoom:
     @property
     def waiting_secs(self) -> float | None:
         """For how long somebody has been waiting for a step without a break; None if nobody does."""
-        return None if self._since is None else self._clock.now() - self._since
+        since = self._progress.since
+        return None if since is None else self._clock.now() - since
 
     # News.
 
@@ -234,13 +248,18 @@ class WaitingRoom:
                     waiter.set_result(StepResetError(message, old=old, new=mark))
 
     def wake(self) -> None:
-        """Ends the waits that the latest mark answers."""
+        """Ends the waits that the latest mark answers; only when those tasks have gone on, `_settle` sees to the rest."""
         for watch in self.watches:
             if not watch.done():
                 watch.set_result(None)
         self.watches.clear()
         self.waiters.wake(self.latest.step)
-        self._settle()
+        self.due = self.waiters.lowest
+        if not self.waiters.count:
+            self._progress.pause()
+        if self._loop is not None and not self._unsettled:
+            self._unsettled = True
+            self._loop.call_soon(self._settle)
 
     def join(self, publisher: Publisher) -> None:
         """Takes note of one more publisher."""
@@ -252,10 +271,17 @@ class WaitingRoom:
         self.publishers.leave(publisher, self.latest.step, exc)
         self._judge()
 
-    def fail(self, exc: BaseException, mark: Mark | None = None, kind: type[AiohooksError] = PublisherFailedError) -> None:
+    def fail(self, exc: BaseException, mark: Mark | None = None) -> None:
         """Ends all waits, also those that begin before anything new happens; `mark` is the one at which it was said."""
-        self._failure = exc, mark or self.latest, kind
-        self._end_now()
+        mark = mark or self.latest
+        why = PublisherFailedError(f"the publisher of {self._run} failed at step {mark.step}")
+        self._failure = _End(why, exc), mark
+        self.end_hopeless()
+
+    def break_off(self, error: AiohooksError) -> None:
+        """Ends all waits as `fail` does, with what went wrong with the engine."""
+        self._failure = _End(error, error.__cause__), self.latest
+        self.end_hopeless()
 
     def available(self) -> None:
         """Waits may begin again after a failure."""
@@ -264,7 +290,7 @@ class WaitingRoom:
     def close(self) -> None:
         """Ends all waits for good."""
         self.closed = True
-        self._end_now()
+        self.end_hopeless()
 
     # How waits end.
 
@@ -276,21 +302,17 @@ class WaitingRoom:
     def _end(self) -> _End | None:
         """Why no wait can end well now, if so."""
         if self.closed:
-            return _End(StoreClosedError, f"the step store {self._run} was closed")
-        if self._failure is not None:
-            cause, mark, kind = self._failure
-            if mark == self.latest and kind is not PublisherFailedError:
-                return _End(kind, str(cause), cause.__cause__)
-            if mark == self.latest:
-                return _End(PublisherFailedError, f"the publisher of {self._run} failed at step {mark.step}", cause)
+            return _End(StoreClosedError(f"the step store {self._run} was closed"), None)
+        if self._failure is not None and self._failure[1] == self.latest:
+            return self._failure[0]
         departure = self.publishers.departure
         if departure is None or not self.publishers.all_waiting(self.latest.step):
             return None
         if departure.error is None:
-            return _End(PublisherFinishedError, f"{departure.name} finished at step {departure.step}")
-        return _End(PublisherFailedError, f"{departure.name} failed at step {departure.step}", departure.error)
+            return _End(PublisherFinishedError(f"{departure.name} finished at step {departure.step}"), None)
+        return _End(PublisherFailedError(f"{departure.name} failed at step {departure.step}"), departure.error)
 
-    def _end_now(self) -> None:
+    def end_hopeless(self) -> None:
         """Ends all waits, if none can end well."""
         if (end := self._end()) is None:
             return
@@ -322,14 +344,15 @@ class WaitingRoom:
 
     def _settle(self) -> None:
         """After somebody has come or gone."""
-        due = 0 if self.watches else self.waiters.lowest
-        if due != self.due:
-            self.due = due
+        self._unsettled = False
+        due = self.due = 0 if self.watches else self.waiters.lowest
+        if due != self._armed:
+            self._armed = due
             self._arm(None if due == NOBODY else due)
-        waited = self.waiters.count > 0
-        if waited != (self._since is not None):
-            self._since = self._clock.now() if waited else None
-        self._progress.keep(waited, self.latest)
+        if not self.waiters.count:
+            self._progress.end()
+        elif self._progress.since is None:
+            self._progress.begin(self.latest)
 
     def _describe(self) -> Waiting:
         waiters = self.waiters
@@ -353,10 +376,11 @@ class WaitingRoom:
 
     def _judge(self) -> None:
         """A publisher has left, or begun to wait: can those who wait still be served?"""
-        if self.publishers.departure is not None:
-            self._end_now()
-            return
         publishers = self.publishers
+        if publishers.departure is not None:
+            if self.waiting and self.hopeless:
+                self._hope_lost()
+            return
         if self._warned == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
             return  # nothing has happened since it was said, or there is nothing to say
         self._warned = self.latest

@@ -42,12 +42,13 @@ class RunState:
             return self._write(request)
         if isinstance(request, Join):
             self._join(request.member)
-        elif isinstance(request, Leave):
-            self._leave(request)
         elif isinstance(request, Lead):
             return self._lead(request.member)
-        else:
-            self._fail(request)
+        elif not self._is_repeated(request):
+            if isinstance(request, Leave):
+                self._leave(request)
+            else:
+                self._fail(request)
         return self._answer("ok")
 
     def lose(self, id: str, beat: int) -> bool:
@@ -58,6 +59,19 @@ class RunState:
         del self.members[id]
         self._departs(member.name, self.mark.step, "", lost=True)
         return True
+
+    def forget(self, *writers: str) -> None:
+        """Takes out what is kept for these to repeat their requests."""
+        for writer in writers:
+            self.answers.pop(writer, None)
+
+    def recover(self, known: RunState) -> None:
+        """Takes over how far the run was, and which requests were done, from one who knew this before it was lost."""
+        self.mark = max(self.mark, known.mark)
+        for writer, last in known.answers.items():
+            self.answers[writer] = max(last, self.answers.get(writer, last))
+        while len(self.answers) > _MOST_WRITERS:
+            del self.answers[next(iter(self.answers))]
 
     def view(self, expires_secs: float | None = None) -> View:
         """What to tell of it."""
@@ -99,10 +113,24 @@ class RunState:
             return self._answer(refused)
         self.reign = max(self.reign, write.reign)
         self.mark = Mark(epoch, step)
-        self.answers[write.writer] = write.seq, self.mark
+        self._remember(write.writer, write.seq)
+        return self._answer("ok")
+
+    def _is_repeated(self, request: Leave | Fail) -> bool:
+        """Whether it was done already, and its answer lost; otherwise it counts as done from now on."""
+        if not request.seq:
+            return False
+        last = self.answers.get(request.writer)
+        if last is not None and last[0] >= request.seq:
+            return True
+        self.answers.pop(request.writer, None)
+        self._remember(request.writer, request.seq)
+        return False
+
+    def _remember(self, writer: str, seq: int) -> None:
+        self.answers[writer] = seq, self.mark
         if len(self.answers) > _MOST_WRITERS:
             del self.answers[next(iter(self.answers))]
-        return self._answer("ok")
 
     def _join(self, member: Member) -> None:
         known = self.members.get(member.id)
@@ -175,14 +203,33 @@ class RunState:
         state = cls()
         try:
             read = json.loads(data)
-            state.mark = Mark(*read["mark"])
-            state.reign, state.ready, state.news = int(read["reign"]), int(read["ready"]), int(read["news"])
-            state.members = {member[0]: Member(*member) for member in read["members"]}
-            state.departed = None if read["departed"] is None else Departed(*read["departed"])
-            state.departures = int(read["departures"])
-            failure = read["failure"]
-            state.failure = None if failure is None else Failure(failure[0], Mark(*failure[1]))
-            state.answers = {writer: (int(seq), Mark(*mark)) for writer, (seq, mark) in read["answers"].items()}
-        except (LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"this is not the state of a run: {data[:200]!r}") from error
+            state.mark = _mark(read["mark"])
+            state.reign, state.ready, state.news = _number(read["reign"]), _number(read["ready"]), _number(read["news"])
+            state.members = {member.id: member for member in map(_member, read["members"])}
+            state.departures = _number(read["departures"])
+            if read["departed"] is not None:
+                number, name, step, error, lost = read["departed"]
+                state.departed = Departed(_number(number), str(name), _number(step), str(error), bool(lost))
+            if read["failure"] is not None:
+                error, mark = read["failure"]
+                state.failure = Failure(str(error), _mark(mark))
+            state.answers = {writer: (_number(seq), _mark(mark)) for writer, (seq, mark) in read["answers"].items()}
+        except Exception as error:  # whatever it stumbles over: this was written by somebody else
+            raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
         return state
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of steps")
+    return value
+
+
+def _mark(fields: Any) -> Mark:
+    epoch, step = fields
+    return Mark(_number(epoch), _number(step))
+
+
+def _member(fields: Any) -> Member:
+    id, name, ttl, waits_for, reign, ready, beat = fields
+    return Member(str(id), str(name), float(ttl), _number(waits_for), _number(reign), bool(ready), _number(beat))

@@ -16,22 +16,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from aiohooks._checks import check_secs
 from aiohooks._clock import current_clock
-from aiohooks._errors import (
-    InvalidArgumentError,
-    StaleReignError,
-    StoreUnavailableError,
-    WrongLoopError,
-)
+from aiohooks._errors import InvalidArgumentError, StoreDamagedError
 from aiohooks._shield import shielded, wait_done
 from aiohooks.stores._changes import Watch
-from aiohooks.stores._mark import MAX_STEP, Mark, checked_step
+from aiohooks.stores._mark import Mark, checked_step
 from aiohooks.stores._members import Members
 from aiohooks.stores._news import News
 from aiohooks.stores._process import ProcessBound
 from aiohooks.stores._progress import logger
 from aiohooks.stores._publishers import Publisher
 from aiohooks.stores._store import Reign, StepStore
-from aiohooks.stores._view import Answer, Fail, Lead, Member, Request, View, Write
+from aiohooks.stores._view import Answer, Lead, Member, Request, View, Write
+from aiohooks.stores._writes import Kind, Writes, settle, unsettled
 
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine: what it could not be told then, its leases tell."""
@@ -73,9 +69,9 @@ class SharedStepStore(ProcessBound, StepStore):
         self._members = Members(
             self.run, self._process, self._lease_secs, self._clock, lambda request: self._request(request), self._spawn
         )
-        self._seq = 0
+        self._writes = Writes(self.run, self._process)
         self._reign = 0
-        self._leads = False
+        self._leader: Member | None = None  # that leads here, or would
         self._elsewhere = News(
             self.run,
             self._process,
@@ -83,10 +79,12 @@ class SharedStepStore(ProcessBound, StepStore):
             self._clock,
             keep=on_lost == "keep",
             join_grace_secs=join_grace_secs,
-            look=lambda: self._spawn(self._look_again(), "looking after leases"),
+            look=lambda: self._look(),
+            take=lambda view: self._take(view),
+            spawn=self._spawn,
         )
         self._opening: asyncio.Task[None] | None = None
-        self._opened = False
+        self._opened = self._closing = self._forgotten = False
         self._tasks: set[asyncio.Task[Any]] = set()
         ProcessBound.__init__(self)
 
@@ -121,8 +119,8 @@ class SharedStepStore(ProcessBound, StepStore):
         """Gives back all that `_open` took, also after a failed one; bounded in time by its caller."""
 
     @abc.abstractmethod
-    async def forget(self) -> None:
-        """Deletes the run, with its step, from the engine. Nobody may use it then; close this store afterwards."""
+    async def _delete(self) -> None:
+        """Deletes the run from the engine, also one that is damaged; `_disconnect` follows, and must not bring it back."""
 
     # The contract.
 
@@ -154,18 +152,23 @@ class SharedStepStore(ProcessBound, StepStore):
         """See `StepStore.wait_for`."""
         if not self._opened:
             await self._ensure_open()
-        if self._room.hopeless and not self._room.closed:
-            self._take(await self._look())  # nobody here waited for news
+        step = checked_step(step, "wait for step", least=None)
+        if self._room.hopeless and step > self._room.latest.step:
+            await self._catch_up()
         return await super().wait_for(step, timeout=timeout, on_reset=on_reset)
 
     async def _next_mark(self, seen: Mark | None, own: dict[Watch, None]) -> Mark:
         if not self._opened:
             await self._ensure_open()
+        if self._room.hopeless and seen == self._room.latest:
+            await self._catch_up()
         return await super()._next_mark(seen, own)
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
         """See `StepStore.wait_initialised`."""
         await self._ensure_open()
+        if self._room.hopeless:
+            await self._catch_up()
         await super().wait_initialised(timeout)
 
     async def mark_initialised(self) -> None:
@@ -180,6 +183,7 @@ class SharedStepStore(ProcessBound, StepStore):
 
     def publisher(self, name: str) -> Publisher:
         """See `StepStore.publisher`; the other processes are told in the background, see `flush`."""
+        self._check_not_closing()
         publisher = super().publisher(name)
         self._members.join(publisher)
         return publisher
@@ -187,73 +191,108 @@ class SharedStepStore(ProcessBound, StepStore):
     def fail(self, exc: BaseException) -> None:
         """See `StepStore.fail`; ends the waits of all processes."""
         super().fail(exc)
-        self._spawn(self._request(Fail(f"{type(exc).__name__}: {exc}")), "telling of a failure")
+        self._members.fail(exc)
 
     @contextlib.asynccontextmanager
     async def lead(self, ttl: float | None = None) -> AsyncGenerator[Reign]:
         """See `StepStore.lead`."""
         check_secs(ttl, "ttl", optional=True, positive=True)
         await self._ensure_open()
-        members = self._members
-        if self._leads:
+        if self._leader is not None:
             raise InvalidArgumentError(f"{self!r} leads already, or is about to: leave that block first")
-        self._leads = True
-        member = members.new(f"chief {self._process}", ttl if self._leased else None)
-        failure: BaseException | None = None
+        self._leader = member = self._members.new(f"chief {self._process}", ttl if self._leased else None)
         try:
-            reign = await self._take_lead(member)
-            self._reign = reign
-            members.chief = member._replace(reign=reign)
-            members.announce()
-            yield Reign(reign)
+            answer = await self._request(Lead(member))
+            while answer.verdict != "ok":
+                await self._elsewhere.vacancy()
+                self._check_not_closing()
+                answer = await self._request(Lead(member))
+            self._check_not_closing()
+            self._reign = answer.reign
+            self._members.chief = member._replace(reign=answer.reign)
+            self._members.announce()
+            yield Reign(answer.reign)
         except BaseException as error:
-            failure = error
+            # Also where it was cancelled before: the lead may have been granted all the same.
+            self._step_down(error)
             raise
-        finally:
-            # Also where it was cancelled: the lead may have been granted all the same.
-            led, self._reign, members.chief, self._leads = self._reign, 0, None, False
+        self._step_down(None)
+
+    def _step_down(self, failure: BaseException | None) -> None:
+        leader, self._leader = self._leader, None
+        if leader is not None:
+            led, self._reign, self._members.chief = self._reign, 0, None
             left = self._room.publishers.departure
-            told = not led or members.publish or (left is not None and not left.elsewhere)
+            told = not led or self._members.publish or (left is not None and not left.elsewhere)
             # Its publishers say how it left, if it has any.
-            members.take_leave(member, "" if told else "chief", self._room.latest.step, failure)
+            self._members.take_leave(leader, "" if told else "chief", self._room.latest.step, failure)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `StepStore.flush`."""
         await self._members.flush(timeout)
+
+    async def forget(self) -> None:
+        """Deletes the run, with its step, from the engine, also one that is damaged, and closes this store.
+
+        Call it when all others have closed theirs: one that is still open would bring the run back.
+
+        Raises:
+            StoreUnavailableError: it could not be deleted.
+        """
+        try:
+            await self._ensure_open()
+        except StoreDamagedError as error:
+            logger.info("run %s: deleting what cannot be read: %s", self.run, error)
+        self._leave_all()
+        await self._members.flush(_CLOSE_SECS)
+        self._members.stop()
+        self._forgotten = True
+        try:
+            await self._delete()
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """See `StepStore.aclose`; tells the engine within 5 s that this process has left."""
         if self._room.closed:
             return
         self._enter()
+        self._leave_all()
+        await shielded(self._shut_down(), grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}")
+
+    def _leave_all(self) -> None:
+        self._closing = True
         for publisher in self._room.publishers.here:
             publisher.close()
-        closing = self._shut_down()
-        await shielded(closing, grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}")
+        self._step_down(None)
 
     # Opening.
 
     async def __aenter__(self) -> Self:
-        await self._ensure_open()
+        try:
+            await self._ensure_open()
+        except asyncio.CancelledError:
+            await self.aclose()  # the opening would go on, and nobody comes to close it
+            raise
         return self
 
     async def _ensure_open(self) -> None:
         self._enter()
-        if self._opened:
-            return
-        if self._room.closed:
+        if not (self._opened or self._closing):
+            if self._opening is None:
+                self._opening = self._spawn(self._open_first(), "opening")
+            opening = self._opening
+            await wait_done([opening], None)
+            if opening.cancelled():
+                raise self._closed_error()
+            if (error := opening.exception()) is not None:
+                raise error
+            self._enter()
+        self._check_not_closing()
+
+    def _check_not_closing(self) -> None:
+        if self._closing:
             raise self._closed_error()
-        if self._opening is None:
-            self._opening = self._spawn(self._open_first(), "opening")
-        opening = self._opening
-        await wait_done([opening], None)
-        if opening.cancelled():
-            raise self._closed_error()
-        if (error := opening.exception()) is not None:
-            if self._opening is opening:
-                self._opening = None  # the next call tries again
-            raise error
-        self._enter()
 
     async def _open_first(self) -> None:
         try:
@@ -279,54 +318,32 @@ class SharedStepStore(ProcessBound, StepStore):
 
     # Writing.
 
-    def _next_write(self, kind: Literal["advance", "raise", "reset"], amount: int) -> Write:
-        """A write that nobody has made before."""
-        self._seq += 1
-        return Write(kind, amount, self._room.latest, self._reign, self._process, self._seq)
+    def _next_write(self, kind: Kind, amount: int) -> Write:
+        return self._writes.next(kind, amount, self._room.latest, self._reign)
 
-    async def _write(self, kind: Literal["advance", "raise", "reset"], amount: int) -> Mark:
+    async def _write(self, kind: Kind, amount: int) -> Mark:
         write = self._next_write(kind, amount)
         return self._written(write, await self._request(write))
 
     def _written(self, write: Write, answer: Answer) -> Mark:
-        """Takes note of what a write led to."""
-        if answer.verdict == "stale":
-            raise StaleReignError(
-                f"the reign {write.reign} of this process over {self.run} has ended, {answer.reign} has begun at step "
-                f"{answer.mark.step}: its lease had run out, and another chief took over; stop, or start again",
-                reign=write.reign,
-                newest=answer.reign,
-            )
-        if answer.verdict == "full":
-            checked_step(MAX_STEP + 1, f"{write.kind} by {write.amount} would lead to step")
-        self._observe(answer.mark)
-        return answer.mark
+        mark = self._writes.mark_of(write, answer)
+        self._observe(mark)
+        return mark
 
     def _arm(self, step: int | None) -> None:
-        """Looks after leases only while somebody waits."""
-        self._elsewhere.watch_leases()
+        self._elsewhere.watch_leases()  # only while somebody waits
 
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
         if not answer.set_running_or_notify_cancel():
             return
-
-        async def advance() -> None:
-            try:
-                step = await self.advance(by)
-            except asyncio.CancelledError:
-                answer.set_exception(self._closed_error())
-                raise
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(step)
 
         try:
             self._enter()
         except Exception as error:
             answer.set_exception(error)
         else:
-            self._spawn(advance(), "advance for a thread")
+            task = self._spawn(settle(answer, lambda: self.advance(by)), "advance for a thread")
+            task.add_done_callback(lambda _: unsettled(answer, self._closed_error()))
 
     # Members of this process.
 
@@ -349,24 +366,15 @@ class SharedStepStore(ProcessBound, StepStore):
         """The latest one that was taken."""
         return self._elsewhere.view
 
-    async def _look_again(self) -> None:
-        try:
-            self._take(await self._look())
-        except StoreUnavailableError as error:
-            logger.warning("run %s: could not look after the leases: %s", self.run, error)
+    async def _catch_up(self) -> None:
+        """Before a wait that would end badly at once: nobody here has waited for news. Those who come together ask once."""
+        self._enter()
+        if (looking := self._elsewhere.look_again()) is not None:
+            await wait_done([looking], None)
 
-    async def _take_lead(self, member: Member) -> int:
-        while True:
-            answer = await self._request(Lead(member))
-            if answer.verdict == "ok":
-                return answer.reign
-            self._take(await self._look())
-            chief = self._elsewhere.chief
-            if chief is not None:
-                logger.info("run %s: waiting for the lead, which %s has", self.run, chief.name)
-                await self._elsewhere.vacancy()
-                if self._room.closed:
-                    raise self._closed_error()
+    def _hope_lost(self) -> None:
+        # Others may have moved the step, or have come, and this process has not heard of it yet.
+        self._elsewhere.look_again()
 
     # Tasks, forks, copies.
 
@@ -379,10 +387,14 @@ class SharedStepStore(ProcessBound, StepStore):
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and task is not self._opening:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if task is self._opening:
+            self._opening = None  # the next call tries again, also if nobody has waited for this one
+        else:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
     def _enter(self) -> None:
-        if self._forked:
-            raise WrongLoopError(self._fork_message())
+        self._check_process()
         super()._enter()

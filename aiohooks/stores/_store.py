@@ -82,7 +82,7 @@ class StepStore(abc.ABC):
         """Starts from `mark`; `run` names what is counted."""
         self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
-        self._room = WaitingRoom(self.run, mark, current_clock(), self._arm, self._waits_changed)
+        self._room = WaitingRoom(self.run, mark, current_clock(), self._arm, self._waits_changed, self._hope_lost)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._immediate = 0
 
@@ -157,8 +157,12 @@ class StepStore(abc.ABC):
     def _waits_changed(self, publisher: Publisher) -> None:  # noqa: B027 - in one process there is nobody to tell
         """Told whenever a publisher has begun or ended a wait."""
 
+    def _hope_lost(self) -> None:
+        """Told when somebody waits and no wait can end well, as far as is known here."""
+        self._room.end_hopeless()
+
     def _arm(self, step: int | None) -> None:  # noqa: B027 - an engine that hears of every step need not be told
-        """Told whenever the lowest step that somebody waits for has changed.
+        """Told when the lowest step that somebody waits for has changed, `due` of the room; after a wake, in the next moment.
 
         It is 0 while every change is of interest, and None when nobody waits.
         """
@@ -219,6 +223,7 @@ class StepStore(abc.ABC):
         loop's own thread would wait for ever.
         """
         by = checked_step(by, "advance by", least=1)
+        self._check_process()
         loop = self._loop
         if self._room.closed:
             raise self._closed_error()
@@ -261,6 +266,10 @@ class StepStore(abc.ABC):
             self._loop = None
             self._room.close()
 
+    async def forget(self) -> None:
+        """Deletes the run, with its step, wherever it is kept, and closes the store; call it when nobody else uses the run."""
+        await self.aclose()
+
     async def __aenter__(self) -> Self:
         self._enter()
         return self
@@ -296,6 +305,9 @@ class StepStore(abc.ABC):
     def _observe(self, mark: Mark) -> None:
         """Takes note of a mark that the engine has reported; older news is dropped."""
         self._room.observe(mark)
+
+    def _check_process(self) -> None:  # noqa: B027 - in memory a fork makes a store of its own
+        """Raises `WrongLoopError` where the store came into this process by a fork, if that matters."""
 
     def _enter(self) -> None:
         """Makes sure that the store's own loop is running here; the first call decides which one that is."""

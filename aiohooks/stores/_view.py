@@ -92,6 +92,9 @@ class Leave(NamedTuple):
     name: str = ""
     step: int = 0
     error: str = ""
+    writer: str = ""
+    seq: int = 0
+    """Counts what this writer tells once, as that of a `Write`; 0: it is not repeated."""
 
 
 class Lead(NamedTuple):
@@ -104,6 +107,9 @@ class Fail(NamedTuple):
     """Ends all waits, everywhere."""
 
     error: str
+    writer: str = ""
+    seq: int = 0
+    """As that of a `Leave`."""
 
 
 Request = Write | Join | Leave | Lead | Fail

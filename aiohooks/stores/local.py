@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 from asyncio import get_running_loop
@@ -14,6 +15,7 @@ from typing import ClassVar, TypeVar
 from aiohooks._clock import TimerHandle
 from aiohooks._errors import InvalidArgumentError, StoreClosedError, StoreUnavailableError
 from aiohooks._shield import in_thread
+from aiohooks.stores._damage import ENGINE_ERRORS, EngineError, damaged
 from aiohooks.stores._inotify import Inotify
 from aiohooks.stores._local_directory import default_directory as default_directory
 from aiohooks.stores._local_directory import run_name
@@ -28,6 +30,8 @@ from aiohooks.stores._view import Answer, Request, View
 
 T = TypeVar("T")
 _OPEN_SECS = 5.0
+_FOREIGN = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST)
+"""What the system says of a file in the place of a directory, and the like."""
 _CLOSE_SECS = 1.0
 """How long closing waits for the lock, which a process that was stopped may have."""
 _LOOK_SECS = 1.0
@@ -152,11 +156,19 @@ class LocalStepStore(SharedStepStore):
             files.close()
 
     async def forget(self) -> None:
-        """See `SharedStepStore.forget`; waits of other stores end with `StoreUnavailableError`."""
-        await self._ensure_open()
+        """See `SharedStepStore.forget`; a store that is still open cannot go on: its waits end with `StoreUnavailableError`."""
+        await super().forget()
+
+    async def _delete(self) -> None:
+        if self._files is None:  # it could not be opened
+            self._files = files = RunFiles(self._directory, self.run, self._process)
+            try:
+                await in_thread(files.find, grace_secs=_OPEN_SECS)
+            except OSError as error:
+                raise self._unavailable(error) from error
+            self._turns = Turns(files.run_fd, self._look_here)
         await self._in_turn(lambda files: files.forget())
         self._deleted = True
-        self._room.fail(self._deleted_error(), kind=StoreUnavailableError)
 
     # Asking.
 
@@ -216,7 +228,11 @@ class LocalStepStore(SharedStepStore):
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def _unavailable(self, error: OSError) -> StoreUnavailableError:
+    def _unavailable(self, error: OSError) -> EngineError:
+        path = Path(self.directory, str(error.filename or ""))
+        if error.errno in _FOREIGN and path.resolve().is_relative_to(self.directory.resolve()):
+            delete = f"remove the directory {self.directory}"
+            return damaged(self.run, str(path), found=str(error.strerror), expected="what this version has made", delete=delete)
         return StoreUnavailableError(f"the files of run {self.run!r} in {self.directory} cannot be used: {error}")
 
     def _deleted_error(self) -> StoreUnavailableError:
@@ -243,10 +259,10 @@ class LocalStepStore(SharedStepStore):
                 return
             else:
                 return  # what it tells of is reached, so it tells of nothing
-        except (OSError, StoreUnavailableError) as error:
+        except (OSError, *ENGINE_ERRORS) as error:
             self._broken(error)
             return
-        self._observe(Mark(record.epoch, record.step))
+        self._observe(record.mark)
         if record.news > self._elsewhere.view.news:
             # Not at once: this may be in the middle of parking a waiter.
             get_running_loop().call_soon(self._read_news)
@@ -288,7 +304,7 @@ class LocalStepStore(SharedStepStore):
     async def _sweep(self, slots: set[str] | None) -> None:
         try:
             self._take(await self._in_turn(lambda files: files.sweep(slots)))
-        except StoreUnavailableError as error:
+        except ENGINE_ERRORS as error:
             self._broken(error)
 
     def _take(self, view: View) -> None:
@@ -298,13 +314,18 @@ class LocalStepStore(SharedStepStore):
         else:
             super()._take(view)
 
+    def _hope_lost(self) -> None:
+        # All that others have done is in the files: it is read at once, and without waiting for a turn.
+        self._look_here()
+        self._room.end_hopeless()
+
     def _read_news(self) -> None:
         files = self._files
         if files is None or not self._ready or self._deleted:
             return
         try:
             self._news(files.told())
-        except (OSError, StoreUnavailableError) as error:
+        except (OSError, *ENGINE_ERRORS) as error:
             self._broken(error)
 
     def _look_here(self) -> None:
@@ -312,13 +333,12 @@ class LocalStepStore(SharedStepStore):
         if self._ready and not self._deleted:
             try:
                 self._news(self._read())
-            except StoreUnavailableError as error:
+            except ENGINE_ERRORS as error:
                 self._broken(error)
 
     def _news(self, record: Record) -> None:
-        epoch, step, news, _ = record
-        if news <= self._elsewhere.view.news or self._files is None:
-            self._room.observe(Mark(epoch, step))
+        if record.news <= self._elsewhere.view.news or self._files is None:
+            self._room.observe(record.mark)
             return
         try:
             self._take(self._files.load(record).view())
@@ -330,9 +350,9 @@ class LocalStepStore(SharedStepStore):
             self._deleted = True
             self._broken(self._deleted_error())
 
-    def _broken(self, error: OSError | StoreUnavailableError) -> None:
+    def _broken(self, error: OSError | EngineError) -> None:
         """Nothing more will be heard: who waits must know."""
         if not self._room.closed:
-            told = error if isinstance(error, StoreUnavailableError) else self._unavailable(error)
+            told = self._unavailable(error) if isinstance(error, OSError) else error
             logger.error("run %s: %s", self.run, told)
-            self._room.fail(told, kind=StoreUnavailableError)
+            self._room.break_off(told)

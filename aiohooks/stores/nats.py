@@ -17,12 +17,15 @@ from typing import Any
 
 from aiohooks._checks import check_instance, check_secs
 from aiohooks._errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
+from aiohooks.stores._damage import ENGINE_ERRORS, damaged
 from aiohooks.stores._nats_commit import Commits
 from aiohooks.stores._nats_stream import (
     EXPECTED,
+    ForeignMessageError,
     Head,
     Names,
     NobodyAnswersError,
+    StreamGoneError,
     checked,
     head_of,
     is_missing,
@@ -108,29 +111,27 @@ class NatsStepStore(RemoteStepStore):
         self._commits = Commits(self._clock, self._process, self._fetch, self._publish, self._learnt, self._data_lost)
         self._answer_secs = min(max(self._heartbeat, _GRACE_SECS), _ANSWER_SECS)
 
-    async def forget(self) -> None:
-        """See `SharedStepStore.forget`."""
-        await self._ensure_open()
-
-        async def purge() -> dict[str, Any]:
-            return checked(await self._api("PURGE", {"filter": self._names.subject}))
-
-        await self._insist(purge, lambda: True)
-
     # The connection.
 
-    async def _connect(self) -> View:
+    async def _reach(self) -> None:
         wire = self._wire = Wire(self._address, self._clock, self._options)
         self._commits.restart()
         servers = list(self._address.servers)
         random.shuffle(servers)
         await wire.open([*servers, *(other for other in self._others if other not in servers)], self._connect_timeout)
         self._others = wire.others
+        await self._find_stream(wire)
+
+    async def _connect(self) -> View:
+        await self._reach()
+        wire = self._wired()
         await wire.listen(self._names.news, self._hear)
         await wire.listen(self._names.elected, self._elected)
-        await self._find_stream(wire)
         await self._commits.refresh(self._answer_secs)
         return self._commits.view()
+
+    async def _erase(self) -> None:
+        checked(await self._api("PURGE", {"filter": self._names.subject}))
 
     async def _find_stream(self, wire: Wire) -> None:
         try:
@@ -153,6 +154,8 @@ class NatsStepStore(RemoteStepStore):
             await wire.ping(_GRACE_SECS)
             try:
                 await self._commits.refresh(_GRACE_SECS)
+            except StreamGoneError:
+                raise  # who connects makes another one
             except StoreUnavailableError as error:
                 # The link is there, the stream is not: a new leader says so, and the link is kept for that.
                 now = self._clock.now()
@@ -175,18 +178,21 @@ class NatsStepStore(RemoteStepStore):
             await wire.close()
 
     async def _disconnect(self) -> None:
-        if self._wire is not None and self._wire.broken is None:
+        if self._wire is not None and self._wire.broken is None and not self._forgotten:
             # Nobody will ask for these answers again.
-            with contextlib.suppress(StoreUnavailableError, TimeoutError):
+            with contextlib.suppress(*ENGINE_ERRORS, TimeoutError):
                 async with asyncio.timeout(_GRACE_SECS):
-                    await self._commits.change(lambda state: state.answers.pop(self._process, None), _GRACE_SECS)
+                    await self._commits.change(lambda state: state.forget(self._process, self._members.teller), _GRACE_SECS)
         await super()._disconnect()
 
     # What is heard.
 
     def _hear(self, data: bytes, headers: dict[str, str], last: bool) -> None:
         if "Nats-Sequence" in headers:
-            self._commits.hear(int(headers["Nats-Sequence"]), data, last)
+            try:
+                self._commits.hear(int(headers["Nats-Sequence"]), data, last)
+            except ForeignMessageError:
+                self._wired().doubt()  # who reads the newest message says so
 
     def _elected(self, data: bytes, headers: dict[str, str], last: bool) -> None:
         self._wired().doubt()
@@ -219,7 +225,12 @@ class NatsStepStore(RemoteStepStore):
         return parsed(await self._wired().ask(self._names.api(what), json.dumps(body).encode(), secs or self._answer_secs))
 
     async def _fetch(self, secs: float) -> Head:
-        return head_of(await self._api("MSG.GET", {"last_by_subj": self._names.subject}, secs))
+        reply = await self._api("MSG.GET", {"last_by_subj": self._names.subject}, secs)
+        try:
+            return head_of(reply)
+        except ForeignMessageError as error:
+            path, delete = self._names.subject, "purge that subject"
+            raise damaged(self.run, path, found=str(error), expected="one that begins with b'1 '", delete=delete) from error
 
     async def _publish(self, data: bytes, after: int) -> int | None:
         wire = self._wired()

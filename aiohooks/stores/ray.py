@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Generator
 from typing import Any
 
 from aiohooks._errors import InvalidArgumentError, StoreUnavailableError
 from aiohooks._shield import in_thread
 from aiohooks.stores import _ray_cluster as cluster
+from aiohooks.stores._damage import damaged
 from aiohooks.stores._ledger import Ledger, Pages
 from aiohooks.stores._mark import Mark
 from aiohooks.stores._ray_keeper import StepKeeper, Wish
 from aiohooks.stores._ray_messages import answer_of, kind_of, packed, unpacked, view_of
 from aiohooks.stores._remote import RemoteStepStore
 from aiohooks.stores._view import Answer, Request, View
+from aiohooks.stores._waiters import NOBODY
 
 _GRACE_SECS = 1.0
 """How much later than its time an answer may be."""
@@ -47,29 +50,34 @@ class RayStepStore(RemoteStepStore):
         if given is not None and not isinstance(given, str):
             raise InvalidArgumentError(f"address={address!r}: give host:port of a Ray cluster, or leave it out")
         self._namespace = namespace or "aiohooks"
+        self._name = f"aiohooks step {self.run}"
         self._address = address
         self._joined = False
-        self._forgotten = False
         self._keeper: Any = None
         self._life = ""
         self._ledger = Ledger()
         self._since = 0
         self._replies: set[asyncio.Future[Any]] = set()
-        self._due: int | None = None
         self._wishes = 0
         self._wish: asyncio.Future[Any] | None = None
         self._wished: Wish | None = None
 
     # The connection.
 
+    async def _reach(self) -> None:
+        self._keeper = await in_thread(self._find_keeper, grace_secs=_GRACE_SECS)
+
     async def _connect(self) -> View:
         if self._forgotten:
             raise StoreUnavailableError(f"the run {self.run} was forgotten: close {self!r}")
         keeper = await in_thread(self._find_keeper, grace_secs=_GRACE_SECS)
-        reply = cluster.reply_to(keeper.hello.remote(packed(self._view, self._ledger.since(0))))
-        life, *told = unpacked(await self._answer(reply, self._connect_timeout))
-        self._keeper, self._life, self._since = keeper, life, 0
-        view = self._learn(*told)
+        with self._expecting():
+            reply = cluster.reply_to(keeper.hello.remote(packed(self._view, self._ledger.since(0))))
+        answer = await self._answer(reply, self._connect_timeout)
+        with self._expecting():
+            life, *told = unpacked(answer)
+            self._keeper, self._life, self._since = keeper, life, 0
+            view = self._learn(*told)
         assert isinstance(view, View)
         return view
 
@@ -81,15 +89,15 @@ class RayStepStore(RemoteStepStore):
                 raise StoreUnavailableError(f"{self!r} was closed")
             self._joined = True
         try:
-            return cluster.named_actor(StepKeeper, f"aiohooks step {self.run}", self._namespace)
+            return cluster.named_actor(StepKeeper, self._name, self._namespace)
         except Exception as error:
             raise cluster.unavailable(error, f"cannot reach the step actor of {self.run}") from error
 
     async def _watch(self) -> None:
         while True:
-            view, mark = self._view, self._room.latest
+            view, mark, due = self._view, self._room.latest, self._room.due
             self._wishes += 1
-            wish = Wish(self._process, self._wishes, self._due, mark.epoch, view.news, self._heartbeat)
+            wish = Wish(self._process, self._wishes, None if due == NOBODY else due, mark.epoch, view.news, self._heartbeat)
             self._wished = wish
             self._wish = cluster.reply_to(self._keeper.watch.remote(packed(self._life, self._since, wish)))
             try:
@@ -107,7 +115,6 @@ class RayStepStore(RemoteStepStore):
 
     def _arm(self, step: int | None) -> None:
         super()._arm(step)
-        self._due = step
         wish, wished = self._wish, self._wished
         if wish is None or wished is None or wish.done() or step is None:
             return
@@ -115,8 +122,6 @@ class RayStepStore(RemoteStepStore):
             wish.set_result(_SUPERSEDED)  # the next wish takes its place in the actor, too
 
     async def _send(self, request: Request) -> Answer:
-        if self._forgotten:
-            return Answer("ok", self._room.latest, self._reign, 0)
         answer = await self._ask("apply", kind_of(request), request)
         assert isinstance(answer, Answer)
         return answer
@@ -154,7 +159,17 @@ class RayStepStore(RemoteStepStore):
     def _told(self, message: bytes) -> View | Mark | Answer:
         if not message:
             raise StoreUnavailableError(f"the step actor of {self.run} was started again, and has to be told what was")
-        return self._learn(*unpacked(message))
+        with self._expecting():
+            return self._learn(*unpacked(message))
+
+    @contextlib.contextmanager
+    def _expecting(self) -> Generator[None]:
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            path = f"the actor {self._name!r} in the namespace {self._namespace!r}"
+            found, expected = f"{type(error).__name__}: {error}", "a step actor of this version of aiohooks"
+            raise damaged(self.run, path, found=found, expected=expected, delete="kill that actor") from error
 
     def _learn(self, kind: str, content: Any, version: int, pages: Any) -> View | Mark | Answer:
         self._ledger.merge(Pages(*pages))
@@ -179,10 +194,9 @@ class RayStepStore(RemoteStepStore):
             self._joined = False
             await in_thread(cluster.leave, grace_secs=_GRACE_SECS)
 
-    async def forget(self) -> None:
-        """See `SharedStepStore.forget`: the actor is ended."""
-        await self._ensure_open()
-        self._forgotten = True
+    async def _erase(self) -> None:
+        if self._keeper is None:
+            raise StoreUnavailableError(f"{self!r} is not connected to the step actor")
         await in_thread(cluster.kill_actor, self._keeper, grace_secs=_GRACE_SECS)
 
 

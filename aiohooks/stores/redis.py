@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator
 from typing import Any, cast
 
 from aiohooks._checks import check_secs
-from aiohooks._errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._redis_errors import explained, is_no_script
+from aiohooks._errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError
+from aiohooks.stores._damage import damaged
+from aiohooks.stores._redis_errors import explained, is_foreign, is_no_script
 from aiohooks.stores._redis_link import Connection, Link
 from aiohooks.stores._redis_lua import LUA, SHA
 from aiohooks.stores._redis_script import Keys, answer_of, arguments, cursor, entries, mark_of, view_of
@@ -111,12 +112,17 @@ class RedisStepStore(RemoteStepStore):
 
     # The connections.
 
-    async def _connect(self) -> View:
+    async def _reach(self) -> None:
         self._told = self._woken = "0-0"  # ids of another server, perhaps
+        within = min(self._answer_timeout, self._connect_timeout)
         self._asking = self._link_to_be()
-        await self._asking.open(self._answer_timeout)
+        await self._asking.open(within)
         self._listening = self._link_to_be()
-        await self._listening.open(self._answer_timeout)
+        await self._listening.open(within)
+
+    async def _connect(self) -> View:
+        await self._reach()
+        assert self._listening is not None
         # Whether it may read at all is found out now.
         await self._ask(self._listening, "XREAD", "STREAMS", self._keys.stream, "$", within=self._answer_timeout)
         # A read that blocks from a given id on hears also of what came before it: nothing can be missed from here.
@@ -169,7 +175,7 @@ class RedisStepStore(RemoteStepStore):
                 self._take_and_mend(await self._read())
 
     def _take_and_mend(self, view: View) -> None:
-        if view.mark < self._room.latest:
+        if view.mark < self._room.latest and not self._forgotten:
             # Deleted or evicted, and the connection is still there.
             self._spawn(self._write("raise", 0), "raising an engine that has lost its data")
             self._members.announce_again()
@@ -216,10 +222,9 @@ class RedisStepStore(RemoteStepStore):
         try:
             yield
         except (ValueError, TypeError, LookupError) as error:
-            raise StoreRefusedError(
-                f"redis at {self._address} answered {reply!r:.200}, which is no run of this version's; delete the keys "
-                f"{self._keys.stream}*, use another run=, or look whether this is a Redis server"
-            ) from error
+            if isinstance(reply, list):  # it has called the script
+                raise self._damaged(f"{reply!r:.200}") from error
+            raise StoreRefusedError(f"redis at {self._address} answered {reply!r:.200}: is that a Redis server?") from error
 
     async def _call(self, keys: tuple[str, ...], *args: str | int) -> Any:
         link = self._asker()
@@ -238,21 +243,21 @@ class RedisStepStore(RemoteStepStore):
         except Exception as error:
             if is_no_script(error):
                 raise _UnknownScriptError from error
+            if is_foreign(error):
+                raise self._damaged(str(error).partition(" script:")[0]) from error
             reason = explained(error, self._address)
             if not isinstance(reason, StoreRefusedError):
                 # A server that is full, or has become a replica: as good as away, until it takes requests again.
                 self._drop(error)
             raise reason from error
 
-    async def forget(self) -> None:
-        """Deletes the run, with its step, from the server. Nobody may use it then; close this store afterwards."""
-        await self._ensure_open()
-        keys = (*self._keys.all, self._wake_key)
+    def _damaged(self, found: str) -> StoreDamagedError:
+        path = f"redis at {self._address}, {self._keys.stream}*"
+        delete = f"delete the keys {self._keys.stream}*"
+        return damaged(self.run, path, found=found, expected="the keys of a run, of layout 1", delete=delete)
 
-        async def delete() -> None:
-            await self._ask(self._asker(), "DEL", *keys, within=self._answer_timeout)
-
-        await self._insist(delete, lambda: True)
+    async def _erase(self) -> None:
+        await self._ask(self._asker(), "DEL", *self._keys.all, self._wake_key, within=self._answer_timeout)
 
     def _asker(self) -> Link:
         if self._asking is None:

@@ -321,15 +321,20 @@ async def stays_in_its_process(run: Run) -> None:
 
 
 async def forgets(run: Run) -> None:
-    """A run that was forgotten begins anew."""
+    """A run that was forgotten begins anew, also where its chief forgets it; the store is closed then."""
     a, b = await run.pair()
     if not isinstance(a, SharedStepStore):
         return
-    await a.advance(5)
     await b.aclose()
-    await a.forget()
-    await a.aclose()
-    assert (await (await run.open()).value()).step == 0
+    async with a.lead():
+        a.publisher("chief")
+        await a.advance(5)
+        await a.forget()
+    await raises(StoreClosedError, a.advance())
+    again = await run.open()
+    assert await again.value() == Mark(1, 0)
+    async with again.lead() as reign:
+        assert reign.number == 1
 
 
 _Law = Callable[[Run], Coroutine[Any, Any, None]]

@@ -18,11 +18,12 @@ Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 class _Place:
     """Where somebody stands, and how to wake who does."""
 
-    __slots__ = ("expired", "future", "interrupt", "let_in")
+    __slots__ = ("called", "expired", "future", "interrupt", "let_in")
 
     def __init__(self) -> None:
         self.let_in = False
         self.expired = False
+        self.called = False  # to ask the store, which had an error for another one
         self.future: asyncio.Future[None] | None = None
         self.interrupt: Interrupt | None = None  # of the one who listens
 
@@ -120,8 +121,10 @@ class Line:
                 raise
         except AiohooksError as error:
             error.add_note(f"{len(self._places)} waited for room in the version gate of {self._versions.run}")
-            for other in self._places:  # each asks the store, and gets an error of its own
-                other.wake()
+            if not place.called:  # else whoever called it has called them all
+                for other in self._places:  # each asks the store, and gets an error of its own
+                    other.called = True
+                    other.wake()
             raise
         finally:
             interrupt.settle()

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohooks as ah
@@ -22,39 +22,41 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.asynccontextmanager
-async def trainer(how: str) -> AsyncIterator[tuple[Path, asyncio.subprocess.Process]]:
-    """A trainer in another process that has published version 2; its directory is removed afterwards."""
+async def trainer(how: str) -> AsyncIterator[tuple[Path, Callable[[], None]]]:
+    """A trainer in another process that has published version 2, and what kills it; its directory is removed afterwards."""
     with tempfile.TemporaryDirectory() as directory:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "examples.before_after.trainer_process", directory, how,
             cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
+        once = contextlib.ExitStack()  # a second kill would look after the process first, and take its end from asyncio
+        once.callback(process.kill)
         try:
             assert process.stdout is not None
             await process.stdout.readline()
-            yield Path(directory), process
+            yield Path(directory), once.close
         finally:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                once.close()
             await process.wait()
 
 
 async def old(fault: Fault) -> None:
     """A directory does not know who was going to fill it."""
-    async with trainer("files") as (directory, process):
+    async with trainer("files") as (directory, kill):
         fault.strikes()
-        process.kill()
+        kill()
         while not (directory / f"step_{WANTED}" / "STABLE").exists():  # noqa: ASYNC110 - this is the old shape
             await asyncio.sleep(POLL_SECS)
 
 
 async def ours(fault: Fault) -> None:
     """The system tells, as an event, that the process is dead that had registered as the publisher."""
-    async with trainer("store") as (directory, process), ah.open_step_store(f"local://{directory}", run="training") as versions:
+    async with trainer("store") as (directory, kill), ah.open_step_store(f"local://{directory}", run="training") as versions:
         waiting = asyncio.ensure_future(versions.wait_for(WANTED))
         await asyncio.sleep(0)
         fault.strikes()
-        process.kill()
+        kill()
         await waiting
 
 

@@ -14,6 +14,12 @@ function element(name, text, ...children) {
   return made;
 }
 
+function quiet(name, ...children) {
+  const made = element(name, null, ...children);
+  made.className = "quiet";
+  return made;
+}
+
 function drawn(name, attributes) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
@@ -25,6 +31,11 @@ function number(value, digits = 4) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   return size >= 1e6 || size < 1e-4 ? value.toExponential(digits - 1) : Number(value.toPrecision(digits)).toString();
+}
+
+// A measured value: a step or a count is shown with all its digits, this is not.
+function measured(value) {
+  return value !== null && Math.abs(value) >= 1e6 ? value.toExponential(3) : number(value);
 }
 
 function seconds(value) {
@@ -43,8 +54,11 @@ function chart(tag, series) {
   const points = series.steps.map((step, index) => [step, series.values[index]]);
   const known = points.filter(([, value]) => value !== null);
   const last = known.length ? known[known.length - 1][1] : null;
-  const figure = element("figure", null, element("figcaption", null, element("span", tag), element("b", number(last))));
-  if (!known.length) return figure;
+  const figure = element("figure", null, element("figcaption", null, element("span", tag), element("b", measured(last))));
+  if (!known.length) {
+    figure.append(quiet("p", element("span", "no number so far")));
+    return figure;
+  }
   const low = Math.min(...known.map(([, value]) => value)), high = Math.max(...known.map(([, value]) => value));
   const first = points[0][0], end = points[points.length - 1][0];
   const x = (step) => (end > first ? 600 * (step - first) / (end - first) : 300);
@@ -58,13 +72,13 @@ function chart(tag, series) {
   if (known.length === 1) path += "h1";
   const picture = drawn("svg", { viewBox: "0 0 600 160", preserveAspectRatio: "none", role: "img" });
   const described = drawn("title", {});
-  described.textContent = `${tag} from step ${first} to ${end}: from ${number(low)} to ${number(high)}`;
+  described.textContent = `${tag} from step ${first} to ${end}: from ${measured(low)} to ${measured(high)}`;
   picture.append(described);
   for (const height of [10, 80, 150]) picture.append(drawn("line", { x1: 0, x2: 600, y1: height, y2: height }));
   picture.append(drawn("path", { d: path }));
-  const range = element("div", null, element("span", `step ${number(first)}`),
-    element("span", `${number(low)} … ${number(high)}`), element("span", `step ${number(end)}`));
-  range.className = "range";
+  const values = high > low ? `${measured(low)} … ${measured(high)}` : measured(low);
+  const range = quiet("div", ...[`step ${number(first)}`, values, `step ${number(end)}`].map((text) => element("span", text)));
+  range.classList.add("range");
   figure.append(picture, range);
   return figure;
 }
@@ -94,7 +108,7 @@ function show(told) {
     pairs("store", [
       ["run", `${store.run}, epoch ${store.epoch}`],
       ["waiters", store.waiting ? `${number(store.waiting)}, the first for step ${number(store.wanted)}` : "nobody"],
-      ["waiting", store.waiting_secs === null ? "–" : `for ${seconds(store.waiting_secs)}`],
+      ...(store.waiting_secs === null ? [] : [["waiting", `for ${seconds(store.waiting_secs)}`]]),
       ["published by", store.publishers.join(", ") || "nobody"],
     ], false);
   }
