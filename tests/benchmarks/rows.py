@@ -1,16 +1,18 @@
-"""All rows by name."""
+"""All rows by name, in the sections of the page that has their figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rows_checkpoint import background_checkpoint, checkpoint_memory
 from tests.benchmarks.rows_engines import against_ignite, against_tensorflow
 from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks, suspending_hooks, waiting_hooks
+from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
 
-ROWS: Mapping[str, Row] = {
+SESSION: Mapping[str, Row] = {
     "gather": hooked_run,
     "silent": silent_hooks,
     "marginal": marginal_cost,
@@ -23,3 +25,19 @@ ROWS: Mapping[str, Row] = {
     "checkpoint": background_checkpoint,
     "memory": checkpoint_memory,
 }
+"""In one process."""
+
+OF_EACH_STORE = {"wake": wake, "callers": callers, "crowd": crowd, "poll": poll}
+STORES: Mapping[str, Mapping[str, Row]] = {
+    store: {f"{store}-{name}": partial(row, store) for name, row in OF_EACH_STORE.items()}
+    for store in ("local", "redis", "nats", "ray")
+}
+"""Over processes."""
+
+SECTIONS: Mapping[str, Mapping[str, Row]] = {
+    "session": SESSION,
+    "stores": {name: row for rows in STORES.values() for name, row in rows.items()} | {"local-redis": local_and_redis},
+}
+ROWS: Mapping[str, Row] = {name: row for rows in SECTIONS.values() for name, row in rows.items()}
+GROUPS: Mapping[str, Mapping[str, Row]] = {**SECTIONS, **STORES}
+"""What else than a row can be asked for: a section, or a store."""

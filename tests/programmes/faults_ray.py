@@ -1,12 +1,8 @@
-"""What the Ray store does when its actor or its processes are killed or stopped, counted.
+"""What the Ray store does when its actor or its processes are killed or stopped, counted; see `tests.store_faults`.
 
     python -m tests.programmes.faults_ray --count 36
 
-In each trial three processes wait and advance on a run of its own, with one fault in the middle. Then it is looked whether
-
-- all waits of the others end: at their step ("resumed"), or with the error that is to be expected ("typed error");
-- the step is what was acknowledged, and at most what was begun besides: nothing twice, nothing lost;
-- nobody waits in the actor any more.
+The processes have no proxies: what Ray does when links fail is its own.
 """
 
 from __future__ import annotations
@@ -21,40 +17,80 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from tests.programmes._ray_crew import Crew
 from tests.ray_cluster import keeper_of, ray_cluster
+from tests.store_crew import LIMIT_SECS, Crew, answered, miscounted, numbers
+from tests.store_trials import play, report
 
-STUCK_SECS = 60.0
 LEASE_SECS = 2.0
-OPTIONS = {"heartbeat": 2.0, "lease_secs": LEASE_SECS, "join_grace_secs": 0.0}
+HEARTBEAT_SECS = 2.0
+_BOUND_SECS = 60.0
+"""An actor that is started again takes some seconds, twice where it is killed twice."""
 
 
-@dataclass
 class Stage:
-    """The processes, which stay for all trials; a killed one is replaced."""
+    """The processes, which stay for all trials; a killed one is replaced. Each trial has a run of its own."""
 
-    address: str
-    order: random.Random
-    crew: list[Crew] = field(default_factory=list)
-    secs: list[float] = field(default_factory=list)
-    """From a fault to the end of what it has to do with."""
+    def __init__(self, address: str, seed: int) -> None:
+        """Nobody is there yet."""
+        self.chance = random.Random(seed)
+        self.crew: list[Crew] = []
+        self.run = ""
+        self.late_secs = 0.0
+        self.bound_secs = _BOUND_SECS
+        self._address = address
 
-    async def ready(self) -> None:
-        """Three processes."""
+    async def begin(self) -> list[Crew]:
+        """A new run, opened by three processes."""
+        self.run = f"trial-{os.getpid()}-{next(numbers)}"
+        self.late_secs = 0.0
+        self.crew = [one for one in self.crew if one.alive]
         while len(self.crew) < 3:
-            self.crew.append(await Crew.start(self.address))
+            self.crew.append(await Crew.start("tests.programmes._ray_worker", self._address))
+        options = {"address": self._address, "heartbeat": HEARTBEAT_SECS, "lease_secs": LEASE_SECS, "join_grace_secs": 0.0}
+        opening = [one.order("open", url="ray://faults", run=self.run, **options) for one in self.crew]
+        for one, opened in zip(self.crew, opening, strict=True):
+            one.begun = one.acked = 0
+            # A new process joins the cluster first.
+            told = await answered(opened, "open", 2 * LIMIT_SECS)
+            assert "result" in told, told
+        return self.crew
 
-    async def kill(self, victim: Crew) -> None:
-        """Kills a process."""
-        self.crew.remove(victim)
-        await victim.end(kill=True)
-
-    async def some_time(self) -> None:
+    async def moment(self) -> None:
         """Until the fault: from nothing to what some steps take."""
-        await _after(self.order.random() ** 2 * 0.3)
+        await _after(self.chance.random() ** 2 * 0.3)
+
+    async def end(self) -> str:
+        """See `store_trials.Stage`."""
+        living = [one for one in self.crew if one.alive]
+        wrong = miscounted(self.crew, (await living[0].do("value"))[1])
+        await asyncio.gather(*(one.do("close") for one in living))
+        keeper = await self.keeper()
+        # What a killed process waited for in the actor ends with its heartbeat.
+        for _ in range(2 * int(HEARTBEAT_SECS) + 2):
+            if not (left := (await keeper.statistics.remote())["waiting"]):
+                break
+            await _after(0.5)
+        from aiohooks.stores import _ray_cluster
+
+        await asyncio.to_thread(_ray_cluster.kill_actor, keeper)
+        return wrong or (f"{left} wait in the actor" if left else "")
+
+    async def abandon(self) -> None:
+        """See `store_trials.Stage`."""
+        for one in self.crew:
+            await one.kill()
+
+    async def keeper(self) -> Any:
+        """The actor of the run."""
+        return await asyncio.to_thread(keeper_of, self.run, "faults")
+
+    async def signal_keeper(self, number: signal.Signals) -> int:
+        """Sends a signal to the actor's process."""
+        pid: int = (await (await self.keeper()).statistics.remote())["pid"]
+        os.kill(pid, number)
+        return pid
 
 
 async def _after(secs: float) -> None:
@@ -64,184 +100,132 @@ async def _after(secs: float) -> None:
     await over
 
 
-async def _signal_keeper(run: str, number: signal.Signals) -> int:
-    keeper = await asyncio.to_thread(keeper_of, run, "faults")
-    pid: int = (await keeper.statistics.remote())["pid"]
-    os.kill(pid, number)
-    return pid
-
-
-async def killed_actor(stage: Stage, run: str) -> str:
+async def killed_actor(stage: Stage) -> str:
     """The step actor is killed while all advance and wait: nobody loses a step or a wake-up."""
-    return await _all_count(stage, run, lambda: _signal_keeper(run, signal.SIGKILL))
+    return await _all_count(stage, lambda: stage.signal_keeper(signal.SIGKILL))
 
 
-async def killed_actor_twice(stage: Stage, run: str) -> str:
+async def killed_actor_twice(stage: Stage) -> str:
     """It is killed again as soon as it is back."""
 
     async def fault() -> None:
-        await _signal_keeper(run, signal.SIGKILL)
+        await stage.signal_keeper(signal.SIGKILL)
         while True:
             try:
-                await _signal_keeper(run, signal.SIGKILL)
+                await stage.signal_keeper(signal.SIGKILL)
             except Exception:
                 await _after(0.05)
             else:
                 return
 
-    return await _all_count(stage, run, fault)
+    return await _all_count(stage, fault)
 
 
-async def stopped_actor(stage: Stage, run: str) -> str:
+async def stopped_actor(stage: Stage) -> str:
     """It is stopped for longer than all leases, and continued: nobody is taken for dead."""
 
     async def fault() -> None:
-        pid = await _signal_keeper(run, signal.SIGSTOP)
+        pid = await stage.signal_keeper(signal.SIGSTOP)
         await _after(1.5 * LEASE_SECS)
         os.kill(pid, signal.SIGCONT)
 
-    return await _all_count(stage, run, fault)
+    return await _all_count(stage, fault)
 
 
-async def _all_count(stage: Stage, run: str, fault: Callable[[], Awaitable[Any]]) -> str:
+async def _all_count(stage: Stage, fault: Callable[[], Awaitable[Any]]) -> str:
     times = 60
-    for one in stage.crew:
-        await one.do("publish", run=run, name=str(one.pid))
-    target = len(stage.crew) * times
-    waits = [one.order("wait many", run=run, step=target, times=50) for one in stage.crew]
-    advances = [one.order("advance", run=run, times=times) for one in stage.crew]
-    await stage.some_time()
-    began = time.monotonic()
+    crew = await stage.begin()
+    for one in crew:
+        await one.do("publish", name=str(one.process.pid))
+    target = len(crew) * times
+    asked = [one.order("wait", step=target, times=50) for one in crew]
+    asked += [one.order("advance", times=times) for one in crew]
+    await stage.moment()
     await fault()
-    for answer in await asyncio.gather(*advances, *waits):
-        assert "result" in answer, answer
-    stage.secs.append(time.monotonic() - began)
-    for one in stage.crew:
-        assert await one.do("value", run=run) == target
+    await _go_on(stage, *asked)
+    for one in crew:
+        assert (await one.do("value"))[1] == target
     return "resumed"
 
 
-async def killed_waiter(stage: Stage, run: str) -> str:
+async def _go_on(stage: Stage, *asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    """All that was asked is answered after the fault; the last answer."""
+    over = time.monotonic()
+    for one in asked:
+        told = await answered(one, "after the fault", _BOUND_SECS)
+        assert "result" in told, told
+    stage.late_secs = time.monotonic() - over
+    return told
+
+
+async def killed_waiter(stage: Stage) -> str:
     """A process that waits is killed: the others go on, and it does not wait in the actor for ever."""
-    victim, other, third = stage.crew
-    victim.order("wait", run=run, step=1_000)
-    wait = other.order("wait", run=run, step=20)
-    advance = third.order("advance", run=run, times=20)
-    await stage.some_time()
-    began = time.monotonic()
-    await stage.kill(victim)
-    for answer in await asyncio.gather(wait, advance):
-        assert "result" in answer, answer
-    stage.secs.append(time.monotonic() - began)
-    assert await other.do("value", run=run) == 20
+    victim, other, third = await stage.begin()
+    victim.order("wait", step=1_000)
+    wait, advance = other.order("wait", step=20), third.order("advance", times=20)
+    await stage.moment()
+    await victim.kill()
+    await _go_on(stage, wait, advance)
+    assert (await other.do("value"))[1] == 20
     return "resumed"
 
 
-async def killed_advancer(stage: Stage, run: str) -> str:
+async def killed_advancer(stage: Stage) -> str:
     """A process that advances is killed: those who wait for a step that it alone could reach are told."""
-    victim, other, third = stage.crew
-    await victim.do("publish", run=run, name="victim")
-    wait = other.order("wait", run=run, step=1_000_000)
-    victim.order("advance", run=run, times=1_000_000)
-    await third.do("wait", run=run, step=3)
-    await stage.some_time()
-    seen = await third.do("value", run=run)
-    began = time.monotonic()
-    await stage.kill(victim)
-    told = await wait
-    stage.secs.append(time.monotonic() - began)
+    victim, other, third = await stage.begin()
+    await victim.do("publish", name="victim")
+    wait = other.order("wait", step=1_000_000)
+    victim.order("advance", times=1_000_000)
+    await third.do("wait", step=3)
+    await stage.moment()
+    await victim.kill()
+    over = time.monotonic()
+    told = await answered(wait, "wait for a dead advancer", _BOUND_SECS)
+    stage.late_secs = time.monotonic() - over
     assert told.get("error") == "PublisherFailedError", told
-    assert await third.do("value", run=run) >= seen
     return "typed error"
 
 
-async def killed_chief(stage: Stage, run: str) -> str:
+async def killed_chief(stage: Stage) -> str:
     """The chief is killed: the next one, who waits for the lead, gets it in a new reign."""
-    victim, successor, _ = stage.crew
-    first = await victim.do("lead", run=run)
-    lead = successor.order("lead", run=run)
-    await stage.some_time()
-    began = time.monotonic()
-    await stage.kill(victim)
-    led = await lead
-    stage.secs.append(time.monotonic() - began)
-    assert led.get("result", 0) > first, led
+    victim, successor, _ = await stage.begin()
+    first = await victim.do("lead")
+    lead = successor.order("lead")
+    await stage.moment()
+    await victim.kill()
+    assert (await _go_on(stage, lead))["result"] > first
     return "resumed"
 
 
 FAULTS = (killed_actor, stopped_actor, killed_waiter, killed_actor_twice, killed_advancer, killed_chief)
 
 
-async def trial(stage: Stage, number: int) -> str:
-    """One fault, and what came of it."""
-    await stage.ready()
-    run = f"trial-{os.getpid()}-{number}"
-    await asyncio.gather(*(one.do("open", run=run, options=OPTIONS) for one in stage.crew))
-    verdict = await FAULTS[number % len(FAULTS)](stage, run)
-    await asyncio.gather(*(one.do("close", run=run) for one in stage.crew))
-    keeper = await asyncio.to_thread(keeper_of, run, "faults")
-    # What a killed process waited for in the actor ends with its heartbeat.
-    for _ in range(2 * int(OPTIONS["heartbeat"]) + 2):
-        left = (await keeper.statistics.remote())["waiting"]
-        if not left:
-            break
-        await _after(0.5)
-    assert not left, f"{left} wait in the actor"
-    from aiohooks.stores import _ray_cluster
-
-    await asyncio.to_thread(_ray_cluster.kill_actor, keeper)
-    return verdict
-
-
-async def trials(address: str, count: int, seed: int) -> Counter[tuple[str, str]]:
-    """All of them; one that takes too long is "stuck"."""
+async def played(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """So many trials."""
     from aiohooks.stores import _ray_cluster
 
     await asyncio.to_thread(_ray_cluster.join, address, timeout=30, log_to_driver=False)
-    stage = Stage(address, random.Random(seed))
-    found: Counter[tuple[str, str]] = Counter()
+    stage = Stage(address, seed)
     try:
-        for number in range(count):
-            name = FAULTS[number % len(FAULTS)].__name__
-            stage.secs.clear()
-            try:
-                async with asyncio.timeout(STUCK_SECS):
-                    verdict = await trial(stage, number)
-            except TimeoutError:
-                verdict = "stuck"
-            except AssertionError as error:
-                verdict = f"wrong: {error}"
-            found[name, verdict] += 1
-            print(f"{number}: {name}: {verdict} after {max(stage.secs, default=0.0):.2f} s", flush=True)
-            if verdict not in ("resumed", "typed error"):
-                for one in stage.crew:
-                    await one.end(kill=True)
-                stage.crew.clear()
+        return await play(stage, count, [(fault.__name__.replace("_", " "), fault) for fault in FAULTS])
     finally:
         for one in stage.crew:
             await one.end()
         await asyncio.to_thread(_ray_cluster.leave)
-    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code says whether all was well."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=36, help="how many faults (36)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
     parser.add_argument("--address", default=os.environ.get("AIOHOOKS_TEST_RAY"), help="a cluster that runs already")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR)
     if options.address:
-        found = asyncio.run(trials(options.address, options.count, options.seed))
-    else:
-        with ray_cluster() as address:
-            found = asyncio.run(trials(address, options.count, options.seed))
-    for (name, verdict), times in sorted(found.items()):
-        print(f"{name:20} {verdict:12} {times}")
-    good = sum(times for (_, verdict), times in found.items() if verdict in ("resumed", "typed error"))
-    print(f"{good} of {found.total()} as it should be")
-    return good != found.total()
+        return report(*asyncio.run(played(options.address, options.count, options.seed)))
+    with ray_cluster() as address:
+        return report(*asyncio.run(played(address, options.count, options.seed)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import contextlib
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,9 @@ from typing import Any, cast
 import redis.asyncio
 
 from tests.redis_servers import KINDS
-from tests.store_faults import FAULTS, Stage, Trial, play, report, resumes
+from tests.store_faults import FAULTS, Stage, Trial, resumes
 from tests.store_servers import Server
+from tests.store_trials import play, report
 
 
 async def _asked(stage: Stage, *command: str | int) -> Any:
@@ -93,7 +94,9 @@ async def staged(kind: str, directory: Path, seed: int) -> AsyncIterator[Stage]:
         yield stage
 
 
-async def played(count: int, seed: int, kinds: list[str], directory: Path, only: list[str]) -> tuple[Counter[str], list[str]]:
+async def played(
+    count: int, seed: int, kinds: list[str], directory: Path, only: Sequence[str] = ()
+) -> tuple[Counter[str], list[str]]:
     """So many trials, shared by the kinds of servers."""
     verdicts: Counter[str] = Counter()
     problems: list[str] = []
@@ -115,7 +118,7 @@ def main() -> int:
     parser.add_argument("--fault", action="append", choices=tuple(REDIS_FAULTS), help="only this one; may be repeated")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        return report(*asyncio.run(played(given.count, given.seed, given.server or KINDS, Path(directory), given.fault or [])))
+        return report(*asyncio.run(played(given.count, given.seed, given.server or KINDS, Path(directory), given.fault or ())))
 
 
 if __name__ == "__main__":

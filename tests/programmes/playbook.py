@@ -13,7 +13,7 @@ from tests.programmes.stage import Act, Stage, StageScenario, soon
 
 SCENARIOS: list[StageScenario] = []
 
-Play = Callable[[Stage], Awaitable[None]]
+Play = Callable[[Any], Awaitable[None]]
 
 
 class Broken(Exception):

@@ -74,7 +74,7 @@ async def step_function(stage: Stage) -> None:
         await generator.aclose()
 
 
-@scenario("an operation in a thread", hooks=1)
+@scenario("an operation in a thread", hooks=1, hang_secs=30.0)
 async def in_thread(stage: Stage) -> None:
     running = threading.Event()
     stage.graph = graph_of_a_step()

@@ -1,5 +1,12 @@
-"""The scenarios of the cancel sweep: sessions with 0 to 5 hooks, in every phase and every kind of trouble."""
+"""The scenarios of the cancel sweep: sessions with 0 to 5 hooks, in every phase and every kind of trouble.
 
+Then what a session stands on and has around it: stores over processes, checkpoints, version gates, evaluations, watchdogs.
+"""
+
+from tests.programmes import plays_of_checkpoints as plays_of_checkpoints
+from tests.programmes import plays_of_gates as plays_of_gates
+from tests.programmes import plays_of_services as plays_of_services
 from tests.programmes import plays_of_steps as plays_of_steps
+from tests.programmes import plays_of_stores as plays_of_stores
 from tests.programmes import plays_of_waits as plays_of_waits
 from tests.programmes.playbook import SCENARIOS as SCENARIOS

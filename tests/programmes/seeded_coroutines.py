@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 import aiohooks as ah
-from tests.programmes.driver import Probe
+from tests.programmes.driver import HANG_SECS, Probe
 from tests.programmes.engine import Scenario
 from tests.programmes.stage import soon
 
@@ -23,6 +23,7 @@ class Small:
     """A scenario made of one coroutine function, without a library."""
 
     fn: Body
+    hang_secs: float = HANG_SECS
 
     @property
     def name(self) -> str:

@@ -15,9 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.programmes.driver import SPARED, USER, Probe
+from tests.programmes.driver import HANG_SECS, SPARED, USER, Probe
 
 if TYPE_CHECKING:
     import random
@@ -30,7 +32,7 @@ QUICK = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
 
 _PAUSES = (0, 1, 1, 2)
 # A cancel of a coroutine's own task must come out of the run that it was part of.
-_REPORTED = frozenset({"after_create_session", "before_run", "after_run", "left", "right", "train"})
+_REPORTED = frozenset({"after_create_session", "before_run", "after_run", "left", "right", "train", "save", "evaluate"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class StageScenario:
     """A play, and how it ends when nobody cancels it."""
 
     name: str
-    play: Callable[[Stage], Awaitable[None]]
+    play: Callable[[Any], Awaitable[None]]
+    """Gets the stage, of the kind that `stage` says."""
     hooks: int = 3
     expect: type[BaseException] | tuple[type[BaseException], ...] | None = None
     creator: bool = False
@@ -49,9 +52,13 @@ class StageScenario:
     """Whether several tasks run steps."""
     manual: bool = False
     """Whether time is moved by hand, by `stage.clock`."""
+    stage: type[Stage] | None = None
+    """The kind of stage, if it is more than `Stage`."""
+    hang_secs: float = HANG_SECS
+    """After how long it counts as hanging; threads may have to wait for a busy machine."""
 
     def __call__(self, probe: Probe, rng: random.Random) -> Stage:
-        return Stage(self, probe, rng.getrandbits(32))
+        return (self.stage or Stage)(self, probe, rng.getrandbits(32))
 
 
 @dataclass
@@ -102,9 +109,9 @@ class Stage:
         return ah.AsyncMonitoredSession(self.graph, global_step=self.store, variables=self.variables, **options)
 
     @contextlib.asynccontextmanager
-    async def open(self, **options: Any) -> AsyncIterator[ah.AsyncMonitoredSession]:
+    async def open(self, made: ah.AsyncMonitoredSession | None = None, **options: Any) -> AsyncIterator[ah.AsyncMonitoredSession]:
         """`async with session`, and notes how the block was left."""
-        async with self.session(**options) as session:
+        async with made or self.session(**options) as session:
             try:
                 yield session
             except BaseException as error:
@@ -165,7 +172,9 @@ class Stage:
         cancel: asyncio.CancelledError | None = None
         while not all(task.done() for task in tasks):
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                # An anyio scope repeats its cancel at every tick, for as long as a thread takes.
+                with anyio.CancelScope(shield=cancel is not None):
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             except asyncio.CancelledError as again:
                 cancel = cancel or again
             if cancel or any(task.done() and not task.cancelled() and task.exception() for task in tasks):
@@ -197,7 +206,13 @@ class Stage:
 
     # -- what must hold
 
+    @property
+    def step(self) -> int:
+        """The global step as it stands."""
+        return self.store.latest.step
+
     def look(self) -> None:
+        """Called at every suspension."""
         weight, step = self.variables.snapshot().get("w", 0), self.store.latest.step
         if weight != step:
             self.problem(f"all or nothing: the variable is {weight} at step {step}")
@@ -231,8 +246,8 @@ class Stage:
             found.append(f"I9: the store still has {statistics}")
         if self.graph.finalized:
             found.append("the graph is still finalized")
-        if self.runs > self.store.latest.step:
-            found.append(f"{self.runs} runs returned, and the step is {self.store.latest.step}")
+        if self.runs > self.step:
+            found.append(f"{self.runs} runs returned, and the step is {self.step}")
         outcome = self.probe.outcome
         if not self.probe.shots and not _as_expected(outcome, self.scenario.expect):
             found.append(f"without a cancel it ended with {outcome!r}")

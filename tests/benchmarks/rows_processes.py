@@ -1,0 +1,139 @@
+"""Rows about step stores over processes: the same for every engine, against the bare engine; and two stores side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from operator import itemgetter
+
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, Times, repeated
+from tests.benchmarks.store_engine import Counter, Engine, engine_of, opened
+from tests.benchmarks.store_peers import peers
+
+CALLERS = 64
+CROWD, PROCESSES = 1000, 4
+
+
+class Stage:
+    """The server of one row, and what is opened there."""
+
+    def __init__(self, name: str, engine: Engine, url: str, stack: AsyncExitStack) -> None:
+        self._name = name
+        self._engine = engine
+        self._url = url
+        self._stack = stack
+
+    async def _opened(self, kind: str) -> Counter:
+        return await self._stack.enter_async_context(opened(self._engine, kind, self._url))
+
+    async def waking(self, kind: str, processes: int, each: int) -> Lane:
+        """A lane from calling `advance` here to when the last of so many waiters in so many other processes has gone on."""
+        counter = await self._opened(kind)
+        others = await self._stack.enter_async_context(peers(self._name, kind, self._url, processes, each))
+        step = await counter.advance()
+
+        async def lane(times: int) -> float:
+            nonlocal step
+            secs = 0.0
+            for _ in range(times):
+                await others.arm(step + 1)
+                await asyncio.sleep(self._engine.settled_secs)
+                began = time.perf_counter()
+                step = await counter.advance()
+                secs += await others.woken() - began
+            return secs
+
+        return lane
+
+    async def advancing(self, kind: str, label: str) -> dict[str, Lane]:
+        """Two lanes of as many advances: all at the same time, and one after the other."""
+        counter = await self._opened(kind)
+
+        async def together() -> None:
+            await asyncio.gather(*(counter.advance() for _ in range(CALLERS)))
+
+        async def alone() -> None:
+            for _ in range(CALLERS):
+                await counter.advance()
+
+        return {f"{label} together": repeated(together), f"{label} alone": repeated(alone)}
+
+
+@asynccontextmanager
+async def stage(name: str) -> AsyncIterator[tuple[Engine, Stage]]:
+    """An engine, and a server of it for the time of the block."""
+    engine = engine_of(name)
+    with engine.serve() as url:
+        async with AsyncExitStack() as stack:
+            yield engine, Stage(name, engine, url, stack)
+
+
+def each(lane: str) -> Callable[[Times], float]:
+    """What one advance takes in a lane of `Stage.advancing`."""
+    return lambda times: times[lane] / CALLERS
+
+
+OURS, BARE = itemgetter("ours"), itemgetter("bare")
+
+
+@asynccontextmanager
+async def wake(name: str, _: Counts) -> AsyncIterator[Setup]:
+    """From `advance` in one process until a waiter in another one goes on."""
+    async with stage(name) as (engine, here):
+        what = f"{engine.title}: a wake in another process / {engine.by_hand}"
+        lanes = {kind: await here.waking(kind, 1, 1) for kind in ("ours", "bare")}
+        yield Setup(lanes, [Figure(what, engine.wake_bar, OURS, BARE)])
+
+
+@asynccontextmanager
+async def crowd(name: str, counts: Counts) -> AsyncIterator[Setup]:
+    """The same until the last of a thousand waiters in four processes goes on."""
+    processes = min(PROCESSES, 1 + counts.woken // 20)
+    count = max(1, min(CROWD, counts.woken) // processes)
+    async with stage(name) as (engine, here):
+        what = f"{engine.title}: the last of {processes * count:,} waiters in {processes} processes / the same by hand"
+        lanes = {kind: await here.waking(kind, processes, count) for kind in ("ours", "bare")}
+        yield Setup(lanes, [Figure(what, engine.crowd_bar, OURS, BARE)], most_times=1, most_rounds=30)
+
+
+@asynccontextmanager
+async def poll(name: str, _: Counts) -> AsyncIterator[Setup]:
+    """A wake, against a waiter that looks twice a second."""
+    async with stage(name) as (engine, here):
+        what = f"{engine.title}: a wake in another process / a waiter that looks every 0.5 s, as TensorFlow's"
+        lanes = {kind: await here.waking(kind, 1, 1) for kind in ("ours", "poll")}
+        yield Setup(lanes, [Figure(what, None, OURS, itemgetter("poll"))], most_times=1, most_rounds=20)
+
+
+@asynccontextmanager
+async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
+    """Many callers of a process advance at the same time, and one alone; nobody waits. The times are for one advance."""
+    async with stage(name) as (engine, here):
+        many, one = f"{engine.title}: {CALLERS} callers advance together", f"{engine.title}: one caller advances"
+        together, alone = each("ours together"), each("ours alone")
+        yield Setup(
+            {**await here.advancing("ours", "ours"), **await here.advancing("add", "bare")},
+            [
+                Figure(f"{many} / {engine.one_call} each", engine.together_bar, together, each("bare together")),
+                Figure(f"{many} / one after the other", engine.together_bar, together, alone),
+                Figure(f"{one} / {engine.one_call} each time", engine.alone_bar, alone, each("bare alone")),
+            ],
+            most_rounds=100,
+        )
+
+
+@asynccontextmanager
+async def local_and_redis(_: Counts) -> AsyncIterator[Setup]:
+    """Advances of the local store and of the one on Redis, side by side: it is to make five times as many a second."""
+    async with stage("local") as (local, here), stage("redis") as (redis, there):
+        what = f"{local.title} / {redis.title}"
+        yield Setup(
+            {**await here.advancing("ours", "local"), **await there.advancing("ours", "redis")},
+            [
+                Figure(f"{what}: one caller advances", 1 / 5, each("local alone"), each("redis alone")),
+                Figure(f"{what}: {CALLERS} callers advance together", 1 / 5, each("local together"), each("redis together")),
+            ],
+            most_rounds=100,
+        )

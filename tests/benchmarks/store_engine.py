@@ -1,0 +1,91 @@
+"""What the rows about stores over processes ask of an engine: a server, and the least that can do the same by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohooks import StepStore, open_step_store
+from tests.benchmarks.measure import NotInstalledError
+
+POLL_SECS = 0.5
+"""How often TensorFlow's GlobalStepWaiterHook looks."""
+
+
+class Counter(Protocol):
+    """What is measured: a step store, or what stands for one."""
+
+    async def advance(self) -> int:
+        """One step more; the step it is now."""
+        ...
+
+    async def wait_for(self, step: int) -> object:
+        """Returns when the step has been reached."""
+        ...
+
+
+Opened = Callable[[str], AbstractAsyncContextManager[Counter]]
+"""Opens a counter at a URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine, by hand and in words. A module `store_NAME` has it as `ENGINE`."""
+
+    title: str
+    serve: Callable[[], AbstractContextManager[str]]
+    """Has a server for the time of the block, and gives its URL. Blocks for seconds."""
+    bare: Opened
+    """The least that can work, by hand."""
+    by_hand: str
+    one_call: str
+    add: Opened | None = None
+    """What many callers advance at the same time by hand, where only a single one can do so with `bare`."""
+    settled_secs: float = 0.0
+    """After this a wait that has begun is known to the server; it is not measured."""
+    wake_bar: float | None = 1.5
+    crowd_bar: float | None = None
+    together_bar: float | None = 1 / 3
+    alone_bar: float | None = None
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of this name, if what it needs is installed."""
+    try:
+        engine: Engine = importlib.import_module(f"tests.benchmarks.store_{name}").ENGINE
+    except ImportError as error:
+        raise NotInstalledError(error.name) from error
+    return engine
+
+
+class _Polling:
+    """Waits as TensorFlow's GlobalStepWaiterHook does: it looks, sleeps for half a second, and looks again."""
+
+    def __init__(self, store: StepStore) -> None:
+        self._store = store
+        self.advance = store.advance
+
+    async def wait_for(self, step: int) -> None:
+        await asyncio.sleep(POLL_SECS * random.random())  # it has begun whenever it has, and not just now
+        while (await self._store.value()).step < step:  # noqa: ASYNC110 - that is what it does
+            await asyncio.sleep(POLL_SECS)
+
+
+@asynccontextmanager
+async def opened(engine: Engine, kind: str, url: str) -> AsyncIterator[Counter]:
+    """Our store ("ours"), it asked as TensorFlow asks ("poll"), or by hand ("bare", "add").
+
+    Those of one kind count together, in whatever process they are.
+    """
+    if kind in ("bare", "add"):
+        by_hand = engine.bare if kind == "bare" or engine.add is None else engine.add
+        async with by_hand(url) as counter:
+            yield counter
+    else:
+        async with open_step_store(url, run=kind) as store:
+            yield _Polling(store) if kind == "poll" else store
