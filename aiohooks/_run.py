@@ -43,8 +43,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
             result = runner.run(main(*args))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
         if loop is None or stopped_by(loop) is None:
+            raise
+        # uvloop takes itself for running where Ctrl-C comes in its last moment: it cannot be closed then.
+        if not isinstance(error, KeyboardInterrupt) and not loop.is_running():
             raise
         _exit(signal.SIGINT)
     number = stopped_by(loop)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import signal
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
+from aiohooks import _run
 from tests.source import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
@@ -216,3 +219,43 @@ def test_ctrl_c_twice_in_the_example() -> None:
         _, errors = process.communicate(timeout=PATIENCE_SECS)
     assert errors == ""
     assert process.returncode in (130, -2)
+
+
+class _Interrupted(asyncio.SelectorEventLoop):
+    """What uvloop becomes where Ctrl-C comes in its last moment: it takes itself for running, and cannot be closed."""
+
+    stuck = False
+
+    def run_until_complete(self, future: Any) -> Any:
+        if self.stuck:
+            future.close()
+            raise RuntimeError("this event loop is already running")
+        super().run_until_complete(future)
+        self.stuck = True
+        raise KeyboardInterrupt
+
+    def is_running(self) -> bool:
+        return self.stuck or super().is_running()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_interrupt_in_the_last_moment_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """It ends the program as the first one would have; nothing is hidden where no session was stopped."""
+    loop = _Interrupted()
+    monkeypatch.setattr(_run, "_new_event_loop", lambda: loop)
+    monkeypatch.setattr(_run, "stopped_by", lambda _: INT if stopped else None)
+
+    async def main() -> None:
+        pass
+
+    old = signal.getsignal(INT)
+    try:
+        with pytest.raises(SystemExit if stopped else RuntimeError) as caught:
+            _run.run(main)
+        if stopped:
+            assert caught.value.args == (130,)
+    finally:
+        signal.signal(INT, old)
+        loop.stuck = False
+        loop.close()
+        asyncio.set_event_loop(None)
