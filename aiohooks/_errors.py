@@ -79,7 +79,10 @@ class StoreUnavailableError(UnavailableError):
 
 
 class StoreRefusedError(StoreUnavailableError):
-    """The engine is there and says no: a password, a right, a version. The first connection does not try again."""
+    """Raised when the engine is there and says no: a password, a right, a version, a path.
+
+    Neither a first connection nor a first session tries again; a session that has run recovers, as from any `UnavailableError`.
+    """
 
 
 class StoreDamagedError(AiohooksError):

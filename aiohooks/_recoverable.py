@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from aiohooks._coordinator import Coordinator
-from aiohooks._errors import InvalidArgumentError, SessionClosedError, is_clean_end
+from aiohooks._errors import InvalidArgumentError, SessionClosedError, StoreRefusedError, is_clean_end
 from aiohooks._phases import HookSet, after_create_session
 from aiohooks._recovery import RecoveryHistory, RecoveryPolicy
 from aiohooks._restoring import restore_hooks
@@ -56,7 +56,8 @@ class Recoverable:
         try:
             await self._create()
         except BaseException as error:
-            if not self._policy.recovers(error):
+            # A password or an address that is wrong from the start is no outage; later on it may be one, of a server that moves.
+            if isinstance(error, StoreRefusedError) or not self._policy.recovers(error):
                 raise
             await self.recover(error, None)
 

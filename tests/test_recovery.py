@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 import aiohooks as ah
+from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.models import QUICK, Calling, Sessions, counting_graph, double, failing_step, policy, ticks
 
@@ -80,6 +82,33 @@ async def test_an_error_of_the_creation_is_recovered() -> None:
     assert creator.calls == 3
     assert record.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
     assert not graph.finalized
+
+
+async def test_a_store_that_refuses_from_the_start_is_not_asked_again(tmp_path: Path) -> None:
+    """A path, a password, a right that is wrong before anything has run is no outage; its error comes out at once, as itself."""
+    (tmp_path / "file").write_text("")
+    hook = RecordingHook()
+    with pytest.raises(ah.StoreRefusedError) as caught:
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), [hook], recovery=QUICK, global_step=open_step_store(f"local://{tmp_path}/file/runs")
+        ):
+            raise AssertionError("entered")
+    assert not hasattr(caught.value, "__notes__")
+    assert hook.phases() == ["begin", "close"]
+
+
+async def test_a_store_that_refuses_later_is_recovered_from() -> None:
+    """It may be a server that moves, or is given its password a moment late."""
+    refusals = iter([ah.StoreRefusedError("this one is a replica now")])
+
+    async def step() -> dict[str, int]:
+        for refusal in refusals:
+            raise refusal
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(step, recovery=QUICK) as session:
+        assert await session.run("loss") == 1
+        assert session.status().recoveries == 1
 
 
 async def test_other_errors_are_not_recovered() -> None:

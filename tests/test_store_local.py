@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -87,10 +88,23 @@ async def test_a_link_in_place_of_a_run_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
-    """What the system says comes out as the store's error, with the path."""
+    """A path that will not do is refused, with what the system says of it and what to give instead."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ah.StoreUnavailableError, match=r"cannot be used: .*file"):
-        await LocalStepStore(tmp_path / "file").value()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ah.StoreRefusedError, match=rf"{path} cannot be made: .*; give one that user \d+ may"):
+            await LocalStepStore(path).value()
+
+
+async def test_a_full_disk_may_have_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no refusal, so a session tries again."""
+
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(ah.StoreUnavailableError, match=r"cannot be used: .*No space left") as caught:
+        await LocalStepStore(tmp_path / "runs").value()
+    assert not isinstance(caught.value, ah.StoreRefusedError)
 
 
 async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 import sys
@@ -10,7 +11,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from aiohooks._errors import InvalidArgumentError
+from aiohooks._errors import InvalidArgumentError, StoreRefusedError
 
 # What `statfs` calls file systems whose files other machines change as well: inotify sees no change from there, and locks may
 # hold on one machine only. FUSE is among them because one cannot tell what is behind it.
@@ -33,6 +34,9 @@ _REMOTE = {
     0x786F4256: "VirtualBox shared folders",
 }
 _LONGEST_NAME = 255
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_PLACE = (*_FORBIDDEN, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+"""What stays as it is until somebody gives another path; a full disk, say, may not."""
 
 
 def default_directory() -> Path:
@@ -64,10 +68,11 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
 
     Raises:
         InvalidArgumentError: it is of somebody else or open to others, or on a file system that other machines change too.
-        OSError: it cannot be made.
+        StoreRefusedError: it can never be made there.
+        OSError: it cannot be made in this moment.
     """
     base = default_directory() if directory is None else directory
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(base, _NO_PLACE)
     base = base.resolve()
     if directory is None:
         _check_ours(base, forbidden=0o077)
@@ -80,9 +85,20 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
         )
     path = base / run_name(run)
     for each in (path, path / "alive", path / "bells"):
-        each.mkdir(mode=0o700, exist_ok=True)
+        _make(each, _FORBIDDEN)
         _check_ours(each, forbidden=0o022)
     return path
+
+
+def _make(path: Path, refusals: tuple[int, ...]) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in refusals:
+            raise
+        raise StoreRefusedError(
+            f"the directory {path} cannot be made: {error}; give one that user {os.geteuid()} may make and write in"
+        ) from error
 
 
 def _check_ours(path: Path, *, forbidden: int) -> None:

@@ -335,7 +335,7 @@ class WaitingRoom:
 
     def _late(self, step: int, secs: float) -> StepTimeoutError:
         return StepTimeoutError(
-            f"step {step} of {self._run} was not reached in {secs:g} s: seen step {self.latest.step},"
+            f"step {step} of {self._run} was not reached in {round(secs, 3):g} s: seen step {self.latest.step},"
             f" published by {listed(self.publishers.names)}",
             wanted=step,
             seen=self.latest.step,
