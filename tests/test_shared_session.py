@@ -173,7 +173,11 @@ async def test_end_of_a_session_is_known_elsewhere() -> None:
         assert "chief finished at step 3, wanted 100" in reason
 
 
-@pytest.mark.parametrize(("name", "known_as"), [("trainer", "trainer"), (None, f"main of process {os.getpid()} on ")])
+@pytest.mark.parametrize(
+    ("name", "known_as"),
+    [("trainer", "trainer"), (None, f"main of process {os.getpid()} on ")],
+    ids=["its name", "its task and process"],
+)
 async def test_name_of_a_session_elsewhere(name: str | None, known_as: str) -> None:
     """Other processes hear of it by its name, or else by that of its task and of its process: each has a Task-1."""
     engine = FakeEngine()
