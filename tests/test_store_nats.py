@@ -27,6 +27,7 @@ if not available("nats"):
 
 from nats.aio.client import Client
 
+from aiohooks.stores._nats_wire import _Client
 from aiohooks.stores.nats import NatsStepStore
 
 numbers = itertools.count(1)
@@ -265,3 +266,12 @@ async def test_a_store_that_came_by_a_fork_says_so(server: Server, name: str) ->
             await store.advance()
         store._forked = False
         assert await store.advance() == 1
+
+
+def test_headers_are_read_as_the_client_reads_them() -> None:
+    """What is overridden for its speed does not read the server's headers differently."""
+    raw = b"Nats-Stream: S\r\nNats-Subject: S.run.a%2Eb:c\r\nNats-Sequence: 17\r\nNats-Last:16\r\nrest\r\n\r\n"
+    theirs: Any = Client()
+    ours: Any = _Client()
+    assert ours._parse_header_lines(raw) == theirs._parse_header_lines(raw)
+    assert ours._parse_header_lines(raw)["Nats-Sequence"] == "17"

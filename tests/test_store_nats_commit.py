@@ -225,15 +225,31 @@ async def test_only_what_matters_is_looked_into() -> None:
     kept = Kept()
     commits = kept.commits("b", lambda head, before: heard.append(head.seq))
     state = RunState()
-    commits.hear(1, pack("life", state), True)
+    commits.hear(1, pack(b"life", state), True)
     for seq in range(2, 6):
         state.mark = Mark(1, seq)
-        commits.hear(seq, pack("life", state), seq == 5)
+        commits.hear(seq, pack(b"life", state), seq == 5)
     assert heard == [1, 5]
     state.apply(Fail("x"))
-    commits.hear(6, pack("life", state), False)
-    commits.hear(4, pack("life", state), True)
+    commits.hear(6, pack(b"life", state), False)
+    commits.hear(4, pack(b"life", state), True)
     assert heard == [1, 5, 6]
+
+
+async def test_what_is_not_read_at_once_is_still_checked() -> None:
+    """Of a message in which the step alone has changed the rest is read by who needs it; one that lies is found out then."""
+    kept = Kept()
+    commits = kept.commits("a")
+    await apply(commits, write("a", 1))
+    start, _, _ = kept.data.partition(b" {")
+    kept.seq, kept.data = 2, start.replace(b" 1.1", b" 1.7") + b" {lies}"
+    commits.hear(2, kept.data, True)
+    assert commits.head is not None
+    assert commits.head.mark == Mark(1, 7)
+    with pytest.raises(ForeignMessageError, match="begins with"):
+        await commits.change(lambda state: state.apply(write("a", 2)), 1.0)
+    with pytest.raises(ForeignMessageError, match="begins with"):
+        await commits.refresh(1.0)
 
 
 members = st.builds(
@@ -291,8 +307,10 @@ def test_it_does_what_the_state_of_a_run_does(asked: list[tuple[bool, Request]])
 
 def test_a_message_of_somebody_else_is_refused() -> None:
     """A subject that others write to is said to be so."""
-    assert life_of(pack("abc", RunState())) == (b"abc", b"0")
-    for data in (b"", b"hello", b"2 a 0 {}", b"1 a 0 {}", b"1 a 0 [1]", b"\xff\xfe x y z"):
+    assert life_of(pack(b"abc", RunState())) == Head(1, pack(b"abc", RunState())).life == (b"abc", b"0.0")
+    good = pack(b"a", RunState())
+    strange = (b"", b"hello", b"2" + good[1:], good[:-1], b"1 a 0.0 1.0 {}", b"1 a 0.0 1.0 [1]", b"1 a 0.0 1 {}", b"\xff x y z a")
+    for data in strange:
         assert life_of(b"") == (b"", b"")
         with pytest.raises(ForeignMessageError, match=rf"a message of {len(data)} bytes"):
             unpack(1, data)

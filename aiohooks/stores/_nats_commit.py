@@ -57,7 +57,6 @@ class Commits:
         """
         self.head: Head | None = None
         self._kept: Head | None = None  # known before the connection or the server's data was lost
-        self._life = b"", b""
         self._clock = clock
         self._process = process
         self._fetch = fetch
@@ -66,7 +65,7 @@ class Commits:
         self._lost = lost
         self._waiting: list[_Change[Any]] = []
         self._turn = asyncio.Lock()
-        self._on_its_way: Head | None = None
+        self._on_its_way: tuple[bytes, RunState] | None = None
         self._beats: dict[str, tuple[int, float]] = {}
 
     def restart(self) -> None:
@@ -78,10 +77,14 @@ class Commits:
     def hear(self, seq: int, data: bytes, last: bool) -> None:
         """Takes note of a message that the server told of; unless it is the last one for now, there is a newer one."""
         head, life = self.head, life_of(data)
-        if head is not None and life[0] == self._life[0] and (seq <= head.seq or (not last and life == self._life)):
+        if head is not None and life[0] == head.born and (seq <= head.seq or (not last and life == head.life)):
             return  # old, or our own, or the step alone has changed, which the next one says as well
-        mine = self._on_its_way
-        self._take(mine._replace(seq=seq) if mine is not None and mine.data == data else unpack(seq, data))
+        if (mine := self._on_its_way) is not None and mine[0] == data:
+            self._take(Head(seq, *mine))
+        elif head is not None and life == head.life:
+            self._take(Head(seq, data))  # the step alone: who waits for it is woken sooner if the rest is not read
+        else:
+            self._take(unpack(seq, data))
 
     async def refresh(self, secs: float) -> Head:
         """Reads the newest message."""
@@ -154,11 +157,11 @@ class Commits:
         self._waiting = [change for change in self._waiting if not change.made]
 
     async def _set(self, head: Head, state: RunState, secs: float) -> bool:
-        born = head.born or secrets.token_hex(4)
+        born = head.born or secrets.token_hex(4).encode()
         data = pack(born, state)
         if data == head.data:
             return True
-        self._on_its_way = Head(0, born, state, data)
+        self._on_its_way = data, state
         try:
             seq = await self._publish(data, head.seq)
         finally:
@@ -168,7 +171,7 @@ class Commits:
                 await self.refresh(secs)
             return False
         if self.head is head:
-            self._take(Head(seq, born, state, data))
+            self._take(Head(seq, data, state))
         return True
 
     def _take(self, head: Head) -> Head:
@@ -178,13 +181,13 @@ class Commits:
         if old is not None and old.born and old.born != head.born:
             self._kept = old
         self.head = head
-        self._life = life_of(head.data)
-        now = self._clock.now()
-        known = self._beats
-        self._beats = {
-            member.id: seen if (seen := known.get(member.id)) is not None and seen[0] == member.beat else (member.beat, now)
-            for member in head.state.members.values()
-        }
+        if old is None or old.life != head.life:
+            now = self._clock.now()
+            known = self._beats
+            self._beats = {
+                member.id: seen if (seen := known.get(member.id)) is not None and seen[0] == member.beat else (member.beat, now)
+                for member in head.state.members.values()
+            }
         self._learnt(head, old)
         if old is not None and old.born and old.born != head.born:
             self._lost()

@@ -6,10 +6,11 @@ import base64
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from aiohooks._errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
+from aiohooks.stores._mark import Mark
 from aiohooks.stores._run_state import RunState
 
 OLDEST_SERVER = 2, 9
@@ -17,6 +18,7 @@ OLDEST_SERVER = 2, 9
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _FORMAT = b"1"
+_LONGEST_START = 150  # of a message: all but the state
 _STREAM_NOT_FOUND, _NO_MESSAGE = 10059, 10037
 _WRONG_SEQUENCE = 10071, 10164
 _NOT_ENABLED = 10039, 10076
@@ -28,53 +30,84 @@ class NobodyAnswersError(StoreUnavailableError):
     """The server is there, and nobody has the stream: it is gone, or has no leader for now."""
 
 
-class ForeignMessageError(Exception):
-    """A message of a run that no store of this version wrote; says what it is."""
+class ForeignMessageError(StoreUnavailableError):
+    """A message of a run that no store of this version wrote; says what it is. Who reads the newest one knows if it stays so."""
 
 
 class StreamGoneError(NobodyAnswersError):
     """The server says that there is no such stream."""
 
 
-class Head(NamedTuple):
-    """The newest message of a run."""
+class Head:
+    """The newest message of a run; the state in it is read when it is asked for."""
 
-    seq: int
-    """Its number in the stream; 0 if there is none."""
-    born: str
-    """Of the run, a random word made with its first message: with another one, its data was lost meanwhile."""
-    state: RunState
-    data: bytes
+    __slots__ = ("_state", "born", "data", "life", "mark", "seq")
+
+    def __init__(self, seq: int, data: bytes, state: RunState | None = None) -> None:
+        """Reads the beginning of it.
+
+        Raises:
+            ForeignMessageError: it does not begin as one of ours.
+        """
+        self.seq: int = seq
+        """Its number in the stream; 0 if there is none."""
+        self.data: bytes = data
+        self._state = state
+        try:
+            kind, born, changes, mark, _ = data[:_LONGEST_START].split(b" ", 4)
+            epoch, step = mark.split(b".")
+            self.mark: Mark = Mark(int(epoch), int(step))
+        except ValueError as error:
+            raise _foreign(data) from error
+        if kind != _FORMAT:
+            raise _foreign(data)
+        self.born: bytes = born
+        """Of the run, a random word made with its first message: with another one, its data was lost meanwhile."""
+        self.life: tuple[bytes, bytes] = born, changes
+
+    @property
+    def state(self) -> RunState:
+        """All that it says of the run.
+
+        Raises:
+            ForeignMessageError: it is not one of ours.
+        """
+        if self._state is None:
+            try:
+                self._state = RunState.load(self.data.split(b" ", 4)[4])
+            except ValueError as error:
+                raise _foreign(self.data) from error
+        return self._state
 
 
-NO_HEAD = Head(0, "", RunState(), b"")
-
-
-def pack(born: str, state: RunState) -> bytes:
-    """The message that says it."""
-    return b"%b %b %d %b" % (_FORMAT, born.encode(), state.news, state.dump())
+def pack(born: bytes, state: RunState) -> bytes:
+    """The message that says it: first which life it is of, how often anything but the mark has changed in it, and the mark."""
+    beats = sum(member.beat for member in state.members.values())
+    return b"%b %b %d.%d %d.%d %b" % (_FORMAT, born, state.news, beats, *state.mark, state.dump())
 
 
 def life_of(data: bytes) -> tuple[bytes, bytes]:
-    """Which life of the run a message is of, and how often anything but the mark has changed in it."""
-    parts = data[:50].split(b" ", 3)
+    """What `Head.life` would be."""
+    parts = data[:_LONGEST_START].split(b" ", 3)
     return (parts[1], parts[2]) if len(parts) > 3 else (b"", b"")
 
 
 def unpack(seq: int, data: bytes) -> Head:
-    """What a message says.
+    """What a message says, all of it.
 
     Raises:
         ForeignMessageError: it is not one of ours.
     """
-    try:
-        kind, born, _, state = data.split(b" ", 3)
-        if kind == _FORMAT:
-            return Head(seq, born.decode("latin-1"), RunState.load(state), data)
-        cause = None
-    except ValueError as error:
-        cause = error
-    raise ForeignMessageError(f"a message of {len(data)} bytes, which begins with {data[:50]!r}") from cause
+    head = Head(seq, data)
+    _ = head.state
+    return head
+
+
+def _foreign(data: bytes) -> ForeignMessageError:
+    return ForeignMessageError(f"a message of {len(data)} bytes, which begins with {data[:50]!r}")
+
+
+NO_HEAD = Head(0, pack(b"", RunState()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 from aiohooks.stores._mark import MAX_STEP, Mark
 from aiohooks.stores._view import Answer, Departed, Fail, Failure, Join, Lead, Leave, Member, Request, View, Write
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _MOST_WRITERS = 1024  # whose last answers are kept; the longest silent one is forgotten first
 
 
@@ -178,7 +179,7 @@ class RunState:
 
     def dump(self) -> bytes:
         """All of it, as JSON."""
-        return json.dumps(
+        return _ENCODER.encode(
             {
                 "mark": self.mark,
                 "reign": self.reign,
@@ -189,8 +190,7 @@ class RunState:
                 "departures": self.departures,
                 "failure": self.failure,
                 "answers": self.answers,
-            },
-            separators=(",", ":"),
+            }
         ).encode()
 
     @classmethod

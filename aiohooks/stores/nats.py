@@ -201,11 +201,10 @@ class NatsStepStore(RemoteStepStore):
     def _learnt(self, head: Head, before: Head | None) -> None:
         if not self._opened:
             return  # the first view is taken by who opens
-        old, new = None if before is None else before.state, head.state
-        if old is None or old.news != new.news or old.members != new.members:
+        if before is None or before.life != head.life:
             self._take(self._commits.view())
         else:
-            self._observe(new.mark)
+            self._observe(head.mark)
 
     def _data_lost(self) -> None:
         if self._wire is not None:
