@@ -168,7 +168,7 @@ def entry(name: str, thing: Any) -> Iterator[str]:
     public = [base for base in thing.__mro__[1:] if getattr(aiohooks, base.__name__, None) is base]
     bases = [base.__name__ for base in public if not any(other is not base and issubclass(other, base) for other in public)]
     made_by_users = thing.__init__ is not object.__init__ and not getattr(thing, "_is_protocol", False)
-    if re.search(r"\b[Mm]ade by\b", f"{inspect.getdoc(thing)} {inspect.getdoc(thing.__init__)}"):
+    if re.search(r"(^|[.;] )[Mm]ade by\b", f"{inspect.getdoc(thing)}\n{inspect.getdoc(thing.__init__)}", re.MULTILINE):
         made_by_users = False
     yield code(f"class {name}{signature_text(thing) if made_by_users or issubclass(thing, tuple) else ''}")
     if bases:

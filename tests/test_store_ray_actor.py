@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from aiohooks import PublisherFailedError, PublisherFinishedError
+from aiohooks import PublisherFailedError, PublisherFinishedError, open_step_store
 from aiohooks.stores import Mark
 from aiohooks.stores._ledger import Ledger
 from aiohooks.stores._ray_keeper import StepKeeper, Wish
@@ -30,8 +30,14 @@ from aiohooks.stores._view import (
     View,
     Write,
 )
+from aiohooks.stores.ray import RayStepStore
 from aiohooks.testing import check_step_store, step_store_laws
 from tests.fake_ray import FakeCluster
+
+
+def test_the_run_is_named_as_with_other_engines() -> None:
+    """Who gives no name gets the same one everywhere; nothing is connected yet."""
+    assert RayStepStore().run == open_step_store("ray://").run == open_step_store("local://").run
 
 
 @pytest.mark.parametrize("law", step_store_laws())

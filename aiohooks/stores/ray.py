@@ -27,13 +27,19 @@ _LEAVE_SECS = 1.0
 class RayStepStore(RemoteStepStore):
     """A step kept by an actor of a Ray cluster; see `RemoteStepStore` for what it does about lost connections.
 
-    The actor is made by the first process that opens the run, on its node, and lives until `forget`. When it dies, Ray starts
+    The first process that opens the run makes the actor, on its node; it lives until `forget`. When it dies, Ray starts
     it again with nothing, and the processes tell it what they know: as long as one of them lives that has heard of a write, the
     write counts, and once only.
     """
 
     def __init__(
-        self, namespace: str = "", *, run: str, address: str | None = None, connect_timeout: float = 60.0, **remote: Any
+        self,
+        namespace: str = "",
+        *,
+        run: str = "default",
+        address: str | None = None,
+        connect_timeout: float = 60.0,
+        **remote: Any,
     ) -> None:
         """Does not connect yet.
 
