@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import operator
 import re
 import textwrap
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks
+import aiohooks.distributed.ray
 from tests.signature_text import annotation_text, signature_text
 from tests.source import modules, tree
 
@@ -78,6 +80,7 @@ SECTIONS = (
     ("Services: `aiohooks.adapters.asgi`", "aiohooks.adapters.asgi", "SessionService ServiceHealth"),
     ("Launchers: `aiohooks.distributed`", "aiohooks.distributed", "Task"),
     ("Launchers: `aiohooks.distributed.local`", "aiohooks.distributed.local", "run_tasks run_processes"),
+    ("Launchers: `aiohooks.distributed.ray`", "aiohooks.distributed", "ray.run"),  # another one than `run`
     (
         "From `aiohooks.testing`",
         "aiohooks.testing",
@@ -124,7 +127,7 @@ def page() -> str:
     for title, package, names in SECTIONS:
         parts.append(f"## {title}")
         for name in names.split():
-            parts += entry(name, getattr(importlib.import_module(package), name))
+            parts += entry(name, operator.attrgetter(name)(importlib.import_module(package)))
     parts += [f"## {ERRORS}", code(drawn_tree())]
     for error in errors():
         parts += [f"### {error.__name__}", prose(error)]
