@@ -226,6 +226,7 @@ async def test_a_server_that_is_too_old(tmp_path: Path) -> None:
         ("nats://host", {"replicas": 2}, "give 1, 3 or 5"),
         ("nats://host", {"tls": True}, "SSLContext"),
         ("nats://host", {"forget_after_secs": 0}, "above 0"),
+        ("nats://host", {"forget_after_secs": 1e-3}, "forget_after_secs is 0.001; give no less than lease_secs, which is 10 s"),
         ("nats://host", {"heartbeat": -1}, "above 0"),
         ("nats://host", {"run": "x" * 600}, "too long"),
     ],

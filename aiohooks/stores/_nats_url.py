@@ -43,7 +43,8 @@ def parse_address(url: str) -> Address:
             parts = urlsplit(f"//{each.rpartition('://')[2]}")
             host, port = parts.hostname, parts.port or _PORT
         except ValueError as error:
-            raise InvalidArgumentError(f"a server in the {scheme}:// URL has a port that is no number: give host:4222") from error
+            wrong = f"a server in the {scheme}:// URL has a port that is no number below 65536"
+            raise InvalidArgumentError(f"{wrong}: give host:4222") from error
         if not host or parts.path.strip("/") or parts.query:
             # Without what was given: there may be a password in it.
             raise InvalidArgumentError(f"a server in the {scheme}:// URL is not of the form user:password@host:port")

@@ -77,7 +77,8 @@ class NatsStepStore(RemoteStepStore):
             run: the name of the run; see `SharedStepStore`.
             stream: the name of the stream, and the first word of its subjects.
             replicas: on how many servers the stream is kept, when it is made here: 1, 3 or 5.
-            forget_after_secs: after how long a run that nobody writes to is deleted, when the stream is made here.
+            forget_after_secs: after how long a run that nobody writes to is deleted, when the stream is made here; no less than
+                `lease_secs`. A publisher writes that often, a store that only waits does not.
             tls: certificates to trust and to show; left out, those that the system trusts. Asks for TLS as `tls://` does.
             tls_hostname: the name in the server's certificate, if it is not that in the URL.
             user: the user, with `password`.
@@ -90,6 +91,11 @@ class NatsStepStore(RemoteStepStore):
         super().__init__(run=run, **remote)
         check_instance(tls, ssl.SSLContext, "tls=", optional=True)
         check_secs(forget_after_secs, "forget_after_secs", optional=True, positive=True)
+        if forget_after_secs is not None and forget_after_secs < self._lease_secs:
+            raise InvalidArgumentError(
+                f"forget_after_secs is {forget_after_secs!r}; give no less than lease_secs, which is {self._lease_secs:g} s: "
+                "a run that is in use would be deleted"
+            )
         if type(replicas) is not int or replicas not in (1, 3, 5):
             raise InvalidArgumentError(f"replicas={replicas!r}: give 1, 3 or 5")
         address = parse_address(url)
