@@ -270,6 +270,32 @@ async def test_a_loop_that_waits_is_not_blocked() -> None:
     assert told == []
 
 
+async def test_a_watch_is_stopped_while_it_asks() -> None:
+    """It ends at once also if the loop, which waits for its end, cannot answer the question that it is about to ask."""
+    from aiohooks.hooks._blocked_loop import BlockedLoopWatch
+
+    asks, stopped = threading.Event(), threading.Event()
+
+    class Late(threading.Event):
+        def set(self) -> None:
+            super().set()
+            stopped.set()
+
+        def clear(self) -> None:
+            asks.set()
+            stopped.wait()
+            super().clear()
+
+    watch = BlockedLoopWatch(0.01, lambda *_: None)
+    watch._answered = Late()
+    watch.start()
+    asks.wait()
+    stopping = threading.Thread(target=watch.stop, daemon=True)
+    stopping.start()
+    stopping.join(10.0)  # the loop stands still meanwhile
+    assert not stopping.is_alive()
+
+
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
     """A second session is measured by itself, and a recovery does not begin anew."""
     timing = HookTimingHook(warn_secs=100)

@@ -51,6 +51,8 @@ class BlockedLoopWatch:
     def _watch(self) -> None:
         while not self._stopped.wait(self._secs) and not self._loop.is_closed():
             self._answered.clear()
+            if self._stopped.is_set():
+                return  # just now: that was no answer, and a loop that waits for this thread's end would give none
             asked = time.perf_counter()
             try:
                 self._loop.call_soon_threadsafe(self._answered.set)
