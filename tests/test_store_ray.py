@@ -58,7 +58,8 @@ async def test_the_actor_is_killed(cluster: str) -> None:
             keeper = keeper_of("killed")
             before = await keeper.statistics.remote()
             os.kill(before["pid"], signal.SIGKILL)
-            assert await a.advance(3) == 10
+            # Whoever is back first counts on from what it knows; what the other one knows is added when that is back.
+            assert await a.advance(3) in (5 + 3, 7 + 3)
             assert await b.advance(2) == 12
             assert await waiting == 12
             after = await keeper.statistics.remote()
