@@ -95,6 +95,15 @@ async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
             await LocalStepStore(path).value()
 
 
+async def test_a_run_that_is_deleted_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made in its place, which would be open to others: who opens it tries again."""
+    monkeypatch.setattr(_local_directory, "_check_ours", lambda path, **_: path.rmdir())
+    with pytest.raises(ah.StoreUnavailableError, match=r"cannot be used: .*No such file") as caught:
+        await LocalStepStore(tmp_path).value()
+    assert not isinstance(caught.value, ah.StoreRefusedError)
+    assert not (tmp_path / "default").exists()
+
+
 async def test_a_full_disk_may_have_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no refusal, so a session tries again."""
 

@@ -72,7 +72,7 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
         OSError: it cannot be made in this moment.
     """
     base = default_directory() if directory is None else directory
-    _make(base, _NO_PLACE)
+    _make(base, _NO_PLACE, parents=True)
     base = base.resolve()
     if directory is None:
         _check_ours(base, forbidden=0o077)
@@ -90,9 +90,9 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
     return path
 
 
-def _make(path: Path, refusals: tuple[int, ...]) -> None:
+def _make(path: Path, refusals: tuple[int, ...], *, parents: bool = False) -> None:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=parents, exist_ok=True)
     except OSError as error:
         if error.errno not in refusals:
             raise
