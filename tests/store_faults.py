@@ -89,6 +89,10 @@ class Stage:
         """A little time, never the same."""
         await asyncio.sleep(self.chance.random() ** 2 * 0.05)
 
+    async def last(self, secs: float) -> None:
+        """Lets a fault last, up to so long. How long it lasts is what is tried: there is nothing to wait for."""
+        await asyncio.sleep(secs * self.chance.random())
+
     async def end(self) -> str:
         """Closes all stores; says what is wrong with the count, or what is left in the server."""
         living = [one for one in self.crew if one.alive]
@@ -151,7 +155,7 @@ async def server_stopped(stage: Stage) -> str:
 
     async def fault() -> None:
         stage.server.pause()
-        await asyncio.sleep(4 * HEARTBEAT_SECS * stage.chance.random())
+        await stage.last(4 * HEARTBEAT_SECS)
         stage.server.resume()
 
     return await resumes(stage, waiter, advancer, fault)
@@ -164,7 +168,7 @@ async def link_fails(stage: Stage, fail: Callable[[Linked], object], *, advancer
 
     async def fault() -> None:
         fail(victim)
-        await asyncio.sleep(gone_secs * stage.chance.random())
+        await stage.last(gone_secs)
         victim.proxy.heal()
 
     return await resumes(stage, waiter, advancer, fault)
@@ -211,7 +215,7 @@ async def process_stopped(stage: Stage, *, advancers: bool) -> str:
 
     async def fault() -> None:
         victim.stop()
-        await asyncio.sleep(stage.chance.random())
+        await stage.last(1.0)
         victim.resume()
 
     return await resumes(stage, waiter, advancer, fault)

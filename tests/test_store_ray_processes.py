@@ -81,7 +81,7 @@ from tests.distributed_tasks import about
 from tests.test_store_ray_processes import listening
 
 async def main():
-    async def look():
+    async def look():  # again and again: the kernel tells nobody of a new listener
         while not listening():
             await asyncio.sleep(0.05)
         found = set()

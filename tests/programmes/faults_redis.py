@@ -59,7 +59,7 @@ async def refused_for_a_while(stage: Stage, refuse: tuple[str, ...], allow: tupl
 
     async def fault() -> None:
         await _asked(stage, *refuse)
-        await asyncio.sleep(0.5 * stage.chance.random())
+        await stage.last(0.5)
         await _asked(stage, *allow)
 
     return await resumes(stage, waiter, advancer, fault)
