@@ -16,12 +16,13 @@ import functools
 import gc
 import importlib.util
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
 from pytest_asyncio import is_async_test
 
+from aiohooks.testing import ManualClock
 from aiohooks.testing.residue import no_residue
 
 # A guard against hanging for ever, not a measurement.
@@ -56,6 +57,13 @@ def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventL
 def pytest_asyncio_loop_factories(config: pytest.Config) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tells pytest-asyncio to run each async test once on every loop."""
     return loop_factories(config.getoption("--loop"))
+
+
+@pytest.fixture
+def clock() -> Iterator[ManualClock]:
+    """Time by hand."""
+    with ManualClock() as clock:
+        yield clock
 
 
 @pytest.fixture(scope="module", autouse=True)

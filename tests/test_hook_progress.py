@@ -23,13 +23,6 @@ from tests.extras import hide
 from tests.models import QUICK, counting_graph, refused, until_true
 
 
-@pytest.fixture
-def clock() -> Iterator[ManualClock]:
-    """Time by hand."""
-    with ManualClock() as clock:
-        yield clock
-
-
 async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: int = 0, secs: float = 1.0) -> None:
     """A session that starts at a step and makes so many runs, each of which takes `secs`."""
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=ah.MemoryStepStore(start)) as session:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,13 +17,6 @@ from aiohooks.hooks.hook_timing import HookTimingHook
 from aiohooks.hooks.stop_at_step import StopAtStepHook
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.models import QUICK, Calling, counting_graph, double, refused, until_true
-
-
-@pytest.fixture
-def clock() -> Iterator[ManualClock]:
-    """Time by hand."""
-    with ManualClock() as clock:
-        yield clock
 
 
 class Busy(ah.SessionRunHook):

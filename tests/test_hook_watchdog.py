@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.hooks.watchdog import WatchdogHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.models import QUICK, Calling, double, refused, ticks, until_true
-
-
-@pytest.fixture
-def clock() -> Iterator[ManualClock]:
-    """Time by hand."""
-    with ManualClock() as clock:
-        yield clock
 
 
 class Gate:

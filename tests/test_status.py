@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,13 +14,6 @@ from aiohooks._stacks import dump, wait_of
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.models import QUICK, Calling, double, ticks
-
-
-@pytest.fixture
-def clock() -> Iterator[ManualClock]:
-    """Time by hand."""
-    with ManualClock() as clock:
-        yield clock
 
 
 class Gate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,12 +13,6 @@ from aiohooks.testing import ManualClock
 from aiohooks.testing.residue import no_residue
 from tests.fake_engine import FakeEngine, FakeStepStore
 from tests.stepping import parked, ticks
-
-
-@pytest.fixture
-def clock() -> Iterator[ManualClock]:
-    with ManualClock() as clock:
-        yield clock
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,12 +13,6 @@ from aiohooks.stores._view import Answer, Request
 from aiohooks.testing import ManualClock
 from tests.fake_engine import FakeEngine, FakeStepStore
 from tests.stepping import ticks
-
-
-@pytest.fixture
-def clock() -> Iterator[ManualClock]:
-    with ManualClock() as clock:
-        yield clock
 
 
 @pytest.fixture

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-
-import pytest
 
 from aiohooks.testing import ManualClock
 from tests.fake_engine import FakeEngine, FakeStepStore
 from tests.stepping import ticks
-
-
-@pytest.fixture
-def clock() -> Iterator[ManualClock]:
-    with ManualClock() as clock:
-        yield clock
 
 
 async def test_reconnected_stores_have_no_storm() -> None:
