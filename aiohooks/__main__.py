@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from aiohooks.checkpoint.command import checkpoints
+from aiohooks.checkpoint.cli import checkpoints
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

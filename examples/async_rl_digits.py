@@ -81,7 +81,7 @@ class Rollouts(ah.SessionRunHook):
         self.data, self.bound, self.seed, self.options = data, bound, seed, options
         self.crash_at = options.steps * ITEMS_PER_VERSION * 7 // 12
         self.crashed_at = self.went_on_from = 0
-        self.done: asyncio.Queue[tuple[ah.Ticket, Feeds]] = asyncio.Queue()  # the gate keeps it short
+        self.done: asyncio.Queue[tuple[ah.version_gate.Ticket, Feeds]] = asyncio.Queue()  # the gate keeps it short
         self.lags: list[int] = []
         self.waited_secs = 0.0
 
@@ -151,7 +151,7 @@ async def train(bound: int, seed: int, options: argparse.Namespace) -> Result | 
     curve: list[tuple[float, float]] = []
     runs = 0
 
-    async def evaluate(evaluation: ah.Evaluation) -> dict[str, float]:
+    async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, float]:
         return {"accuracy": await evaluation.run("accuracy", validation)}
 
     def note(step: int, result: dict[str, float]) -> None:

@@ -260,7 +260,12 @@ if __name__ == "__main__":
         status = ah.run(main, parse_options())
     except* KeyboardInterrupt:  # while no session was open yet
         status = INTERRUPTED
-    except* (ah.CheckpointError, ah.PublisherFailedError, ah.StoreUnavailableError, ah.TaskDiedError) as group:
+    except* (
+        ah.errors.CheckpointError,
+        ah.PublisherFailedError,
+        ah.errors.StoreUnavailableError,
+        ah.errors.TaskDiedError,
+    ) as group:
         # The directory is in use, or damaged, or the disk is full: a sentence says it. Workers say what the chief failed of.
         print(*{str(error) for error in group.exceptions}, sep="\n", file=sys.stderr)
     sys.exit(status)

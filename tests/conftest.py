@@ -5,7 +5,7 @@ Options:
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
 
 Markers:
-    leaves_residue: nothing is checked after this test, because it leaves something behind on purpose.
+    may_leak: nothing is checked after this test, because it leaves something behind on purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from pytest_asyncio import is_async_test
 
 from aiohooks.testing import ManualClock
-from aiohooks.testing.residue import no_residue
+from aiohooks.testing.leaks import no_leaks
 
 # A guard against hanging for ever, not a measurement.
 HANG_SECS = 45
@@ -68,7 +68,7 @@ def clock() -> Iterator[ManualClock]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_collections() -> None:
-    """Puts what exists so far out of the collector's sight: `no_residue` collects after each test, in no time then."""
+    """Puts what exists so far out of the collector's sight: `no_leaks` collects after each test, in no time then."""
     gc.collect()
     gc.freeze()
 
@@ -96,8 +96,8 @@ async def not_for_ever(item: pytest.Item) -> AsyncIterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Runs the body of an async test inside `no_residue`; what its fixtures opened is theirs to close."""
-    if not is_async_test(item) or item.get_closest_marker("leaves_residue"):
+    """Runs the body of an async test inside `no_leaks`; what its fixtures opened is theirs to close."""
+    if not is_async_test(item) or item.get_closest_marker("may_leak"):
         return (yield)
     # Hypothesis keeps the coroutine function that it calls for each example; so does pytest-asyncio find it.
     hypothesis = getattr(item.obj, "hypothesis", None)
@@ -106,7 +106,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
     @functools.wraps(test)
     async def checked(*args: Any, **kwargs: Any) -> None:
-        async with not_for_ever(item), no_residue():
+        async with not_for_ever(item), no_leaks():
             await test(*args, **kwargs)
 
     setattr(holder, name, checked)

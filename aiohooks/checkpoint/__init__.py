@@ -14,13 +14,26 @@ only then removes old checkpoints. The newest checkpoint is the one with the hig
 pointer that could be wrong. The same state gives the same bytes on every Python. There is no pickle in it.
 """
 
-from aiohooks._errors import CheckpointBusyError as CheckpointBusyError
-from aiohooks._errors import CheckpointError as CheckpointError
-from aiohooks._errors import CorruptCheckpointError as CorruptCheckpointError
-from aiohooks.checkpoint._checkpoint import Checkpoint as Checkpoint
-from aiohooks.checkpoint._checkpoint import Restored as Restored
-from aiohooks.checkpoint._keep import KeepBest as KeepBest
-from aiohooks.checkpoint._keep import KeepEvery as KeepEvery
-from aiohooks.checkpoint._keep import KeepNewest as KeepNewest
-from aiohooks.checkpoint._keep import KeepPolicy as KeepPolicy
-from aiohooks.checkpoint._saver import Saver as Saver
+from aiohooks.checkpoint.checkpoint import Checkpoint as Checkpoint
+from aiohooks.checkpoint.checkpoint import Restored as Restored
+from aiohooks.checkpoint.checkpoint import Stateful as Stateful
+from aiohooks.checkpoint.policies import KeepBest as KeepBest
+from aiohooks.checkpoint.policies import KeepEvery as KeepEvery
+from aiohooks.checkpoint.policies import KeepNewest as KeepNewest
+from aiohooks.checkpoint.policies import KeepPolicy as KeepPolicy
+from aiohooks.checkpoint.saver import Saver as Saver
+
+__all__ = [
+    "Checkpoint",
+    "KeepBest",
+    "KeepEvery",
+    "KeepNewest",
+    "KeepPolicy",
+    "Restored",
+    "Saver",
+    "Stateful",
+]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

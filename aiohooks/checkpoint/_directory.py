@@ -8,20 +8,155 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping
+import zlib
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from aiohooks._errors import CheckpointError, CorruptCheckpointError
-from aiohooks.checkpoint import _manifest, _names, _reading, _writing
-from aiohooks.checkpoint._checkpoint import Checkpoint, Restored
-from aiohooks.checkpoint._errors import DamagedError
-from aiohooks.checkpoint._files import Files
-from aiohooks.checkpoint._keep import KeepPolicy
+from aiohooks.checkpoint import _format
+from aiohooks.checkpoint._files import DamagedError, Files, told_as_damage
 from aiohooks.checkpoint._lock import DirectoryLock
+from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
+from aiohooks.checkpoint.policies import KeepPolicy
+from aiohooks.errors import CheckpointError, CorruptCheckpointError
+
+
+def read_manifest(files: Files, dir_fd: int, name: _format.Name) -> _format.Manifest:
+    """What a checkpoint says of itself; its files are not looked at.
+
+    Raises:
+        DamagedError: it does not verify.
+        NewerVersionError: it is of a later version of the format.
+        OSError: it could not be read, for a reason that is not its fault.
+    """
+    fd = _open(files, dir_fd, name)
+    try:
+        return _manifest_in(files, fd, name)
+    finally:
+        files.close_quietly(fd)
+
+
+def read(files: Files, dir_fd: int, name: _format.Name) -> tuple[_format.Manifest, dict[str, Any]]:
+    """A whole checkpoint, checked; raises as `read_manifest` does."""
+    from aiohooks.checkpoint import _encoding
+
+    fd = _open(files, dir_fd, name)
+    try:
+        manifest = _manifest_in(files, fd, name)
+        contents = {file: _checked(files, fd, file, entry) for file, entry in manifest.files.items()}
+    finally:
+        files.close_quietly(fd)
+    return manifest, _encoding.decode(contents[_format.STATE], contents.pop(_format.ARRAYS))
+
+
+def _open(files: Files, dir_fd: int, name: _format.Name) -> int:
+    with told_as_damage():
+        return files.open_directory(str(name), dir_fd=dir_fd)
+
+
+def _manifest_in(files: Files, fd: int, name: _format.Name) -> _format.Manifest:
+    try:
+        return _format.decode(files.read(_format.MANIFEST, dir_fd=fd, at_most=_format.LARGEST), name)
+    except DamagedError as error:
+        raise DamagedError(f"{_format.MANIFEST} {error}") from error.__cause__
+
+
+def _checked(files: Files, fd: int, file: str, entry: _format.FileEntry) -> bytes:
+    try:
+        data = files.read(file, dir_fd=fd, size=entry.size)
+        if f"{zlib.crc32(data):08x}" != entry.crc32:
+            raise DamagedError("does not have the checksum in the manifest")
+    except DamagedError as error:
+        raise DamagedError(f"{file} {error}") from error.__cause__
+    return data
+
 
 _logger = logging.getLogger("aiohooks")
+
+Chunks = Iterable[bytes | memoryview]
+
+
+def commit(files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Mapping[str, Chunks]) -> None:
+    """Writes a checkpoint aside, makes it durable, gives it its name, and makes that durable.
+
+    If anything fails, nothing of it is left. When it returns, a power cut does not undo it.
+
+    Raises:
+        OSError: what the system refused.
+    """
+    taken = set(files.names(dir_fd))
+    aside = _format.free(f".tmp-{name}", taken)
+    try:
+        files.make_directory(aside, dir_fd=dir_fd)
+        with files.directory(aside, dir_fd=dir_fd) as fd:
+            entries = {file: _format.FileEntry(*files.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
+            manifest = _format.encode(_format.Manifest(name, metrics, entries))
+            files.write_new(_format.MANIFEST, [manifest], dir_fd=fd)
+            files.sync(fd)
+        files.rename(aside, str(name), dir_fd=dir_fd)
+        files.sync(dir_fd)
+    except BaseException:
+        _undo(files, dir_fd, aside, str(name))
+        raise
+
+
+def _undo(files: Files, dir_fd: int, aside: str, name: str) -> None:
+    # Also what has its name already: whether that would survive is what could not be found out.
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            files.rename(name, aside, dir_fd=dir_fd)
+        files.remove_directory(aside, dir_fd=dir_fd)
+    except OSError as error:
+        _logger.warning("a failed checkpoint left %s behind (%s); the next save tries again to remove it", aside, error)
+
+
+def sweep(files: Files, dir_fd: int) -> None:
+    """Removes what a writer that was killed left unfinished. Only whoever holds the lock may do so."""
+    for name in files.names(dir_fd):
+        if _format.is_temporary(name):
+            try:
+                files.remove_directory(name, dir_fd=dir_fd)
+            except OSError as error:
+                _logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
+
+
+def remove(files: Files, dir_fd: int, names: list[_format.Name]) -> None:
+    """Takes checkpoints away. Each loses its name first, durably, so that no half of one is ever taken for a checkpoint.
+
+    What cannot be removed is named in a warning: the checkpoint that was just saved is none the worse for it.
+    """
+    aside: list[str] = []
+    try:
+        taken = set(files.names(dir_fd))
+        for name in names:
+            drop = _format.free(f".tmp-drop-{name}", taken)
+            files.rename(str(name), drop, dir_fd=dir_fd)
+            aside.append(drop)
+        files.sync(dir_fd)
+        for drop in aside:
+            files.remove_directory(drop, dir_fd=dir_fd)
+    except OSError as error:
+        _logger.warning("old checkpoints could not be removed (%s); the next save tries again", error)
+
+
+def check_space(files: Files, dir_fd: int, size: int, min_free_bytes: int) -> None:
+    """Refuses to begin what would leave less than `min_free_bytes` on the disk; 0 asks nothing.
+
+    Raises:
+        CheckpointError: with ENOSPC, and how much is missing.
+    """
+    if min_free_bytes == 0:
+        return
+    missing = size + min_free_bytes - files.free_bytes(dir_fd)
+    if missing > 0:
+        raise CheckpointError(
+            errno.ENOSPC,
+            f"the checkpoint takes {size} bytes and min_free_bytes is {min_free_bytes}: the disk has {missing} bytes too few; "
+            "make room, or keep fewer checkpoints",
+        )
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -35,11 +170,11 @@ class Verified:
     """What was found when a checkpoint was read through."""
 
     path: Path
-    name: _names.Name
+    name: _format.Name
     reason: str | None
     """What is wrong with it; None if it is good."""
     was_set_aside: bool = False
-    manifest: _manifest.Manifest | None = None
+    manifest: _format.Manifest | None = None
     """What it says of itself; None where not even that could be read."""
 
 
@@ -69,7 +204,7 @@ class CheckpointDirectory:
         self._lock = DirectoryLock(self._files, path)
         self._mutex = threading.Lock()
         self._mutex_pid = os.getpid()
-        self._manifests: dict[_names.Name, Checkpoint] = {}
+        self._manifests: dict[_format.Name, Checkpoint] = {}
 
     def mutex(self) -> threading.Lock:
         """Held during each operation; a forked child has its own, as nobody would ever release the one it inherited."""
@@ -82,19 +217,19 @@ class CheckpointDirectory:
     @_one_at_a_time
     def save(self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
         """Puts a state on disk; see `Saver.save`."""
-        from aiohooks.checkpoint import _state
+        from aiohooks.checkpoint import _encoding
 
         with _told(f"the checkpoint of step {step} was not saved in {self.path}"):
             if self._read_only:
                 raise CheckpointError(errno.EROFS, f"the Saver of {self.path} was made with read_only=True; it saves nothing")
-            data, arrays = _state.encode(state)
+            data, arrays = _encoding.encode(state)
             dir_fd = self._lock.take()
-            _writing.sweep(self._files, dir_fd)
+            sweep(self._files, dir_fd)
             size = arrays.size + len(data) + _ROOM_FOR_MANIFEST
-            _writing.check_space(self._files, dir_fd, size, self._min_free_bytes)
-            name = _names.Name(_names.next_sequence(self._files.names(dir_fd)), step)
-            contents: dict[str, _writing.Chunks] = {_names.ARRAYS: arrays.chunks(), _names.STATE: [data]}
-            _writing.commit(self._files, dir_fd, name, metrics, contents)
+            check_space(self._files, dir_fd, size, self._min_free_bytes)
+            name = _format.Name(_format.next_sequence(self._files.names(dir_fd)), step)
+            contents: dict[str, Chunks] = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
+            commit(self._files, dir_fd, name, metrics, contents)
         saved = self._manifests[name] = self._checkpoint(name, metrics)
         self._remove_old(dir_fd, saved)
         return saved
@@ -105,7 +240,7 @@ class CheckpointDirectory:
             there = self._known(dir_fd)
             newest_of_step = {each.step: each for each in sorted(there, key=lambda each: each.sequence)}
             kept = self._keep.kept(sorted(newest_of_step.values(), key=lambda each: each.sequence, reverse=True))
-            names = [_names.Name(each.sequence, each.step) for each in there if each != saved and each not in kept]
+            names = [_format.Name(each.sequence, each.step) for each in there if each != saved and each not in kept]
         except OSError as error:
             _logger.warning("no old checkpoint is removed: those there are could not be looked at (%s)", error)
             return
@@ -113,7 +248,7 @@ class CheckpointDirectory:
             _logger.exception("no old checkpoint is removed: what to keep could not be found out")
             return
         if names:
-            _writing.remove(self._files, dir_fd, names)
+            remove(self._files, dir_fd, names)
             for name in names:
                 self._manifests.pop(name, None)
 
@@ -123,16 +258,16 @@ class CheckpointDirectory:
         self._manifests = {name: self._manifests[name] for name in names if name in self._manifests}
         for name in names:
             if name not in self._manifests:
-                with contextlib.suppress(DamagedError, _manifest.NewerVersionError):
-                    manifest = _reading.read_manifest(self._files, dir_fd, name)
+                with contextlib.suppress(DamagedError, _format.NewerVersionError):
+                    manifest = read_manifest(self._files, dir_fd, name)
                     self._manifests[name] = self._checkpoint(name, manifest.metrics)
         return [self._manifests[name] for name in names if name in self._manifests]
 
-    def _checkpoint(self, name: _names.Name, metrics: Mapping[str, float]) -> Checkpoint:
+    def _checkpoint(self, name: _format.Name, metrics: Mapping[str, float]) -> Checkpoint:
         return Checkpoint(step=name.step, sequence=name.sequence, metrics=metrics, path=self.path / str(name))
 
-    def _there(self, dir_fd: int) -> list[_names.Name]:
-        found = [name for each in self._files.names(dir_fd) if (name := _names.parse(each)) is not None]
+    def _there(self, dir_fd: int) -> list[_format.Name]:
+        found = [name for each in self._files.names(dir_fd) if (name := _format.parse(each)) is not None]
         return sorted(found, reverse=True)
 
     # Restoring
@@ -143,7 +278,7 @@ class CheckpointDirectory:
         with _told(f"no checkpoint could be restored from {self.path}"):
             if not self._read_only:
                 dir_fd = self._lock.take()
-                _writing.sweep(self._files, dir_fd)
+                sweep(self._files, dir_fd)
                 return self._restore(dir_fd, step)
             try:
                 with self._files.directory(self.path) as dir_fd:
@@ -163,17 +298,17 @@ class CheckpointDirectory:
         passed: list[tuple[str, str]] = []
         for name in wanted:
             try:
-                manifest, state = _reading.read(self._files, dir_fd, name)
+                manifest, state = read(self._files, dir_fd, name)
             except DamagedError as error:
                 if self._read_only and not self._files.exists(str(name), dir_fd=dir_fd):
                     raise _VanishedError from None
                 passed.append((str(name), str(error)))
                 self._set_aside(dir_fd, name, str(error))
-            except _manifest.NewerVersionError as error:
+            except _format.NewerVersionError as error:
                 raise CheckpointError(
                     errno.ENOTSUP,
                     f"{self.path / str(name)} is of version {error} of the format, and this aiohooks reads up to version "
-                    f"{_manifest.VERSION}; install a later one",
+                    f"{_format.VERSION}; install a later one",
                 ) from None
             else:
                 return Restored(self._checkpoint(name, manifest.metrics), state, tuple(passed))
@@ -182,7 +317,7 @@ class CheckpointDirectory:
         if step is not None:
             steps = ", ".join(str(each) for each in sorted({name.step for name in names})) or "none at all"
             raise CheckpointError(errno.ENOENT, f"{self.path} has no checkpoint of step {step}; there are: {steps}")
-        aside = [name for name in there if _names.parse_damaged(name) is not None]
+        aside = [name for name in there if _format.parse_damaged(name) is not None]
         if aside:
             raise self._nothing_good([(name, "was set aside as damaged before") for name in sorted(aside, reverse=True)])
         return None
@@ -195,14 +330,14 @@ class CheckpointDirectory:
             reason=passed[0][1],
         )
 
-    def _set_aside(self, dir_fd: int, name: _names.Name, reason: str) -> None:
+    def _set_aside(self, dir_fd: int, name: _format.Name, reason: str) -> None:
         """Takes a damaged checkpoint out of the way, if this process may; never removes it."""
         self._manifests.pop(name, None)
         if self._read_only:
             _logger.warning("checkpoint %s is damaged and was passed over: %s", self.path / str(name), reason)
             return
         try:
-            aside = _names.free(f"damaged-{name}", set(self._files.names(dir_fd)))
+            aside = _format.free(f"damaged-{name}", set(self._files.names(dir_fd)))
             self._files.rename(str(name), aside, dir_fd=dir_fd)
             self._files.sync(dir_fd)
         except OSError as error:
@@ -235,20 +370,20 @@ class CheckpointDirectory:
                     found += [
                         Verified(self.path / each, was, "was set aside as damaged", was_set_aside=True)
                         for each in reversed(self._files.names(dir_fd))
-                        if (was := _names.parse_damaged(each)) is not None
+                        if (was := _format.parse_damaged(each)) is not None
                     ]
             except FileNotFoundError:
                 return []
         return found
 
-    def _verify(self, dir_fd: int, name: _names.Name) -> Verified:
+    def _verify(self, dir_fd: int, name: _format.Name) -> Verified:
         path, manifest = self.path / str(name), None
         try:
-            manifest = _reading.read_manifest(self._files, dir_fd, name)
-            _reading.read(self._files, dir_fd, name)
+            manifest = read_manifest(self._files, dir_fd, name)
+            read(self._files, dir_fd, name)
         except DamagedError as error:
             return Verified(path, name, str(error), manifest=manifest)
-        except _manifest.NewerVersionError as error:
+        except _format.NewerVersionError as error:
             return Verified(path, name, f"is of the later version {error} of the format")
         return Verified(path, name, None, manifest=manifest)
 

@@ -15,7 +15,10 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from aiohooks.checkpoint._errors import DamagedError
+
+class DamagedError(Exception):
+    """What reading one file found wrong with it; private to this package, a `CorruptCheckpointError` is made of it."""
+
 
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -9,9 +9,9 @@ import stat
 import weakref
 from pathlib import Path
 
-from aiohooks._errors import CheckpointBusyError, CheckpointError
 from aiohooks.checkpoint._files import Files
-from aiohooks.checkpoint._names import LOCK
+from aiohooks.checkpoint._format import LOCK
+from aiohooks.errors import CheckpointBusyError, CheckpointError
 
 
 class DirectoryLock:

@@ -8,6 +8,12 @@
 The function is the same everywhere: `async def main(task: Task) -> T`.
 """
 
-from aiohooks.distributed._task import Task as Task
+from aiohooks.distributed.task import Task as Task
 
-Task.__module__ = __name__
+__all__ = [
+    "Task",
+]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from aiohooks._clock import current_clock
-from aiohooks._errors import TaskDiedError
-from aiohooks._recovery import Backoff
-from aiohooks._shield import shielded, wait_done
-from aiohooks.distributed._task import task_name
+from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.cancel import shielded, wait_done
+from aiohooks._aio.clock import current_clock
+from aiohooks.distributed.task import task_name
+from aiohooks.errors import TaskDiedError
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")

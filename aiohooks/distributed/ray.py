@@ -8,12 +8,11 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from aiohooks._checks import check_mapping, check_secs
-from aiohooks._errors import InvalidArgumentError, TaskDiedError
-from aiohooks._recovery import Backoff
-from aiohooks._shield import in_thread, shielded
+from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.cancel import in_thread, shielded
+from aiohooks._validate import check_mapping, check_secs
 from aiohooks.distributed._supervise import supervise
-from aiohooks.distributed._task import (
+from aiohooks.distributed.task import (
     Order,
     Outcome,
     absolute,
@@ -24,8 +23,9 @@ from aiohooks.distributed._task import (
     result_of,
     task_name,
 )
-from aiohooks.stores import _ray_cluster as cluster
+from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
+from aiohooks.stores.ray import _cluster
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ async def run(
     init_options: Mapping[str, Any] | None = None,
     store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
-    """Runs `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster, with a `RayStepStore`.
+    """Runs `main(task, *args)` for the chief and each worker, as tasks on a Ray _cluster, with a `RayStepStore`.
 
     A task whose process or node dies is started again, where there is room, with the next `attempt`; what `main` raises is
     final, and ends the others. Ray ends them also when this process ends.
@@ -90,7 +90,7 @@ async def run(
         cpus = (num_workers + 1) * resources["num_cpus"]
         room = {"num_cpus": max(os.cpu_count() or 1, int(cpus + 1)), "include_dashboard": False}
     init = {**room, **(init_options or {})}
-    await in_thread(lambda: cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
+    await in_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
     try:
         async with store:
 
@@ -108,16 +108,16 @@ async def run(
                 if run is None:
                     await forget(store, stop_grace_secs)
     finally:
-        await in_thread(cluster.leave, grace_secs=stop_grace_secs)
+        await in_thread(_cluster.leave, grace_secs=stop_grace_secs)
 
 
 async def _do_on_cluster(order: Order, resources: Mapping[str, Any], grace_secs: float) -> Any:
-    task = cluster.submit(_fulfil, order, f"aiohooks {task_name(order.task_id)}", resources)
-    reply = cluster.reply_to(task)
+    task = _cluster.submit(_fulfil, order, f"aiohooks {task_name(order.task_id)}", resources)
+    reply = _cluster.reply_to(task)
     try:
         outcome: Outcome = await reply
     except Exception as error:
-        if not cluster.is_of_ray(error):
+        if not _cluster.is_of_ray(error):
             raise
         said = (str(error).strip().splitlines() or [""])[0]
         raise TaskDiedError(
@@ -141,8 +141,8 @@ def _fulfil(order: Order) -> Outcome:
 
 async def _end(task: Any, grace_secs: float) -> None:
     """Interrupts a task as Ctrl-C would, and ends its process if that is not enough."""
-    ended = cluster.reply_to(task)
-    cluster.cancel_task(task, force=False)
-    if not await cluster.settled(ended, grace_secs):
-        cluster.cancel_task(task, force=True)
-        await cluster.settled(ended, grace_secs)
+    ended = _cluster.reply_to(task)
+    _cluster.cancel_task(task, force=False)
+    if not await _cluster.settled(ended, grace_secs):
+        _cluster.cancel_task(task, force=True)
+        await _cluster.settled(ended, grace_secs)

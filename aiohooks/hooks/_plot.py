@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-from aiohooks._errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._extras import missing_extra
-from aiohooks.hooks._record_file import read_series
+from aiohooks.hooks.records import read_series
 
 try:
     from matplotlib.axes import Axes

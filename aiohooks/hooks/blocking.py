@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._checks import check_secs
-from aiohooks._errors import InvalidHookError
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from aiohooks._shield import in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._validate import check_secs
+from aiohooks.errors import InvalidHookError
+from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
-
-_METHODS = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 
 class BlockingHook(SessionRunHook):
@@ -25,7 +23,7 @@ class BlockingHook(SessionRunHook):
     period: nothing can stop it.
     """
 
-    def __init__(self, obj: Any, *, grace_secs: float = 120.0) -> None:
+    def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Takes the object.
 
         Raises:
@@ -36,9 +34,9 @@ class BlockingHook(SessionRunHook):
             raise InvalidHookError(f"BlockingHook got the class {obj.__name__}; give an object of it: {obj.__name__}(...)")
         self._obj = obj
         self._grace_secs = grace_secs
-        self._methods = {name: getattr(obj, name) for name in _METHODS if callable(getattr(obj, name, None))}
+        self._methods = {name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))}
         if not self._methods:
-            raise InvalidHookError(f"{obj!r} has none of the methods of a hook: {', '.join(_METHODS)}")
+            raise InvalidHookError(f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}")
         for name, method in self._methods.items():
             if inspect.iscoroutinefunction(method):
                 raise InvalidHookError(f"{type(obj).__name__}.{name} is a coroutine function; register the hook as it is")

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from aiohooks._checks import check_instance, check_mapping
-from aiohooks._clock import Clock, current_clock
-from aiohooks._errors import HookCancelledError, InvalidArgumentError
-from aiohooks._every import Every, EveryTimer
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from aiohooks._shield import wait_done
+from aiohooks._aio.cancel import wait_done
+from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._validate import check_instance, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
+from aiohooks.errors import HookCancelledError, InvalidArgumentError
+from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 

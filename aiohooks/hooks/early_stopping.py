@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from aiohooks._checks import check_instance, check_mapping, check_secs
-from aiohooks._clock import Clock, current_clock
-from aiohooks._errors import FetchError, InvalidArgumentError, did_you_mean
-from aiohooks._every import Every, EveryTimer
-from aiohooks._graph import Node
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._validate import check_instance, check_mapping, check_secs
+from aiohooks.errors import FetchError, InvalidArgumentError, did_you_mean
+from aiohooks.graph.graph import Node
+from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 

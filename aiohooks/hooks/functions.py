@@ -4,19 +4,74 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Never
 
-from aiohooks._checks import check_callable, check_instance
-from aiohooks._clock import Clock, current_clock
-from aiohooks._errors import InvalidArgumentError, InvalidHookError, did_you_mean
-from aiohooks._every import Every, EveryTimer
-from aiohooks._graph import is_coroutine_function
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._validate import check_callable, check_instance, check_mapping
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end
+from aiohooks.graph.graph import is_coroutine_function
+from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
+
+
+Feeds = Mapping[Any, Any] | None
+
+
+class FeedFnHook(SessionRunHook):
+    """Feeds what `feed_fn()` returns, called anew for each attempt of each run; None or an empty mapping feeds nothing."""
+
+    def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
+        """Takes a function without arguments, plain or async.
+
+        Raises:
+            InvalidArgumentError: it cannot be called.
+        """
+        check_callable(feed_fn, "feed_fn")
+        self._feed_fn = feed_fn
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Asks the function."""
+        feeds = self._feed_fn()
+        if inspect.isawaitable(feeds):
+            feeds = await feeds
+        return SessionRunArgs(None, feeds)
+
+
+_logger = logging.getLogger("aiohooks.hooks")
+
+
+class FinalOpsHook(SessionRunHook):
+    """Runs `final_ops` when the session ends cleanly, and keeps the values in `final_ops_values`."""
+
+    def __init__(self, final_ops: Any, *, feed_dict: Mapping[Any, Any] | None = None) -> None:
+        """Takes fetches, nested at will (None: nothing), and what to feed them."""
+        check_mapping(feed_dict, "feed_dict")
+        self._final_ops = final_ops
+        self._feed_dict = feed_dict
+        self.final_ops_values: Any = None
+        """The values in the shape of the fetches; None before the end."""
+
+    async def begin(self) -> None:
+        """Forgets the values of an earlier session."""
+        self.final_ops_values = None
+
+    async def end(self, session: Session) -> None:
+        """Runs the operations. An end-of-input error is an error here: final operations must not read input."""
+        if self._final_ops is None:
+            return
+        try:
+            self.final_ops_values = await session.run(self._final_ops, feed_dict=self._feed_dict)
+        except Exception as error:
+            if is_clean_end(error):
+                _logger.warning("final ops %r ended with %r: they must not read input, which has ended", self._final_ops, error)
+            raise
+
 
 # What the session calls each method with.
 _PARAMETERS = {

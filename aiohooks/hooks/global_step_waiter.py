@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from aiohooks._checks import check_secs
-from aiohooks._errors import InvalidArgumentError
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks._validate import check_secs
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 

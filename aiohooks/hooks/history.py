@@ -7,19 +7,16 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from aiohooks._checks import check_instance
-from aiohooks._errors import InvalidArgumentError
-from aiohooks._every import Every
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from aiohooks._shield import in_thread
-from aiohooks.hooks._sampling import Sampling
-from aiohooks.hooks._values import Values, checked_path, checked_values, number
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._validate import check_instance
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.hooks._observing import Values, checked_path, checked_values, number
+from aiohooks.hooks.every import Every, Sampling
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
-
-_GRACE_SECS = 120.0
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 
 class HistoryHook(SessionRunHook):
@@ -132,7 +129,7 @@ class HistoryHook(SessionRunHook):
             for tag, kept in self.values.items()
         }
         split = {tag: ([step for step, _ in points], [value for _, value in points]) for tag, points in series.items()}
-        await in_thread(self._draw, split, self._plot, grace_secs=_GRACE_SECS)
+        await in_thread(self._draw, split, self._plot, grace_secs=DEFAULT_GRACE_SECS)
 
     def __repr__(self) -> str:
         return f"<HistoryHook of {', '.join(self._fetches)}: {len(self.steps)} steps>"

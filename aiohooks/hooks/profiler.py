@@ -10,20 +10,18 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from aiohooks._checks import check_instance
-from aiohooks._errors import InvalidArgumentError
-from aiohooks._every import Every
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from aiohooks._shield import in_thread
-from aiohooks.hooks._sampling import Sampling
-from aiohooks.hooks._values import checked_path
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._validate import check_instance
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.hooks._observing import checked_path
+from aiohooks.hooks.every import Every, Sampling
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
-_GRACE_SECS = 120.0
 _active: list[ProfilerHook] = []
 """The hook that is profiling; there is one at most, of all sessions of the process."""
 
@@ -87,7 +85,7 @@ class ProfilerHook(SessionRunHook):
         self._sampling = Sampling(self._every, first=False)
         self._warm = False
         self.captures = []
-        await in_thread(_make_folder, self.output_dir, grace_secs=_GRACE_SECS)
+        await in_thread(_make_folder, self.output_dir, grace_secs=DEFAULT_GRACE_SECS)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Counts from the step at which the session starts; a window that was cut off by a recovery is left out."""
@@ -158,7 +156,7 @@ class ProfilerHook(SessionRunHook):
         profile = self._stop()
         assert profile is not None
         path = os.path.join(self.output_dir, f"profile-{step}{profile.suffix}")
-        await in_thread(_write_whole, profile, path, grace_secs=_GRACE_SECS)
+        await in_thread(_write_whole, profile, path, grace_secs=DEFAULT_GRACE_SECS)
         self.captures.append(path)
         _logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
 

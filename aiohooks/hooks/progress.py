@@ -11,18 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
-from aiohooks._checks import check_instance, check_secs
-from aiohooks._clock import Clock, current_clock
-from aiohooks._errors import InvalidArgumentError
-from aiohooks._every import Every
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from aiohooks._shield import in_thread
-from aiohooks.hooks._sampling import Sampling
-from aiohooks.hooks._values import Values, checked_values
+from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._validate import check_instance, check_secs
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.hooks._observing import Values, checked_values
+from aiohooks.hooks.every import Every, Sampling
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 _GRACE_SECS = 10.0

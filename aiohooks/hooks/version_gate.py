@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from aiohooks._checks import check_instance, check_secs
-from aiohooks._clock import Clock, current_clock
-from aiohooks._errors import InvalidArgumentError, StepResetError
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from aiohooks.stores import Mark, StepStore
-from aiohooks.stores._mark import checked_step
+from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._validate import check_instance, check_secs
+from aiohooks.errors import InvalidArgumentError, StepResetError
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.stores import Position, StepStore
+from aiohooks.stores._position import checked_step
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 
@@ -53,8 +53,8 @@ class VersionGateHook(SessionRunHook):
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
         self._shift = 0  # what is added to the step, to compare it with the versions
-        self._seen: Mark | None = None
-        self._began: Mark | None = None
+        self._seen: Position | None = None
+        self._began: Position | None = None
         self.ahead: int | None = None
         """How many versions ahead the run of the moment, or the last one, began; None before the first."""
         self.lag: int | None = None

@@ -11,25 +11,24 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._checks import check_secs
-from aiohooks._clock import Clock, TimerHandle, current_clock
-from aiohooks._errors import InvalidArgumentError, SessionStalledError
-from aiohooks._hook import SessionRunContext, SessionRunHook
-from aiohooks._shield import in_thread
-from aiohooks._stacks import dump, place, wait_of
-from aiohooks._status import Activity, SessionStatus
+from aiohooks._aio.await_chain import dump, place, wait_of
+from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.clock import Clock, TimerHandle, current_clock
+from aiohooks._validate import check_secs
+from aiohooks.errors import InvalidArgumentError, SessionStalledError
 from aiohooks.hooks._blocked_loop import BlockedLoopWatch, Frames
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
+from aiohooks.session.status import Activity, SessionStatus
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 _MOST_STALLS = 100
 _MOST_OTHERS = 20
-_METHODS = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 
 OnStall = Literal["report", "stop", "raise"]
 """What a stall leads to: a report in the log; besides that a stop; besides that `SessionStalledError`."""
@@ -250,7 +249,7 @@ def _hook_in(frames: Frames) -> str | None:
     """The method of a hook that these frames are inside of."""
     for frame in frames:
         hook = frame.f_locals.get("self")
-        if isinstance(hook, SessionRunHook) and frame.f_code.co_name in _METHODS:
+        if isinstance(hook, SessionRunHook) and frame.f_code.co_name in HOOK_METHODS:
             return f"{type(hook).__name__}.{frame.f_code.co_name}"
     return None
 

@@ -1,12 +1,12 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
-    _mark           Mark, and which numbers can be steps
+    _mark           Position, and which numbers can be steps
     _view           what an engine tells of a run, and what can be asked of it
     _damage         that what an engine keeps cannot be read
     _run_state      what each request does to the state of a run: pure
     _waiters        who waits, parked under the step waited for
     _publishers     who may advance, who of them still could, how the last one left
-    _changes        the newest mark, again and again
+    _changes        the newest position, again and again
     _progress       one line a minute about what is waited for
     _room           the waiting room: all of these together, and how waits end
     _store          StepStore: the contract, and all that is the same on every engine
@@ -27,27 +27,32 @@ Each imports only from those above it. What is for an engine of one's own is in 
 imported where they are asked for.
 """
 
-from aiohooks.stores._changes import Changes as Changes
-from aiohooks.stores._mark import Mark as Mark
-from aiohooks.stores._open import open_step_store as open_step_store
+from aiohooks.stores._position import Position as Position
 from aiohooks.stores._publishers import Publisher as Publisher
 from aiohooks.stores._publishers import current_publisher as current_publisher
-from aiohooks.stores._remote import RemoteStepStore as RemoteStepStore
-from aiohooks.stores._shared import SharedStepStore as SharedStepStore
-from aiohooks.stores._store import Reign as Reign
-from aiohooks.stores._store import StepStore as StepStore
-from aiohooks.stores._store import StoreStatistics as StoreStatistics
+from aiohooks.stores._waiting import Changes as Changes
+from aiohooks.stores.base import StepStore as StepStore
+from aiohooks.stores.base import StoreStatistics as StoreStatistics
+from aiohooks.stores.base import Term as Term
 from aiohooks.stores.memory import MemoryStepStore as MemoryStepStore
+from aiohooks.stores.open import open_step_store as open_step_store
+from aiohooks.stores.remote import RemoteStepStore as RemoteStepStore
+from aiohooks.stores.shared import SharedStepStore as SharedStepStore
 
+__all__ = [
+    "Changes",
+    "MemoryStepStore",
+    "Position",
+    "Publisher",
+    "RemoteStepStore",
+    "SharedStepStore",
+    "StepStore",
+    "StoreStatistics",
+    "Term",
+    "current_publisher",
+    "open_step_store",
+]
 
-def _show_public_path() -> None:
-    """Makes tracebacks and docs name this package, not the private module."""
-    for public in (
-        *(Changes, Mark, Publisher, Reign, StepStore, StoreStatistics, MemoryStepStore),
-        *(SharedStepStore, RemoteStepStore, open_step_store),
-    ):
-        public.__module__ = __name__
-
-
-_show_public_path()
-del _show_public_path
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

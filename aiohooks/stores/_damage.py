@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiohooks._errors import StoreDamagedError, StoreUnavailableError
+from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 
 EngineError = StoreUnavailableError | StoreDamagedError
 ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)

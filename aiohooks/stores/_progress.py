@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiohooks._clock import Clock, TimerHandle
-from aiohooks.stores._mark import Mark
+from aiohooks._aio.clock import Clock, TimerHandle
+from aiohooks.stores._position import Position
 
 logger = logging.getLogger("aiohooks.stores")
 
@@ -21,7 +21,7 @@ class Waiting:
     run: str
     wanted: int
     waiters: int
-    seen: Mark
+    seen: Position
     publishers: str
 
 
@@ -37,13 +37,13 @@ class ProgressLog:
         self.since: float | None = None
         """When somebody began to wait, after a time when nobody did; None while nobody does."""
         self._timer: TimerHandle | None = None
-        self._mark: Mark = Mark(0, 0)  # as of the last line, or else of the beginning
+        self._mark: Position = Position(0, 0)  # as of the last line, or else of the beginning
         self._last: float = 0.0  # when that was
 
-    def begin(self, mark: Mark) -> None:
+    def begin(self, position: Position) -> None:
         """Somebody has begun to wait."""
         self.since = self._last = self._clock.now()
-        self._mark = mark
+        self._mark = position
         if self._timer is None:
             self._timer = self._clock.call_later(_PERIOD_SECS, self._look)
 

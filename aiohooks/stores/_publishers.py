@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from aiohooks._errors import is_clean_end
-from aiohooks._running import Running, innermost_run
-from aiohooks.stores._view import Member
+from aiohooks._aio.run_scope import Running, innermost_run
+from aiohooks.errors import is_clean_end
+from aiohooks.stores._protocol import Member
 
 
 class Publisher:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aiohooks.stores._mark import MAX_STEP, Mark
-from aiohooks.stores._view import Answer, Departed, Fail, Failure, Join, Lead, Leave, Member, Request, View, Write
+from aiohooks.stores._position import MAX_STEP, Position
+from aiohooks.stores._protocol import Answer, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _MOST_WRITERS = 1024  # whose last answers are kept; the longest silent one is forgotten first
@@ -15,19 +15,19 @@ _MOST_WRITERS = 1024  # whose last answers are kept; the longest silent one is f
 class RunState:
     """One run. Whoever keeps it applies one request at a time; engines with a language of their own do the same there."""
 
-    __slots__ = ("answers", "departed", "departures", "failure", "mark", "members", "news", "ready", "reign")
+    __slots__ = ("answers", "departures", "failure", "last_exit", "members", "news", "position", "ready", "term")
 
     def __init__(self) -> None:
         """A run that nobody has begun."""
-        self.mark = Mark(1, 0)
-        self.reign = 0
-        self.ready = 0  # the reign that has initialised what the workers need
+        self.position = Position(1, 0)
+        self.term = 0
+        self.ready = 0  # the term that has initialised what the workers need
         self.news = 0
         self.members: dict[str, Member] = {}
-        self.departed: Departed | None = None
+        self.last_exit: LastExit | None = None
         self.departures = 0
         self.failure: Failure | None = None
-        self.answers: dict[str, tuple[int, Mark]] = {}
+        self.answers: dict[str, tuple[int, Position]] = {}
 
     def copy(self) -> RunState:
         """Another one, equal to this one."""
@@ -52,13 +52,13 @@ class RunState:
                 self._fail(request)
         return self._answer("ok")
 
-    def lose(self, id: str, beat: int) -> bool:
-        """Takes out a member whose lease ran out, unless it has been renewed since `beat`; whether it did."""
+    def lose(self, id: str, heartbeat: int) -> bool:
+        """Takes out a member whose lease ran out, unless it has been renewed since `heartbeat`; whether it did."""
         member = self.members.get(id)
-        if member is None or member.beat != beat:
+        if member is None or member.heartbeat != heartbeat:
             return False
         del self.members[id]
-        self._departs(member.name, self.mark.step, "", lost=True)
+        self._departs(member.name, self.position.step, "", lost=True)
         return True
 
     def forget(self, *writers: str) -> None:
@@ -68,35 +68,35 @@ class RunState:
 
     def recover(self, known: RunState) -> None:
         """Takes over how far the run was, and which requests were done, from one who knew this before it was lost."""
-        self.mark = max(self.mark, known.mark)
+        self.position = max(self.position, known.position)
         for writer, last in known.answers.items():
             self.answers[writer] = max(last, self.answers.get(writer, last))
         while len(self.answers) > _MOST_WRITERS:
             del self.answers[next(iter(self.answers))]
 
-    def view(self, expires_secs: float | None = None) -> View:
+    def snapshot(self, expires_secs: float | None = None) -> Snapshot:
         """What to tell of it."""
-        return View(
-            self.mark,
-            self.reign,
-            self.ready == self.reign > 0,
+        return Snapshot(
+            self.position,
+            self.term,
+            self.ready == self.term > 0,
             self.news,
             tuple(self.members.values()),
-            self.departed,
+            self.last_exit,
             self.failure,
             expires_secs,
         )
 
-    def _answer(self, verdict: Any) -> Answer:
-        return Answer(verdict, self.mark, self.reign, self.news)
+    def _answer(self, status: Any) -> Answer:
+        return Answer(status, self.position, self.term, self.news)
 
     def _write(self, write: Write) -> Answer:
         last = self.answers.pop(write.writer, None)
         if last is not None and last[0] >= write.seq:
             self.answers[write.writer] = last
-            return Answer("ok", last[1], self.reign, self.news)
+            return Answer("ok", last[1], self.term, self.news)
         refused = None
-        floor = max(self.mark, write.floor)
+        floor = max(self.position, write.floor)
         epoch, step = floor
         if write.kind == "advance":
             step += write.amount
@@ -104,7 +104,7 @@ class RunState:
             step = max(step, write.amount)
         else:
             epoch, step = epoch + 1, write.amount
-        if 0 < write.reign < self.reign:
+        if 0 < write.term < self.term:
             refused = "stale"
         elif step > MAX_STEP:
             refused = "full"
@@ -112,8 +112,8 @@ class RunState:
             if last is not None:
                 self.answers[write.writer] = last
             return self._answer(refused)
-        self.reign = max(self.reign, write.reign)
-        self.mark = Mark(epoch, step)
+        self.term = max(self.term, write.term)
+        self.position = Position(epoch, step)
         self._remember(write.writer, write.seq)
         return self._answer("ok")
 
@@ -129,24 +129,24 @@ class RunState:
         return False
 
     def _remember(self, writer: str, seq: int) -> None:
-        self.answers[writer] = seq, self.mark
+        self.answers[writer] = seq, self.position
         if len(self.answers) > _MOST_WRITERS:
             del self.answers[next(iter(self.answers))]
 
     def _join(self, member: Member) -> None:
         known = self.members.get(member.id)
-        member = member._replace(beat=0 if known is None else known.beat + 1)
-        if 0 < member.reign < self.reign:
-            # A chief that was thought dead, and whose successor reigns: its lease is gone.
+        member = member._replace(heartbeat=0 if known is None else known.heartbeat + 1)
+        if 0 < member.term < self.term:
+            # A chief that was thought dead, and whose successor terms: its lease is gone.
             if self.members.pop(member.id, None) is not None:
                 self.news += 1
             return
         self.members[member.id] = member
-        self.reign = max(self.reign, member.reign)
-        if member.ready and self.ready != member.reign:
-            self.ready = member.reign
+        self.term = max(self.term, member.term)
+        if member.ready and self.ready != member.term:
+            self.ready = member.term
             self.news += 1
-        if known is None or known._replace(beat=member.beat) != member:
+        if known is None or known._replace(heartbeat=member.heartbeat) != member:
             self.news += 1
 
     def _leave(self, leave: Leave) -> None:
@@ -158,21 +158,21 @@ class RunState:
 
     def _departs(self, name: str, step: int, error: str, *, lost: bool) -> None:
         self.departures += 1
-        self.departed = Departed(self.departures, name, step, error, lost)
+        self.last_exit = LastExit(self.departures, name, step, error, lost)
         self.news += 1
 
     def _lead(self, member: Member) -> Answer:
-        if any(other.reign and other.id != member.id for other in self.members.values()):
+        if any(other.term and other.id != member.id for other in self.members.values()):
             return self._answer("busy")
         known = self.members.get(member.id)
-        if known is None or not known.reign:  # not the same request again, its answer lost
-            self.reign += 1
-            self.members[member.id] = member._replace(reign=self.reign, ready=False)
+        if known is None or not known.term:  # not the same request again, its answer lost
+            self.term += 1
+            self.members[member.id] = member._replace(term=self.term, ready=False)
             self.news += 1
         return self._answer("ok")
 
     def _fail(self, fail: Fail) -> None:
-        self.failure = Failure(fail.error, self.mark)
+        self.failure = Failure(fail.error, self.position)
         self.news += 1
 
     # As text, for engines that keep bytes.
@@ -181,12 +181,12 @@ class RunState:
         """All of it, as JSON."""
         return _ENCODER.encode(
             {
-                "mark": self.mark,
-                "reign": self.reign,
+                "position": self.position,
+                "term": self.term,
                 "ready": self.ready,
                 "news": self.news,
                 "members": list(self.members.values()),
-                "departed": self.departed,
+                "last_exit": self.last_exit,
                 "departures": self.departures,
                 "failure": self.failure,
                 "answers": self.answers,
@@ -203,17 +203,17 @@ class RunState:
         state = cls()
         try:
             read = json.loads(data)
-            state.mark = _mark(read["mark"])
-            state.reign, state.ready, state.news = _number(read["reign"]), _number(read["ready"]), _number(read["news"])
+            state.position = _mark(read["position"])
+            state.term, state.ready, state.news = _number(read["term"]), _number(read["ready"]), _number(read["news"])
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.departures = _number(read["departures"])
-            if read["departed"] is not None:
-                number, name, step, error, lost = read["departed"]
-                state.departed = Departed(_number(number), str(name), _number(step), str(error), bool(lost))
+            if read["last_exit"] is not None:
+                number, name, step, error, lost = read["last_exit"]
+                state.last_exit = LastExit(_number(number), str(name), _number(step), str(error), bool(lost))
             if read["failure"] is not None:
-                error, mark = read["failure"]
-                state.failure = Failure(str(error), _mark(mark))
-            state.answers = {writer: (_number(seq), _mark(mark)) for writer, (seq, mark) in read["answers"].items()}
+                error, position = read["failure"]
+                state.failure = Failure(str(error), _mark(position))
+            state.answers = {writer: (_number(seq), _mark(position)) for writer, (seq, position) in read["answers"].items()}
         except Exception as error:  # whatever it stumbles over: this was written by somebody else
             raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
         return state
@@ -225,11 +225,11 @@ def _number(value: object) -> int:
     return value
 
 
-def _mark(fields: Any) -> Mark:
+def _mark(fields: Any) -> Position:
     epoch, step = fields
-    return Mark(_number(epoch), _number(step))
+    return Position(_number(epoch), _number(step))
 
 
 def _member(fields: Any) -> Member:
-    id, name, ttl, waits_for, reign, ready, beat = fields
-    return Member(str(id), str(name), float(ttl), _number(waits_for), _number(reign), bool(ready), _number(beat))
+    id, name, ttl, waits_for, term, ready, heartbeat = fields
+    return Member(str(id), str(name), float(ttl), _number(waits_for), _number(term), bool(ready), _number(heartbeat))

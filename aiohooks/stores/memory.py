@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
-from aiohooks._errors import InvalidArgumentError
-from aiohooks.stores._mark import MAX_STEP, Mark, checked_step
-from aiohooks.stores._store import Reign, StepStore
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.stores._position import MAX_STEP, Position, checked_step
+from aiohooks.stores.base import StepStore, Term
 
 
 class MemoryStepStore(StepStore):
@@ -20,12 +20,12 @@ class MemoryStepStore(StepStore):
 
     def __init__(self, step: int = 0, *, run: str = "default") -> None:
         """Starts at `step`, in epoch 1; `run` is the name that messages use."""
-        super().__init__(Mark(1, checked_step(step, "step")), run=run)
-        self._reigns = 0
+        super().__init__(Position(1, checked_step(step, "step")), run=run)
+        self._terms = 0
         self._lead = asyncio.Lock()
 
-    async def value(self) -> Mark:
-        """The mark; the same as `latest`."""
+    async def value(self) -> Position:
+        """The position; the same as `latest`."""
         self._enter()
         return self._room.latest
 
@@ -38,25 +38,25 @@ class MemoryStepStore(StepStore):
         """See `StepStore.raise_to`; does not suspend."""
         step = checked_step(step, "raise to step")
         self._enter()
-        self._observe(Mark(self._room.latest.epoch, step))
+        self._observe(Position(self._room.latest.epoch, step))
         return self._room.latest.step
 
-    async def reset(self, step: int) -> Mark:
+    async def reset(self, step: int) -> Position:
         """See `StepStore.reset`; does not suspend."""
         step = checked_step(step, "reset to step")
         self._enter()
-        mark = Mark(self._room.latest.epoch + 1, step)
-        self._observe(mark)
-        return mark
+        position = Position(self._room.latest.epoch + 1, step)
+        self._observe(position)
+        return position
 
     @contextlib.asynccontextmanager
-    async def lead(self, ttl: float | None = None) -> AsyncGenerator[Reign]:
+    async def lead(self, ttl: float | None = None) -> AsyncGenerator[Term]:
         """See `StepStore.lead`; `ttl` means nothing here, where the lease ends with the block."""
         self._enter()
         async with self._lead:
-            self._reigns += 1
+            self._terms += 1
             self._room.initialised(False)
-            yield Reign(self._reigns)
+            yield Term(self._terms)
 
     async def mark_initialised(self) -> None:
         """See `StepStore.mark_initialised`."""
@@ -76,12 +76,12 @@ class MemoryStepStore(StepStore):
         epoch, step = room.latest
         step += by
         if step < room.due:
-            # What Mark(...) does, in half the time.
-            room.latest = tuple.__new__(Mark, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
+            # What Position(...) does, in half the time.
+            room.latest = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
         elif step > MAX_STEP:  # `due` is never higher than the step after the last
             checked_step(step, f"advance by {by} would lead to step")
         else:
-            room.latest = Mark(epoch, step)
+            room.latest = Position(epoch, step)
             room.wake()
         return step
 

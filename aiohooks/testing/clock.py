@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Self
 
-from aiohooks._clock import set_current_clock
-from aiohooks._errors import InvalidArgumentError
+from aiohooks._aio.clock import set_current_clock
+from aiohooks.errors import InvalidArgumentError
 
 
 class ManualClock:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._errors import InvalidArgumentError
-from aiohooks._hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks._coordinator import Coordinator
-    from aiohooks._session import Session
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
 
 _PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 

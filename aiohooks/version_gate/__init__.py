@@ -14,12 +14,20 @@ other the ticket decides: it knows how many versions came since, and `use` refus
 It needs a step store and nothing else, no session. Each imports only from those above it.
 """
 
-from aiohooks.version_gate._book import Ticket as Ticket
-from aiohooks.version_gate._book import TicketState as TicketState
-from aiohooks.version_gate._gate import Admission as Admission
-from aiohooks.version_gate._gate import GateStatistics as GateStatistics
-from aiohooks.version_gate._gate import VersionGate as VersionGate
+from aiohooks.version_gate.gate import Admission as Admission
+from aiohooks.version_gate.gate import GateStatistics as GateStatistics
+from aiohooks.version_gate.gate import VersionGate as VersionGate
+from aiohooks.version_gate.tickets import Ticket as Ticket
+from aiohooks.version_gate.tickets import TicketState as TicketState
 
-for _public in (Admission, GateStatistics, Ticket, VersionGate):
-    _public.__module__ = __name__
-del _public
+__all__ = [
+    "Admission",
+    "GateStatistics",
+    "Ticket",
+    "TicketState",
+    "VersionGate",
+]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

@@ -40,7 +40,7 @@ class Training:
         """Takes a graph whose train operations are run in turn."""
         self.variables = ah.Variables()
         self.hook = ah.CheckpointSaverHook(
-            directory, every=ah.Every(secs=PERIOD_SECS), keep=ah.KeepNewest(1), save_on_begin=False, save_on_end=False
+            directory, every=ah.Every(secs=PERIOD_SECS), keep=ah.checkpoint.KeepNewest(1), save_on_begin=False, save_on_end=False
         )
         self.session = ah.AsyncMonitoredSession(graph, [self.hook], variables=self.variables)
         self._operations = [name for name in graph.nodes if name.startswith("train")]

@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._fan_out import FanOut, drive
-from aiohooks._phases import HookSet, call_tier
+from aiohooks._aio.gather import FanOut, drive
+from aiohooks.session._hooks import HookSet, call_tier
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
 
 HOOKS = 5

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from aiohooks.stores._inotify import MODIFY, Inotify
+from aiohooks.stores.local._notify import MODIFY, Inotify
 from tests.benchmarks.store_engine import Engine
 
 SCHEME = "local://"

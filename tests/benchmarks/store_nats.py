@@ -15,7 +15,7 @@ from nats.js.client import JetStreamContext
 
 from tests.benchmarks.measure import NotInstalledError
 from tests.benchmarks.store_engine import Engine
-from tests.store_servers import available, running
+from tests.support.store_servers import available, running
 
 
 @contextmanager

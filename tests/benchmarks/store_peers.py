@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from tests.benchmarks.store_engine import engine_of, opened
 from tests.conformance.report import loop_factory
-from tests.source import ROOT
+from tests.support.source import ROOT
 
 
 class Peers:

@@ -10,12 +10,12 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 # Before Ray, which looks for the token of the cluster when it is imported.
-from tests.ray_cluster import ray_cluster
+from tests.support.ray_cluster import ray_cluster
 
 # isort: split
 import ray.util
 
-from aiohooks.stores import _ray_cluster
+from aiohooks.stores.ray import _cluster
 from tests.benchmarks.store_engine import Engine
 
 NAMESPACE = "bench"
@@ -28,8 +28,8 @@ def serve() -> Iterator[str]:
         address = os.environ.get("AIOHOOKS_TEST_RAY") or stack.enter_context(ray_cluster())
         os.environ["RAY_ADDRESS"] = address
         stack.callback(os.environ.pop, "RAY_ADDRESS")
-        _ray_cluster.join(address, timeout=30, log_to_driver=False)
-        stack.callback(_ray_cluster.leave)
+        _cluster.join(address, timeout=30, log_to_driver=False)
+        stack.callback(_cluster.leave)
         stack.callback(_end_actors)
         yield f"ray://{NAMESPACE}"
 
@@ -37,7 +37,7 @@ def serve() -> Iterator[str]:
 def _end_actors() -> None:
     for found in ray.util.list_named_actors(all_namespaces=True):
         if found["namespace"] == NAMESPACE:
-            _ray_cluster.kill_actor(ray.get_actor(**found))
+            _cluster.kill_actor(ray.get_actor(**found))
 
 
 class Bare:
@@ -78,9 +78,9 @@ class Calls:
 @asynccontextmanager
 async def bare(_: str) -> AsyncIterator[Calls]:
     """Opens it; whoever comes first makes the actor."""
-    await asyncio.to_thread(_ray_cluster.join, None, timeout=30, log_to_driver=False)
-    yield Calls(await asyncio.to_thread(_ray_cluster.named_actor, Bare, "bare", NAMESPACE))
-    await asyncio.to_thread(_ray_cluster.leave)
+    await asyncio.to_thread(_cluster.join, None, timeout=30, log_to_driver=False)
+    yield Calls(await asyncio.to_thread(_cluster.named_actor, Bare, "bare", NAMESPACE))
+    await asyncio.to_thread(_cluster.leave)
 
 
 ENGINE = Engine(

@@ -14,7 +14,7 @@ import redis.asyncio
 
 from tests.benchmarks.measure import NotInstalledError
 from tests.benchmarks.store_engine import Engine
-from tests.store_servers import available, running
+from tests.support.store_servers import available, running
 
 KINDS = available("valkey", "redis")
 STREAM = "bare"

@@ -108,7 +108,7 @@ class Stage:
                 if body["raise"] is not None:
                     raise self.error(body["raise"])
         except BaseException as error:  # what reached the caller is the result, whatever it is
-            outcome.raised = "RuntimeError" if isinstance(error, ah.FeedConflictError) else type(error).__name__
+            outcome.raised = "RuntimeError" if isinstance(error, ah.errors.FeedConflictError) else type(error).__name__
             outcome.raised_by = "with" if entered else "enter"
             self.check_identity(error)
         if left := asyncio.all_tasks() - before:
@@ -120,7 +120,7 @@ class Stage:
         if isinstance(error, BaseExceptionGroup) and len(parts) < 2:
             self.outcome.faults.append(f"a group of one: {error!r}")
         for part in parts:
-            if not isinstance(part, ah.FeedConflictError) and not any(part is known for known in self.raised):
+            if not isinstance(part, ah.errors.FeedConflictError) and not any(part is known for known in self.raised):
                 self.outcome.faults.append(f"the caller got an error that nobody raised: {part!r}")
 
     def check_ends(self) -> None:

@@ -21,6 +21,8 @@ from tests.conformance.report import installed_loops, replay_all
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.every_python
+
 RECORDS = load()
 
 

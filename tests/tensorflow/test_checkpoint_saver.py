@@ -16,8 +16,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.models import QUICK, counting_graph
-from tests.saving import Listener, on_disk, train
+from tests.support.models import QUICK, counting_graph
+from tests.support.saving_sessions import Listener, on_disk, train
+
+pytestmark = pytest.mark.every_python
 
 
 def saver(path: Path | None, every: ah.Every, *listeners: ah.CheckpointSaverListener, **options: Any) -> ah.CheckpointSaverHook:

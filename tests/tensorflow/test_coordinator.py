@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of the coordinator (172-189 in the table), as far as tests/test_coordinator.py has not got them."""
+"""TensorFlow's own tests of the coordinator (172-189 in the table) that tests/session/test_coordinator.py does not have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.models import ticks, until_true
+from tests.support.models import ticks, until_true
+
+pytestmark = pytest.mark.every_python
 
 
 async def wait_for_stop(coord: ah.Coordinator) -> None:

@@ -11,9 +11,11 @@ import aiohooks as ah
 from aiohooks.hooks.early_stopping import EarlyStoppingHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.functions import LambdaHook
-from aiohooks.hooks.stop_at_time import StopAtTimeHook
+from aiohooks.hooks.stopping import StopAtTimeHook
 from aiohooks.testing import ManualClock
-from tests.models import Calling, counting_graph, refused
+from tests.support.models import Calling, counting_graph, refused
+
+pytestmark = pytest.mark.every_python
 
 # What the original's tests have in their event files: the step, and what was found there.
 RECORDS = {
@@ -115,7 +117,7 @@ async def test_any_function_may_decide(wanted: bool) -> None:
 @pytest.mark.parametrize("not_a_hook", [5, None, "stop"])
 def test_what_decides_must_be_a_function(not_a_hook: Any) -> None:
     """What is no function is refused when the hook is made."""
-    with refused(ah.InvalidArgumentError, "give"):
+    with refused(ah.errors.InvalidArgumentError, "give"):
         LambdaHook(after_run=not_a_hook)
 
 

@@ -9,8 +9,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.models import Calling, counting_graph, refused, ticks
+from tests.support.models import Calling, counting_graph, refused, ticks
 from tests.tensorflow.blocks import ONE_RUN, MakeSession, boom, both_kinds, run_block, train
+
+pytestmark = pytest.mark.every_python
 
 # -- background tasks at the end
 
@@ -109,7 +111,7 @@ async def test_a_body_that_ends_closes_the_session(make: MakeSession) -> None:
     async with make(counting_graph(), [hook]) as session:
         assert await session.run("train") == 1
     assert hook.phases() == [*ONE_RUN, "end", "close"]
-    with refused(ah.SessionClosedError, "closed"):
+    with refused(ah.errors.SessionClosedError, "closed"):
         await session.run("train")
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks._evaluation import Evaluation
-from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.deciding import total
-from tests.models import QUICK, counting_graph, refused
+from tests.support.evaluations import total
+from tests.support.models import QUICK, counting_graph, refused
+
+pytestmark = pytest.mark.every_python
 
 both_modes = pytest.mark.parametrize("mode", ["inline", "background"])
 
@@ -161,5 +162,5 @@ async def test_a_recovery_does_not_evaluate_once_more() -> None:
 @pytest.mark.parametrize("every", [None, 0, -1, 100])
 def test_a_senseless_period_is_refused(every: Any) -> None:
     """When to evaluate is an Every, and nothing else."""
-    with refused(ah.InvalidArgumentError, "every is", "give a Every"):
+    with refused(ah.errors.InvalidArgumentError, "every is", "give a Every"):
         EvaluatorHook(total, every=every)

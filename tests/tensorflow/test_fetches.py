@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of fetches and feeds (246-272 in the table), as far as tests/test_fetches.py has not got them."""
+"""TensorFlow's own tests of fetches and feeds (246-272 in the table), as far as tests/graph/test_fetches.py has not got them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
-from tests.models import counting_graph, refused
+from tests.support.models import counting_graph, refused
+
+pytestmark = pytest.mark.every_python
 
 
 class Sparse(NamedTuple):
@@ -41,10 +43,10 @@ async def test_nodes_and_names_are_fetched_alike() -> None:
 async def test_a_node_of_another_graph_is_refused() -> None:
     """A node belongs to one graph; another one's sessions do not take it, not as a fetch and not as a feed."""
     session, foreign = ah.Session(counting_graph()), counting_graph().nodes["x"]
-    with refused(ah.FetchError, "'x'", "another graph") as caught:
+    with refused(ah.errors.FetchError, "'x'", "another graph") as caught:
         await session.run(foreign)
     assert isinstance(caught.value, ValueError)
-    with refused(ah.FetchError, "'x'", "another graph"):
+    with refused(ah.errors.FetchError, "'x'", "another graph"):
         await session.run("loss", {foreign: 1})
 
 
@@ -77,7 +79,7 @@ async def test_what_belongs_together_is_fed_together() -> None:
     value = Sparse([[0, 1]], (2, 3), [4, 4])
     session = ah.Session(graph)
     assert await session.run([nodes, "sum"], {nodes: value}) == [value, 5]
-    with refused(ah.FetchError, "needs a tuple of 3 values"):
+    with refused(ah.errors.FetchError, "needs a tuple of 3 values"):
         await session.run("sum", {nodes: value[:2]})
 
 
@@ -98,7 +100,7 @@ async def test_a_closed_raw_session_is_not_used() -> None:
     await session.run("count")
     await session.aclose()
     assert session.closed
-    with refused(ah.SessionClosedError, "this session is closed") as caught:
+    with refused(ah.errors.SessionClosedError, "this session is closed") as caught:
         await session.run("count")
     assert isinstance(caught.value, RuntimeError)
     assert calls == [1]
@@ -109,5 +111,5 @@ async def test_an_empty_graph_can_be_run(fetches: Any) -> None:
     """Unlike TensorFlow's, a session of an empty graph runs: there is nothing to fetch but the global step."""
     session = ah.Session(ah.Graph())
     assert await session.run(fetches) == (0 if fetches == "global_step" else fetches)
-    with refused(ah.FetchError, "'loss' is not in the graph", "global_step"):
+    with refused(ah.errors.FetchError, "'loss' is not in the graph", "global_step"):
         await session.run("loss")

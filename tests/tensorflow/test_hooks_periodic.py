@@ -10,8 +10,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.models import QUICK, counting_graph
+from tests.support.models import QUICK, counting_graph
 from tests.tensorflow.blocks import train
+
+pytestmark = pytest.mark.every_python
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:

@@ -12,8 +12,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.models import QUICK, counting_graph, refused, ticks
+from tests.support.models import QUICK, counting_graph, refused, ticks
 from tests.tensorflow.blocks import run_block, train
+
+pytestmark = pytest.mark.every_python
 
 # -- waiting for a step
 
@@ -202,7 +204,7 @@ async def test_the_function_may_wait_and_may_feed_nothing(feeds: Any) -> None:
     async with ah.AsyncMonitoredSession(counting_graph(), [ah.FeedFnHook(feed)]) as session:
         if feeds:
             assert await session.run("loss") == 50
-            with refused(ah.FeedConflictError, "'x' by FeedFnHook.before_run and the caller"):
+            with refused(ah.errors.FeedConflictError, "'x' by FeedFnHook.before_run and the caller"):
                 await session.run("loss", {"x": 2})
         else:
             assert await session.run("loss", {"x": 2}) == 20
@@ -235,7 +237,7 @@ async def test_numbers_pass() -> None:
 async def test_what_is_no_number_ends_the_session(bad: Any) -> None:
     """One bad number, anywhere in it, is an error that names it, its node and the step; there is no `end`."""
     hook = RecordingHook()
-    with refused(ah.NanLossDuringTrainingError, "model diverged with 'loss' = ", "at step 2") as caught:
+    with refused(ah.errors.NanLossDuringTrainingError, "model diverged with 'loss' = ", "at step 2") as caught:
         await run_block(ah.AsyncMonitoredSession(graph_of([1.0, bad]), [ah.NanHook("loss"), hook]), train(3))
     assert isinstance(caught.value, RuntimeError)
     assert hook.phases().count("before_run") == 2
@@ -258,5 +260,5 @@ async def test_infinities_may_pass() -> None:
     """With `check="nan"` only what is not a number is bad."""
     async with ah.AsyncMonitoredSession(graph_of([INF, [-INF, 1]]), [ah.NanHook("loss", check="nan")]) as session:
         await train(2)(session)
-    with refused(ah.NanLossDuringTrainingError, "nan at step 1"):
+    with refused(ah.errors.NanLossDuringTrainingError, "nan at step 1"):
         await run_block(ah.AsyncMonitoredSession(graph_of([[INF, NAN]]), [ah.NanHook("loss", check="nan")]), train())

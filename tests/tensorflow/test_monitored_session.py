@@ -10,8 +10,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.models import Asking, Calling, counting_graph
+from tests.support.models import Asking, Calling, counting_graph
 from tests.tensorflow.blocks import ONE_RUN, MakeSession, both_kinds, run_block, train
+
+pytestmark = pytest.mark.every_python
 
 # -- making one, and running
 

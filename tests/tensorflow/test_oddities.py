@@ -15,8 +15,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.models import QUICK, Calling, counting_graph, ticks
+from tests.support.models import QUICK, Calling, counting_graph, ticks
 from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds, lost, run_block
+
+pytestmark = pytest.mark.every_python
 
 
 async def stop_iteration(*_: object) -> Any:

@@ -6,8 +6,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.models import QUICK, Asking, counting_graph
+from tests.support.models import QUICK, Asking, counting_graph
 from tests.tensorflow.blocks import ONE_RUN, DyingCreator, lost, run_block, train
+
+pytestmark = pytest.mark.every_python
 
 # -- ends that fail
 

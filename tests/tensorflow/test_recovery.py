@@ -10,21 +10,23 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.models import QUICK, Calling, counting_graph, ticks, until_true
+from tests.support.models import QUICK, Calling, counting_graph, ticks, until_true
 from tests.tensorflow.blocks import DyingCreator, run_block
+
+pytestmark = pytest.mark.every_python
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
 
 async def run_with_hooks(session: ah.AsyncMonitoredSession) -> Any:
-    async def step_fn(context: ah.StepContext) -> Any:
+    async def step_fn(context: ah.session.StepContext) -> Any:
         return await context.run_with_hooks("loss")
 
     return await session.run_step_fn(step_fn)
 
 
 async def run_raw(session: ah.AsyncMonitoredSession) -> Any:
-    async def step_fn(context: ah.StepContext) -> Any:
+    async def step_fn(context: ah.session.StepContext) -> Any:
         return await context.session.run("loss")
 
     return await session.run_step_fn(step_fn)

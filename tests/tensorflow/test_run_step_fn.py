@@ -9,11 +9,13 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.models import QUICK, Asking, Calling, counting_graph, refused
+from tests.support.models import QUICK, Asking, Calling, counting_graph, refused
 from tests.tensorflow.blocks import MakeSession, both_kinds, lost, run_block
 
+pytestmark = pytest.mark.every_python
 
-async def use(context: ah.StepContext) -> Any:
+
+async def use(context: ah.session.StepContext) -> Any:
     """A step function: one run with hooks."""
     return await context.run_with_hooks("loss")
 
@@ -23,7 +25,7 @@ async def use(context: ah.StepContext) -> Any:
 async def test_a_step_function_returns_a_value(make: MakeSession, value: object) -> None:
     """`run_step_fn` returns what the function returns, of any type."""
 
-    async def step_fn(context: ah.StepContext) -> object:
+    async def step_fn(context: ah.session.StepContext) -> object:
         await context.session.run("train")
         return value
 
@@ -38,7 +40,7 @@ async def test_request_stop_ends_the_block_cleanly(make: MakeSession) -> None:
     calls: list[str] = []
     hook = RecordingHook()
 
-    async def step_fn(context: ah.StepContext) -> None:
+    async def step_fn(context: ah.session.StepContext) -> None:
         calls.append("step")
         if len(calls) == 2:
             context.request_stop("two are enough")
@@ -56,7 +58,7 @@ async def test_request_stop_ends_the_block_cleanly(make: MakeSession) -> None:
 async def test_request_stop_is_seen_by_whoever_catches_it() -> None:
     """It reaches the caller of `run_step_fn` as StopRequestedError, and, unlike TensorFlow's, it is a stop from then on."""
 
-    async def step_fn(context: ah.StepContext) -> None:
+    async def step_fn(context: ah.session.StepContext) -> None:
         context.request_stop()
 
     async with ah.AsyncMonitoredSession(counting_graph()) as session:
@@ -69,7 +71,7 @@ async def test_request_stop_skips_the_hooks() -> None:
     """A step function that stops before its run calls no `before_run`; `end` is called."""
     hook = RecordingHook()
 
-    async def step_fn(context: ah.StepContext) -> None:
+    async def step_fn(context: ah.session.StepContext) -> None:
         await context.session.run("train")
         context.request_stop()
         await context.run_with_hooks("train")
@@ -89,14 +91,14 @@ class Model:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    async def step(self, any_name: ah.StepContext) -> int:
+    async def step(self, any_name: ah.session.StepContext) -> int:
         await any_name.run_with_hooks("loss")
         return self.number
 
-    async def __call__(self, context: ah.StepContext) -> int:
+    async def __call__(self, context: ah.session.StepContext) -> int:
         return await self.step(context)
 
-    async def with_extra(self, context: ah.StepContext, factor: int = 2) -> int:
+    async def with_extra(self, context: ah.session.StepContext, factor: int = 2) -> int:
         return self.number * factor
 
 
@@ -116,12 +118,12 @@ async def test_a_function_with_other_parameters_is_no_step_function() -> None:
 
     async def none_at_all() -> None: ...
 
-    async def one_too_many(context: ah.StepContext, extra: int) -> None: ...
+    async def one_too_many(context: ah.session.StepContext, extra: int) -> None: ...
 
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         for fn in (none_at_all, one_too_many):
-            with pytest.raises(ah.InvalidArgumentError, match="the step context"):
+            with pytest.raises(ah.errors.InvalidArgumentError, match="the step context"):
                 await session.run_step_fn(fn)  # type: ignore[arg-type]
     assert "before_run" not in hook.phases()
 
@@ -144,7 +146,7 @@ async def test_the_order_of_effects(make: MakeSession) -> None:
             seen.append(("beside the run", run_values.results))
             seen.append(("after_run", await run_context.session.run("total")))
 
-    async def step_fn(context: ah.StepContext) -> int:
+    async def step_fn(context: ah.session.StepContext) -> int:
         await context.session.run("train", {"x": 100})
         await context.run_with_hooks("train", {"x": 1})
         await context.run_with_hooks("train", {"x": 1})
@@ -162,7 +164,7 @@ async def test_runs_with_hooks_take_all_arguments() -> None:
     """`run_with_hooks` takes fetches, feeds and options as `run` does; the hooks get theirs."""
     hook = Asking("loss", None, {"level": 2})
 
-    async def step_fn(context: ah.StepContext) -> Any:
+    async def step_fn(context: ah.session.StepContext) -> Any:
         return await context.run_with_hooks(["loss"], {"x": 3}, {"level": 1})
 
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
@@ -184,7 +186,7 @@ async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> N
         if lost_in == "a raw run" and len(attempts) == 2:
             raise lost()
 
-    async def step_fn(context: ah.StepContext) -> str:
+    async def step_fn(context: ah.session.StepContext) -> str:
         attempts.append((len(attempts) + 1, "begins"))
         await context.run_with_hooks("train")
         attempts.append((len(attempts) + 1, "has run"))
@@ -207,10 +209,10 @@ async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> N
 
 async def test_the_context_has_the_session_of_the_moment() -> None:
     """After recovery `session` of the context, also one that was kept, is the new open session."""
-    contexts: list[ah.StepContext] = []
+    contexts: list[ah.session.StepContext] = []
     sessions: list[ah.Session] = []
 
-    async def step_fn(context: ah.StepContext) -> Any:
+    async def step_fn(context: ah.session.StepContext) -> Any:
         contexts.append(context)
         sessions.append(context.session)
         if len(contexts) == 1:
@@ -243,7 +245,7 @@ async def test_the_singular_session_lets_the_error_out() -> None:
     calls: list[int] = []
     error = lost()
 
-    async def step_fn(context: ah.StepContext) -> None:
+    async def step_fn(context: ah.session.StepContext) -> None:
         calls.append(1)
         raise error
 
@@ -267,7 +269,7 @@ async def test_no_run_with_hooks_after_a_stop() -> None:
     """A stop that comes while the function runs lets it make raw runs, and ends it cleanly at its next run with hooks."""
     hook = RecordingHook()
 
-    async def step_fn(context: ah.StepContext) -> None:
+    async def step_fn(context: ah.session.StepContext) -> None:
         await context.run_with_hooks("train")
         session.request_stop("over")
         await context.session.run("train")

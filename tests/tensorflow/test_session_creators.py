@@ -1,6 +1,6 @@
 """TensorFlow's own tests of scaffolds, session managers and the global step (71-80, 190-224 in the table).
 
-What tests/test_session_creators.py, tests/test_variables.py and tests/test_graph.py have got is not here again.
+What tests/session/test_creators.py, tests/graph/test_variables.py and tests/graph/test_graph.py have got is not here again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.models import Asking, counting_graph, refused, ticks
+from tests.support.models import Asking, counting_graph, refused, ticks
+
+pytestmark = pytest.mark.every_python
 
 
 async def test_a_scaffold_has_what_it_was_given() -> None:
@@ -70,7 +72,7 @@ async def test_local_init_alone_is_enough() -> None:
     await ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(local_init_fn=local_init)).create_session()
     assert calls == ["local_init"]
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(ready_for_local_init_fn=not_ready))
-    with refused(ah.NotReadyError, "did not make the model ready for local_init", "a table") as caught:
+    with refused(ah.errors.NotReadyError, "did not make the model ready for local_init", "a table") as caught:
         await creator.create_session()
     assert isinstance(caught.value, RuntimeError)
 
@@ -138,7 +140,7 @@ async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
     variables, graph = ah.Variables(), counting_graph()
     await ah.ChiefSessionCreator(graph, variables=variables).create_session()
     worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
-    with refused(ah.NotReadyError, says, "['w', 'x']"):
+    with refused(ah.errors.NotReadyError, says, "['w', 'x']"):
         await worker.create_session()
     assert calls == (["local_init"] if part == "ready_fn" else [])
 
@@ -172,7 +174,7 @@ async def test_every_graph_has_its_global_step() -> None:
     assert step == 7
     assert type(step) is int
     for add in (graph.placeholder, lambda name: graph.variable(name, 0)):
-        with refused(ah.GraphError, "'global_step' is already the name of") as caught:
+        with refused(ah.errors.GraphError, "'global_step' is already the name of") as caught:
             add("global_step")
         assert isinstance(caught.value, ValueError)
 
@@ -180,10 +182,10 @@ async def test_every_graph_has_its_global_step() -> None:
 @pytest.mark.parametrize("step", [1.0, np.float32(2), [1], (1,), np.array([3]), np.zeros(2, int)], ids=repr)
 async def test_the_global_step_is_one_whole_number(step: Any) -> None:
     """Another type, and more than one number, is no step, not to begin with and not later."""
-    with refused(ah.InvalidArgumentError, "step", "whole number"):
+    with refused(ah.errors.InvalidArgumentError, "step", "whole number"):
         ah.MemoryStepStore(step)
     steps = ah.MemoryStepStore()
-    with refused(ah.InvalidArgumentError, "step", "whole number"):
+    with refused(ah.errors.InvalidArgumentError, "step", "whole number"):
         await steps.raise_to(step)
     assert steps.latest.step == 0
 

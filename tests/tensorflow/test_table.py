@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.source import ROOT, tree
+from tests.support.source import ROOT, tree
+
+pytestmark = pytest.mark.every_python
 
 PAGE = ROOT / "docs" / "tensorflow-tests.md"
 NOT_APPLICABLE = "not applicable: "

@@ -86,7 +86,7 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
     """A monitored session and what its methods give."""
     hook = MyHook()
     registered = ah.configure(hook, order=-1, timeout=None, on_error="log")
-    assert_type(registered, ah.HookRegistration)
+    assert_type(registered, ah.dispatch.HookRegistration)
     ah.configure(hook, on_error="ignore")  # type: ignore[arg-type]
     ah.configure(hook, -1)  # type: ignore[call-arg]
     policy = ah.RecoveryPolicy((OSError,), max_attempts=3, backoff=ah.Backoff(jitter=False))
@@ -97,7 +97,7 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
         assert_type(session.graph, ah.Graph)
         assert_type(session.coord, ah.Coordinator)
         assert_type(session.global_step, ah.StepStore)
-        assert_type(session.status(), ah.SessionStatus)
+        assert_type(session.status(), ah.session.SessionStatus)
         assert_type(await session.until(train_step(1)), Mapping[str, float])
         assert_type(await session.run_step_fn(step_fn), int)
         async for values in session.steps(["loss"], feeds=range(3)):
@@ -114,7 +114,7 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
     ah.AsyncMonitoredSession(train_step, [], ah.MemoryStepStore())  # type: ignore[call-arg]
 
 
-async def step_fn(step_context: ah.StepContext) -> int:
+async def step_fn(step_context: ah.session.StepContext) -> int:
     """What `run_step_fn` calls."""
     assert_type(step_context.session, ah.Session)
     assert_type(await step_context.run_with_hooks("loss"), Any)
@@ -147,15 +147,15 @@ async def creators() -> None:
 
 async def stores(store: ah.StepStore) -> None:
     """A step store and what its methods give."""
-    assert_type(store.latest, ah.Mark)
-    assert_type(await store.value(), ah.Mark)
+    assert_type(store.latest, ah.Position)
+    assert_type(await store.value(), ah.Position)
     assert_type(await store.advance(), int)
     assert_type(store.advance_threadsafe(2), concurrent.futures.Future[int])
     assert_type(await store.raise_to(7), int)
     assert_type(await store.wait_for(9, timeout=1.0, on_reset="raise"), int)
-    async for mark in store.changes():
-        assert_type(mark, ah.Mark)
-        assert_type(mark.step, int)
+    async for position in store.changes():
+        assert_type(position, ah.Position)
+        assert_type(position.step, int)
     store.fail(ValueError())
     await store.reset(3)
     await store.wait_for(9, on_reset="drop")  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def running() -> None:
     ah.run(train_step(3))  # type: ignore[arg-type]
 
 
-def errors(error: ah.StepTimeoutError, reset: ah.StepResetError) -> None:
+def errors(error: ah.StepTimeoutError, reset: ah.errors.StepResetError) -> None:
     """What errors know."""
     assert_type(error.wanted, int)
     assert_type(error.seen, int)

@@ -1,0 +1,1 @@
+"""What asyncio lacks, or gets wrong on the Python versions we support; knows nothing of hooks."""

@@ -1,0 +1,51 @@
+"""What happens to a lock, a thread or a connection when the process forks: one registry for the whole library."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Protocol
+
+
+class ForkAware(Protocol):
+    """An object that belongs to the process that made it."""
+
+    def after_fork(self) -> None:
+        """Let go of what belongs to the parent, without touching it; called in the forked child."""
+        ...
+
+
+_objects: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_locks: list[threading.Lock] = []
+
+
+def call_after_fork(obj: ForkAware) -> None:
+    """Call `obj.after_fork()` in each forked child, for as long as `obj` lives."""
+    _objects.add(obj)
+
+
+def hold_during_fork(lock: threading.Lock) -> None:
+    """Take `lock` before each fork and release it on both sides, so that no child begins in the middle of what it guards."""
+    _locks.append(lock)
+
+
+def _before_fork() -> None:
+    for lock in _locks:
+        lock.acquire()
+
+
+def _in_parent() -> None:
+    for lock in _locks:
+        lock.release()
+
+
+def _in_child() -> None:
+    for obj in tuple(_objects):
+        obj.after_fork()
+    for lock in _locks:
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # a system without fork has nothing to let go of
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

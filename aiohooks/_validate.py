@@ -1,0 +1,59 @@
+"""Checks of arguments that several places share; each raises `InvalidArgumentError` with the value and what to give."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from aiohooks.errors import InvalidArgumentError
+
+
+def check_secs(value: object, what: str, *, optional: bool = False, positive: bool = False) -> None:
+    """Refuses what is not a number of seconds: 0 or more, `positive` above 0; `optional` lets None pass."""
+    if value is None and optional:
+        return
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value < 0
+        or (positive and value == 0)
+    ):
+        bounds = "above 0" if positive else "0 or more"
+        raise InvalidArgumentError(f"{what} is {value!r}; give seconds, {bounds}{', or None for no limit' if optional else ''}")
+
+
+def check_int(value: object, what: str, least: int = 0, *, expected: str | None = None, optional: bool = False) -> None:
+    """Raise `InvalidArgumentError` unless `value` is an int (not a bool) of at least `least`; `optional` lets None pass.
+
+    `expected` says what to give, where that is more than the bound.
+    """
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgumentError(f"{what} is {value!r}; give {expected or f'a whole number, {least} or more'}")
+
+
+def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:
+    """Refuses what is not a `kind`; `optional` lets None pass."""
+    if not isinstance(value, kind) and not (optional and value is None):
+        raise InvalidArgumentError(f"{what} is {value!r}; give a {kind.__name__}{', or leave it out' if optional else ''}")
+
+
+def check_callable(value: object, what: str, *, optional: bool = False) -> None:
+    """Refuses what cannot be called; closes a coroutine that was given instead of its function."""
+    if optional and value is None:
+        return
+    if inspect.iscoroutine(value):
+        value.close()  # else it would count as never awaited
+        raise InvalidArgumentError(f"{what} is {value!r}, a coroutine; give the function and its arguments, not the call")
+    if not callable(value):
+        raise InvalidArgumentError(f"{what} is {value!r}; give a function")
+
+
+def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
+    """Refuses what is not a mapping; `optional` lets None pass."""
+    if not isinstance(value, Mapping) and not (optional and value is None):
+        raise InvalidArgumentError(f"{what} is {value!r}; give a mapping{', or leave it out' if optional else ''}")

@@ -1,0 +1,331 @@
+"""The error tree, and what counts as a clean end.
+
+    AiohooksError
+     ├─ OutOfRangeError                     the input has ended: a clean end
+     ├─ StopRequestedError (RuntimeError)   a stop was asked for: a clean end
+     │   └─ PublisherFinishedError          nobody is left who could reach the step
+     ├─ AbortedError                        the work was lost, try again: recovered
+     ├─ UnavailableError                    the other side is away, try again: recovered
+     │   └─ StoreUnavailableError           the engine behind a step store is
+     │       └─ StoreRefusedError           it says no, and would say it again: not recovered by waiting
+     ├─ StoreDamagedError                   what it keeps of a run cannot be read: not recovered
+     ├─ RecoveryExhaustedError              used again after recovery gave up
+     ├─ SessionClosedError (RuntimeError)   the session is not open
+     ├─ NestedRunError (RuntimeError)       `run` was called from inside a hook of that run
+     ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
+     ├─ NotReadyError (RuntimeError)        initialisation left something missing
+     ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
+     ├─ InvalidArgumentError (ValueError)   a value that cannot be meant
+     ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
+     ├─ HookCancelledError                  a hook was cancelled by somebody else
+     ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
+     ├─ SessionStalledError (TimeoutError)  a phase went on for longer than a watchdog's limit
+     ├─ GraphError (ValueError)             a graph that cannot be built or planned
+     ├─ GraphFinalizedError (RuntimeError)  a graph was changed after `begin`
+     ├─ FetchError (ValueError)             a fetch or feed that the graph does not know
+     ├─ FeedConflictError (RuntimeError)    one node was fed twice
+     ├─ NanLossDuringTrainingError (RuntimeError)
+     ├─ StepTimeoutError (TimeoutError)     a step was not reached in time
+     ├─ PublisherFailedError                whoever should have reached the step failed
+     ├─ StepResetError                      the step was reset while waiting for it
+     ├─ StoreClosedError                    the step store was closed
+     ├─ StaleTermError                     another chief has taken over meanwhile
+     ├─ TaskDiedError                       the process of a chief or worker died
+     └─ CheckpointError (OSError)           a checkpoint could not be written or read
+         ├─ CorruptCheckpointError          it does not verify
+         ├─ CheckpointBusyError             another writer has the directory
+         └─ CheckpointMismatchError         it is of another graph or of other tracked objects
+
+A class also derives from the builtin that a caller would expect. Other modules add nothing to this tree.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+__all__ = [
+    "AbortedError",
+    "AiohooksError",
+    "CheckpointBusyError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CorruptCheckpointError",
+    "FeedConflictError",
+    "FetchError",
+    "GraphError",
+    "GraphFinalizedError",
+    "HookCancelledError",
+    "HookTimeoutError",
+    "InvalidArgumentError",
+    "InvalidHookError",
+    "NanLossDuringTrainingError",
+    "NestedRunError",
+    "NotReadyError",
+    "OutOfRangeError",
+    "PublisherFailedError",
+    "PublisherFinishedError",
+    "RecoveryExhaustedError",
+    "SessionClosedError",
+    "SessionNotReadyError",
+    "SessionStalledError",
+    "StaleTermError",
+    "StepResetError",
+    "StepTimeoutError",
+    "StopRequestedError",
+    "StoreClosedError",
+    "StoreDamagedError",
+    "StoreRefusedError",
+    "StoreUnavailableError",
+    "TaskDiedError",
+    "UnavailableError",
+    "WrongLoopError",
+    "is_clean_end",
+]
+
+
+class AiohooksError(Exception):
+    """Base of everything that this library raises on its own account."""
+
+
+class OutOfRangeError(AiohooksError):
+    """Raised by the user's code when its input has ended; leaves the session cleanly, `end` is called."""
+
+
+class StopRequestedError(AiohooksError, RuntimeError):
+    """Raised by a wait or a `run` that began after a stop was asked for; leaves the session cleanly."""
+
+
+class PublisherFinishedError(StopRequestedError):
+    """Raised by a wait for a step when everybody who could reach it has finished cleanly.
+
+    A publisher that failed gives `PublisherFailedError` instead.
+    """
+
+
+class AbortedError(AiohooksError):
+    """Raised by the user's code when a run was lost and can be repeated; the session recovers."""
+
+
+class UnavailableError(AiohooksError):
+    """Raised by the user's code when the other side is away for now; the session recovers."""
+
+
+class StoreUnavailableError(UnavailableError):
+    """Raised when the engine behind a step store cannot be reached, or says no; caused by what its client raised."""
+
+
+class StoreRefusedError(StoreUnavailableError):
+    """Raised when the engine is there and says no: a password, a right, a version, a path.
+
+    Neither a first connection nor a first session tries again; a session that has run recovers, as from any `UnavailableError`.
+    """
+
+
+class StoreDamagedError(AiohooksError):
+    """Raised when what an engine keeps of a run is damaged, not a run, or one of another version; the session does not recover.
+
+    Nothing is made up in its place. The message says what to do: stop the processes of the run, then restore it, or delete it.
+    """
+
+    def __init__(self, message: str, *, path: str = "", found: str = "", expected: str = "") -> None:
+        """Keeps the file, key, subject or actor, what was found there, and what should have been."""
+        super().__init__(message)
+        self.path: str = path
+        self.found: str = found
+        self.expected: str = expected
+
+
+class RecoveryExhaustedError(AiohooksError):
+    """Raised when a session is used again after its recovery gave up.
+
+    The call that gave up raised the last error itself, with the history as notes; this one is caused by it.
+    """
+
+
+class SessionClosedError(AiohooksError, RuntimeError):
+    """Raised when a session is used before it was entered or after it was closed."""
+
+
+class NestedRunError(AiohooksError, RuntimeError):
+    """Raised when a hook calls `run` of the monitored session it belongs to, which could never return."""
+
+
+class WrongLoopError(AiohooksError, RuntimeError):
+    """Raised when an object is used from another event loop or thread than its own."""
+
+
+class NotReadyError(AiohooksError, RuntimeError):
+    """Raised when a session was initialised and its scaffold still says what is missing."""
+
+
+class SessionNotReadyError(AiohooksError, TimeoutError):
+    """Raised when a worker waited `max_wait_secs` for the chief to initialise the variables."""
+
+
+class InvalidArgumentError(AiohooksError, ValueError):
+    """Raised for a value that cannot be meant; the message has the value and what to give instead."""
+
+
+class InvalidHookError(AiohooksError, TypeError):
+    """Raised when something in `hooks` is not a hook, or a method that must be a coroutine is not."""
+
+
+class HookCancelledError(AiohooksError):
+    """Raised when a hook was cancelled by somebody else than the session; caused by its `CancelledError`."""
+
+
+class HookTimeoutError(AiohooksError, TimeoutError):
+    """Raised when one call of a hook took longer than the hook's `timeout`."""
+
+
+class SessionStalledError(AiohooksError, TimeoutError):
+    """Raised by `WatchdogHook` when a phase of a session went on for longer than its limit; says who was waiting for what."""
+
+
+class GraphError(AiohooksError, ValueError):
+    """Raised for a graph that cannot be built or planned: a duplicate name, a cycle, two owners of a value."""
+
+
+class GraphFinalizedError(AiohooksError, RuntimeError):
+    """Raised when a node is added to a graph that a session has finalized; only `begin` may add."""
+
+
+class FetchError(AiohooksError, ValueError):
+    """Raised for a fetch or a feed that the graph does not know, or a placeholder left unfed."""
+
+
+class FeedConflictError(AiohooksError, RuntimeError):
+    """Raised when two hooks, or a hook and the caller, feed the same node; lists every conflict."""
+
+
+class NanLossDuringTrainingError(AiohooksError, RuntimeError):
+    """Raised by `NanHook` when a watched value is not a number, or not finite."""
+
+
+class StepTimeoutError(AiohooksError, TimeoutError):
+    """Raised when a step was not reached in time."""
+
+    def __init__(self, message: str, *, wanted: int, seen: int, waited_secs: float) -> None:
+        """Keeps what was wanted, what was last seen, and how long the wait was in seconds."""
+        super().__init__(message)
+        self.wanted = wanted
+        self.seen = seen
+        self.waited_secs = waited_secs
+
+
+class PublisherFailedError(AiohooksError):
+    """Raised by a wait when whoever should have published the step failed; caused by its error."""
+
+
+class StepResetError(AiohooksError):
+    """Raised by a wait with `on_reset="raise"` when the step was reset; has `old` and `new` marks."""
+
+    def __init__(self, message: str, *, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """Keeps the mark before the reset and the one after it."""
+        super().__init__(message)
+        self.old = old
+        self.new = new
+
+
+class StoreClosedError(AiohooksError):
+    """Raised by a step store that was closed, and by the waits that were pending then."""
+
+
+class StaleTermError(AiohooksError):
+    """Raised by a write of a chief whose lease had run out, after another one has taken the lead; nothing was written."""
+
+    def __init__(self, message: str, *, term: int, newest: int) -> None:
+        """Keeps the number of the term that has ended, and of the one that has begun."""
+        super().__init__(message)
+        self.term: int = term
+        self.newest: int = newest
+
+
+class TaskDiedError(AiohooksError):
+    """Raised by a launcher when the process of a task died, and was not, or too often, started again.
+
+    What the task's function raised itself comes out as it is.
+    """
+
+    def __init__(self, message: str, *, task_id: int = -1, exit_code: int | None = None) -> None:
+        """Keeps the number of the task, and the exit code of its process: negative for a signal, None if it is not known."""
+        super().__init__(message)
+        self.task_id: int = task_id
+        self.exit_code: int | None = exit_code
+
+
+class CheckpointError(AiohooksError, OSError):
+    """Raised when a checkpoint could not be written or read, with the `errno` of what the system refused.
+
+    The checkpoints that were there before are there still.
+    """
+
+
+class CorruptCheckpointError(CheckpointError):
+    """Raised when a checkpoint, or every checkpoint there is, does not verify; names the file and what is wrong with it."""
+
+    def __init__(self, message: str, *, path: Path | None = None, reason: str = "") -> None:
+        """Keeps the directory of the checkpoint, and what is wrong with it."""
+        super().__init__(message)
+        self.path: Path | None = path
+        self.reason: str = reason
+
+
+class CheckpointBusyError(CheckpointError):
+    """Raised when another writer has the directory; names the process where it is known."""
+
+    def __init__(self, message: str, *, pid: int | None = None) -> None:
+        """Keeps the process that holds the directory, as far as it said."""
+        super().__init__(message)
+        self.pid: int | None = pid
+
+
+class CheckpointMismatchError(CheckpointError):
+    """Raised when a good checkpoint cannot be put into this session: other variables, shapes or tracked objects."""
+
+
+_CLEAN = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
+
+
+def is_clean_end(error: BaseException) -> bool:
+    """Whether leaving a session with `error` is a clean end: `end` is called and the error swallowed.
+
+    These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their subclasses, the
+    `RuntimeError` that Python makes of a `StopIteration` inside a coroutine, and groups of nothing else.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return all(map(is_clean_end, group.exceptions))
+    if isinstance(error, _CLEAN):
+        return True
+    # PEP 479: the interpreter raises this itself; a RuntimeError raised `from` a StopIteration by hand is not one.
+    return (
+        type(error) is RuntimeError
+        and isinstance(error.__cause__, (StopIteration, StopAsyncIteration))
+        and bool(error.args)
+        and str(error.args[0]).endswith(("raised StopIteration", "raised StopAsyncIteration"))
+    )
+
+
+E = TypeVar("E", bound=AiohooksError)
+
+
+def another(error: E, message: str | None = None) -> E:
+    """An error like this one, for one more caller: if the same one were raised twice, it would collect both tracebacks."""
+    attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
+    copy = type(error)(str(error) if message is None else message, **attributes)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+def did_you_mean(name: str, known: Iterable[Any]) -> str:
+    """The end of a message about an unknown `name`: the nearest known one, and what is known."""
+    names = sorted(map(str, known))
+    if not names:
+        return "nothing is known by name here"
+    near = difflib.get_close_matches(name, names, n=1)
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known are: {listed}"

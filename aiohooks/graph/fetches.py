@@ -1,0 +1,188 @@
+"""Nested fetches and feeds: joining everybody's requests into one run, and handing back the parts. Pure.
+
+A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, nested at will. Each leaf is
+evaluated once a run; everyone gets the shape they asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aiohooks._validate import check_mapping
+from aiohooks.errors import FeedConflictError, FetchError
+from aiohooks.graph.graph import GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
+
+Build = Callable[[Sequence[Any]], Any]
+"""Makes the shape of one request out of the values of a run's leaves."""
+
+LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
+"""What a fetch without structure can be, by exact type."""
+
+
+class Leaves:
+    """The different nodes of one run, in the order in which they were first asked for."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Starts with none."""
+        self._graph = graph
+        self._slots: dict[Node, int] = {}
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes so far."""
+        return tuple(self._slots)
+
+    def slot(self, fetch: object) -> int:
+        """The place of a leaf among the values."""
+        return self._slots.setdefault(self._graph.node(fetch), len(self._slots))
+
+    def build(self, fetches: Any) -> Build:
+        """Takes up one request, and returns what makes its result.
+
+        Raises:
+            FetchError: something in it is neither a known node nor a container of such.
+        """
+        if type(fetches) in LEAF_TYPES or isinstance(fetches, (str, Node)):
+            return _leaf(self.slot(fetches))
+        if isinstance(fetches, Mapping):
+            mapping: Mapping[Any, Any] = fetches  # pyright: ignore[reportUnknownVariableType]
+            return _mapping(mapping, {key: self.build(value) for key, value in mapping.items()})
+        if isinstance(fetches, tuple):
+            items: tuple[Any, ...] = fetches  # pyright: ignore[reportUnknownVariableType]
+            return _tuple(type(items), [self.build(item) for item in items])
+        if isinstance(fetches, list):
+            elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
+            return _list([self.build(item) for item in elements])
+        if dataclasses.is_dataclass(fetches) and not isinstance(fetches, type):  # pyright: ignore[reportUnknownArgumentType]
+            fields = [field.name for field in dataclasses.fields(fetches)]
+            return _object(fetches, {name: self.build(getattr(fetches, name)) for name in fields})
+        attributes: Any = getattr(fetches, "__attrs_attrs__", None)
+        if attributes is not None:
+            return _object(fetches, {one.name: self.build(getattr(fetches, one.name)) for one in attributes})
+        if fetches is None:
+            raise FetchError("None cannot be fetched; leave it out, or fetch an empty list to get nothing")
+        return _leaf(self.slot(fetches))  # raises, and says what it is
+
+
+def _leaf(slot: int) -> Build:
+    return lambda values: values[slot]
+
+
+def _list(parts: list[Build]) -> Build:
+    return lambda values: [part(values) for part in parts]
+
+
+def _tuple(cls: type[tuple[Any, ...]], parts: list[Build]) -> Build:
+    if hasattr(cls, "_fields"):
+        return lambda values: cls(*(part(values) for part in parts))
+    return lambda values: cls(part(values) for part in parts)
+
+
+def _mapping(like: Mapping[Any, Any], parts: dict[Any, Build]) -> Build:
+    cls: Any = type(like)
+
+    def build(values: Sequence[Any]) -> Any:
+        items = {key: part(values) for key, part in parts.items()}
+        if cls is dict:
+            return items
+        return cls(like.default_factory, items) if isinstance(like, defaultdict) else cls(items)
+
+    return build
+
+
+def _object(like: Any, parts: dict[str, Build]) -> Build:
+    def build(values: Sequence[Any]) -> Any:
+        result = copy.copy(like)
+        for name, part in parts.items():
+            object.__setattr__(result, name, part(values))  # also where the class is frozen
+        return result
+
+    return build
+
+
+def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
+    """Feeds by node; a key may be a node, a name, or a tuple of these with equally nested values.
+
+    Raises:
+        FetchError: an unknown key, a node as a value, a tuple whose values do not match, one node twice.
+    """
+    feeds: dict[Node, Any] = {}
+    given: object = feed_dict
+    if given is None:
+        return feeds
+    if not isinstance(given, Mapping):
+        raise FetchError(f"feed_dict is {given!r}; give a mapping from nodes or names to values")
+    for key, value in given.items():  # pyright: ignore[reportUnknownVariableType]
+        _feed(graph, feeds, key, value)
+    return feeds
+
+
+def _feed(graph: Graph, feeds: dict[Node, Any], key: Any, value: Any) -> None:
+    if isinstance(key, tuple):
+        keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(value, (tuple, list)) or len(value) != len(keys):  # pyright: ignore[reportUnknownArgumentType]
+            raise FetchError(f"feed {keys!r} needs a tuple of {len(keys)} values; got {value!r}")
+        for one, part in zip(keys, value, strict=True):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            _feed(graph, feeds, one, part)
+        return
+    node = graph.node(key)
+    if node in feeds:
+        raise FetchError(f"{node.name!r} is fed twice in one feed_dict, by name and by node; leave one out")
+    if isinstance(value, Node):
+        raise FetchError(f"{node.name!r} is fed with {value!r}; feed a value, or name the node as an input")
+    feeds[node] = value
+
+
+def merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any] | None:
+    """Joins the feeds of the hooks and the caller, given with their names; None if there are none.
+
+    Raises:
+        FeedConflictError: a node is fed by two of them; every conflict is listed.
+    """
+    merged: dict[Node, Any] = {}
+    owners: dict[Node, list[str]] = {}
+    for owner, feed_dict in requests:
+        if feed_dict:
+            try:
+                feeds = canonical_feeds(graph, feed_dict)
+            except FetchError as error:
+                error.add_note(f"fed by {owner}")
+                raise
+            for node, value in feeds.items():
+                merged[node] = value
+                owners.setdefault(node, []).append(owner)
+    conflicts = [f"{node.name!r} by {' and '.join(names)}" for node, names in owners.items() if len(names) > 1]
+    if conflicts:
+        raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; let one of them leave it out")
+    return merged or None
+
+
+def merge_options(requests: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Joins run options into a new dict: the larger number, either flag, sequences one after the other, else the later.
+
+    These are TensorFlow's rules for `RunOptions` (R40-R42) for options of any name. None if nobody gave any.
+    """
+    merged: dict[str, Any] = {}
+    given = False
+    for options in requests:
+        if options is None:
+            continue
+        given = True
+        check_mapping(options, "options")
+        for key, value in options.items():
+            merged[key] = _merge_option(merged[key], value) if key in merged else copy.copy(value)
+    return merged if given else None
+
+
+def _merge_option(old: Any, new: Any) -> Any:
+    if isinstance(old, bool) and isinstance(new, bool):
+        return old or new
+    if isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return max(old, new)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return [*old, *new]
+    return new

@@ -1,0 +1,380 @@
+"""The graph: placeholders, variables and operations by name, and which graph is the default one."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar, overload
+
+from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
+
+
+class _Missing:
+    """The class of `MISSING`: no default, no value."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING = _Missing()
+
+
+class Node:
+    """Something of a graph that can be fetched and fed; compared by identity, found by name."""
+
+    __slots__ = ("graph", "name")
+
+    def __init__(self, graph: Graph, name: str) -> None:
+        """Made by the graph's own methods."""
+        self.graph: Graph = graph
+        self.name: str = name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class Placeholder(Node):
+    """A value that is fed to each run, or its default."""
+
+    __slots__ = ("default",)
+
+    def __init__(self, graph: Graph, name: str, default: Any) -> None:
+        """Made by `Graph.placeholder`."""
+        super().__init__(graph, name)
+        self.default: Any = default
+
+
+class Variable(Node):
+    """A value that lasts from run to run; it lives in a session's `Variables`. `initial` may be a function without arguments."""
+
+    __slots__ = ("initial",)
+
+    def __init__(self, graph: Graph, name: str, initial: Any) -> None:
+        """Made by `Graph.variable`."""
+        super().__init__(graph, name)
+        self.initial: Any = initial
+
+
+class GlobalStep(Node):
+    """The global step: fetched, it is the step at which the run started."""
+
+    __slots__ = ()
+
+
+class Output(Node):
+    """One value, by its key, of the mapping that an operation returns."""
+
+    __slots__ = ("key", "operation")
+
+    def __init__(self, operation: Operation, key: str) -> None:
+        """Made for the names that a step function's result is fetched by."""
+        super().__init__(operation.graph, key)
+        self.operation: Operation = operation
+        self.key: str = key
+
+
+class Operation(Node):
+    """A function of the graph: a coroutine function, a plain one, or one that runs in a worker thread.
+
+    `inputs` are the names of its parameters, `optional` those that have a default. Calling it calls the function.
+    """
+
+    __slots__ = ("adds_to", "fn", "inputs", "is_async", "keyword_only", "optional", "steps", "thread", "updates")
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        updates: str | Variable | None,
+        adds_to: str | Variable | None,
+        thread: bool,
+        steps: int,
+    ) -> None:
+        """Made by `Graph.operation` and `Graph.train_op`."""
+        super().__init__(graph, name)
+        self.fn: Callable[..., Any] = fn
+        self.inputs: tuple[str, ...]
+        self.optional: frozenset[str]
+        self.keyword_only: frozenset[str]
+        self.inputs, self.optional, self.keyword_only = _parameters(fn, name)
+        self.is_async: bool = is_coroutine_function(fn)
+        self.updates: str | None = _variable_name(graph, updates, f"updates of operation {name!r}")
+        self.adds_to: str | None = _variable_name(graph, adds_to, f"adds_to of operation {name!r}")
+        self.thread: bool = thread
+        self.steps: int = steps
+        if thread and self.is_async:
+            raise GraphError(f"operation {name!r} is a coroutine function, which cannot run in a thread; leave out thread=True")
+        if updates is not None and adds_to is not None:
+            raise GraphError(f"operation {name!r} has both updates={updates!r} and adds_to={adds_to!r}; give one")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, as if it were not an operation."""
+        return self.fn(*args, **kwargs)
+
+
+def _variable_name(graph: Graph, given: object, what: str) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Variable) and given.graph is graph:
+        return given.name
+    raise GraphError(f"{what} is {given!r}; give a variable of this graph, or its name")
+
+
+class Graph:
+    """Placeholders, variables and operations, joined by the names of the operations' parameters.
+
+    While a session is open its graph is finalized: nothing can be added.
+    """
+
+    def __init__(self) -> None:
+        """Makes an empty graph."""
+        self._nodes: dict[str, Node] = {}
+        self._finalized = False
+        self._sessions = 0
+        self.global_step: GlobalStep = GlobalStep(self, "global_step")
+        """The global step, to be fetched; operations may have it as a parameter too."""
+        self._nodes["global_step"] = self.global_step
+        self._step: Operation | None = None
+        self._outputs: dict[str, Output] = {}
+
+    # -- building
+
+    def placeholder(self, name: str, *, default: Any = MISSING) -> Placeholder:
+        """Adds a value that each run must be fed, unless it has a default.
+
+        Raises:
+            GraphError: the name is taken or no name.
+            GraphFinalizedError: a session uses the graph.
+        """
+        return self._add(Placeholder(self, name, default))
+
+    def variable(self, name: str, initial: Any) -> Variable:
+        """Adds a value that lasts from run to run. Raises like `placeholder`.
+
+        Args:
+            name: its name, also as a parameter of operations.
+            initial: its first value, or a function without arguments that makes it.
+        """
+        return self._add(Variable(self, name, initial))
+
+    @overload
+    def operation(self, fn: Callable[..., Any], /) -> Operation: ...
+    @overload
+    def operation(
+        self,
+        *,
+        updates: str | Variable | None = None,
+        adds_to: str | Variable | None = None,
+        thread: bool = False,
+        name: str | None = None,
+    ) -> Callable[[Callable[..., Any]], Operation]: ...
+    def operation(
+        self,
+        fn: Any = None,
+        *,
+        updates: str | Variable | None = None,
+        adds_to: str | Variable | None = None,
+        thread: bool = False,
+        name: str | None = None,
+    ) -> Operation | Callable[[Callable[..., Any]], Operation]:
+        """Adds a function whose parameters are its inputs by name; used as a decorator, with or without options.
+
+        A coroutine function is awaited, a plain one is called in the event loop, one with `thread=True` in a worker thread.
+
+        Args:
+            fn: the function, when used as `@graph.operation`.
+            updates: the variable that gets the result when the run commits.
+            adds_to: the variable to which the result is added when the run commits.
+            thread: whether to call it in a worker thread.
+            name: its name in the graph, by default the function's.
+
+        Raises:
+            GraphError: the name is taken, or the options contradict each other.
+            GraphFinalizedError: a session uses the graph.
+        """
+        return self._operation(fn, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=0)
+
+    @overload
+    def train_op(self, fn: Callable[..., Any], /) -> Operation: ...
+    @overload
+    def train_op(
+        self,
+        *,
+        updates: str | Variable | None = None,
+        adds_to: str | Variable | None = None,
+        thread: bool = False,
+        name: str | None = None,
+        steps: int = 1,
+    ) -> Callable[[Callable[..., Any]], Operation]: ...
+    def train_op(
+        self,
+        fn: Any = None,
+        *,
+        updates: str | Variable | None = None,
+        adds_to: str | Variable | None = None,
+        thread: bool = False,
+        name: str | None = None,
+        steps: int = 1,
+    ) -> Operation | Callable[[Callable[..., Any]], Operation]:
+        """Adds an operation with which the global step advances, by `steps`; otherwise like `operation`."""
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise InvalidArgumentError(f"steps is {steps!r}; give how many steps one run trains, 1 or more")
+        return self._operation(fn, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
+
+    def _operation(
+        self, fn: Callable[..., Any] | None, *, name: str | None, **options: Any
+    ) -> Operation | Callable[[Callable[..., Any]], Operation]:
+        def add(fn: Callable[..., Any]) -> Operation:
+            if not callable(fn):
+                raise GraphError(f"an operation is made of a function, not of {fn!r}")
+            own: str = getattr(fn, "__name__", repr(fn))
+            return self._add(Operation(self, name or own, fn, **options))
+
+        return add if fn is None else add(fn)
+
+    def _add(self, node: _N) -> _N:
+        if self.finalized:
+            raise GraphFinalizedError(
+                f"{node.name!r} cannot be added: the graph is finalized; add in a hook's begin(), or before a session opens"
+            )
+        if not isinstance(node.name, str) or not node.name:
+            raise GraphError(f"{node.name!r} is not a name for a node; give a non-empty str")
+        if node.name in self._nodes:
+            raise GraphError(f"{node.name!r} is already the name of {self._nodes[node.name]!r}; names are unique in a graph")
+        self._nodes[node.name] = node
+        return node
+
+    # -- reading
+
+    def node(self, key: object) -> Node:
+        """The node of a name; a node of this graph is returned as it is.
+
+        Raises:
+            FetchError: unknown here, or a node of another graph.
+        """
+        if isinstance(key, str):
+            node = self._nodes.get(key)
+            if node is not None:
+                return node
+            if self._step is not None:
+                return self._outputs.setdefault(key, Output(self._step, key))
+            raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
+        if isinstance(key, Node):
+            if key.graph is self:
+                return key
+            raise FetchError(f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph")
+        raise FetchError(f"{key!r} of type {type(key).__name__} is not a node or a name of one")
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """All nodes by name."""
+        return dict(self._nodes)
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The variables, in the order in which they were added."""
+        return tuple(node for node in self._nodes.values() if isinstance(node, Variable))
+
+    @property
+    def step_operation(self) -> Operation | None:
+        """The one operation of a graph made of a step function, else None."""
+        return self._step
+
+    @property
+    def trains(self) -> bool:
+        """Whether some operation advances the global step."""
+        return any(isinstance(node, Operation) and node.steps for node in self._nodes.values())
+
+    # -- finalizing
+
+    @property
+    def finalized(self) -> bool:
+        """Whether adding is refused: `finalize` was called, or a session is open."""
+        return self._finalized or self._sessions > 0
+
+    def finalize(self) -> None:
+        """Refuses additions from now on, for good."""
+        self._finalized = True
+
+    def hold(self) -> None:
+        """Counts one more open session."""
+        self._sessions += 1
+
+    def release(self) -> None:
+        """Counts one open session less; the last one leaves the graph as it was found."""
+        self._sessions -= 1
+
+    @contextlib.contextmanager
+    def as_default(self) -> Generator[Graph]:
+        """Makes it the default graph of the block, in this context."""
+        token = _default.set(self)
+        try:
+            yield self
+        finally:
+            _default.reset(token)
+
+    def __repr__(self) -> str:
+        return f"<Graph {', '.join(self._nodes)}{' finalized' if self.finalized else ''}>"
+
+
+_N = TypeVar("_N", bound=Node)
+_default: contextvars.ContextVar[Graph] = contextvars.ContextVar("aiohooks_default_graph")
+
+
+def get_default_graph() -> Graph:
+    """The default graph of this context: inside a hook's `begin` that of the session, else one that stays the same.
+
+    A graph of its own is made for a context that has none.
+    """
+    graph = _default.get(None)
+    if graph is None:
+        graph = Graph()
+        _default.set(graph)
+    return graph
+
+
+def graph_of_step(fn: Callable[..., Any]) -> Graph:
+    """A graph of one train operation, `fn`: its parameters are placeholders, other names are keys of what it returns."""
+    if not is_coroutine_function(fn):
+        raise InvalidArgumentError(
+            f"{fn!r} is not a coroutine function; write the step as `async def`, or build a Graph with "
+            "operation(thread=True) for a blocking one"
+        )
+    graph = Graph()
+    name = getattr(fn, "__name__", type(fn).__name__)
+    operation = Operation(graph, name, fn, updates=None, adds_to=None, thread=False, steps=1)
+    for parameter in operation.inputs:
+        default = inspect.signature(fn).parameters[parameter].default
+        if parameter != "global_step":
+            graph.placeholder(parameter, default=MISSING if default is inspect.Parameter.empty else default)
+    graph._step = graph._add(operation)  # pyright: ignore[reportPrivateUsage]
+    return graph
+
+
+def is_coroutine_function(fn: object) -> bool:
+    """Whether calling `fn` gives a coroutine: also for partials and objects with an `async def __call__`."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def _parameters(fn: Callable[..., Any], name: str) -> tuple[tuple[str, ...], frozenset[str], frozenset[str]]:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"operation {name!r}: the parameters of {fn!r} cannot be read; wrap it in a function") from error
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise GraphError(
+                f"operation {name!r}: parameter {parameter} has no name to find an input by; give each input a named parameter"
+            )
+    return (
+        tuple(parameter.name for parameter in parameters),
+        frozenset(parameter.name for parameter in parameters if parameter.default is not parameter.empty),
+        frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY),
+    )

@@ -1,0 +1,15 @@
+"""The monitored session: a loop of steps with hooks around each.
+
+`AsyncMonitoredSession` and what it is made with are in `aiohooks`; here are the types of what it returns.
+"""
+
+from aiohooks.session.status import Activity as Activity
+from aiohooks.session.status import SessionStatus as SessionStatus
+from aiohooks.session.steps import StepContext as StepContext
+from aiohooks.session.steps import Steps as Steps
+
+__all__ = ["Activity", "SessionStatus", "StepContext", "Steps"]
+
+for _public in (Activity, SessionStatus, StepContext, Steps):
+    _public.__module__ = __name__
+del _public

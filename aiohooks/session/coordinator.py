@@ -1,0 +1,398 @@
+"""Background tasks, the stop, and the first error: what everybody inside a session shares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, Interrupt, running_task, wait_done
+from aiohooks._aio.clock import current_clock
+from aiohooks._aio.gather import describe_failure
+from aiohooks._aio.run_scope import leave_runs
+from aiohooks._validate import check_callable, check_instance, check_secs
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, is_clean_end
+from aiohooks.session.status import SessionStatus
+
+_logger = logging.getLogger("aiohooks")
+T = TypeVar("T")
+
+
+class Coordinator:
+    """Coordinates tasks that stop together; usable alone, and every session has one.
+
+    A stop is recorded at once, with its first reason, and never taken back but by `clear_stop`. A task that fails is a
+    stop too, and its error ends every wait made through `until`. An error that means a clean end (`OutOfRangeError`, ...)
+    is a plain stop.
+
+    A session's coordinator is new after each recovery, and a stop asked of it is the session's.
+    """
+
+    def __init__(
+        self,
+        clean_stop_exception_types: tuple[type[BaseException], ...] = (),
+        *,
+        parent: Coordinator | None = None,
+        survives: Callable[[BaseException], bool] | None = None,
+    ) -> None:
+        """Makes one without tasks, not stopped.
+
+        Args:
+            clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual ones.
+            parent: the coordinator to which a stop is passed on, and whose stop is this one's.
+            survives: says which errors of tasks do not stop the parent (a session recovers from them).
+        """
+        types: object = clean_stop_exception_types
+        if not isinstance(types, tuple) or not all(isinstance(one, type) and issubclass(one, BaseException) for one in types):  # pyright: ignore[reportUnknownVariableType]
+            raise InvalidArgumentError(f"clean_stop_exception_types is {types!r}; give a tuple of exception classes")
+        self._clean = clean_stop_exception_types
+        self._top: Coordinator = self if parent is None else parent._top
+        self._survives = survives
+        self._stopped = False
+        self._retired = False
+        self._reason: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self.errors: list[BaseException] = []
+        """The failures reported so far, first one first."""
+        self.raised: bool = False
+        """Whether the first failure has reached somebody."""
+        self._joined = False
+        # Kept by the top only: what to do when the session stops or a task fails.
+        self._waits: set[Interrupt] = set()
+        self._stop_waiters: set[asyncio.Future[None]] = set()
+        self.on_failure: Callable[[], None] | None = None
+        """Called when a task has failed, after the waits were ended."""
+        self.look: Callable[[], SessionStatus] | None = None
+        """Tells what the session is doing; kept by the top only, and set by the monitored session."""
+
+    # -- stopping
+
+    def request_stop(self, reason: str | BaseException | None = None) -> None:
+        """Asks everybody to stop; may be called from any thread, any number of times. The first reason is kept.
+
+        Args:
+            reason: why, in words; or the error that is the reason, which then counts as the failure of a task.
+
+        Raises:
+            BaseException: the error itself, when it is reported after `join`: nobody else would see it.
+        """
+        if isinstance(reason, BaseException):
+            if self._joined and not self._means_stop(reason):
+                raise reason
+            self._report(reason, "reported")
+            return
+        check_instance(reason, str, "reason", optional=True)
+        if self._top is not self:
+            self._top.request_stop(reason)
+            return
+        if not self._stopped:
+            self._reason = self._reason or reason or "a stop was requested"
+            self._stopped = True  # after the reason: another thread may look in between
+            self._in_loop(self._wake)
+        elif self._reason is None:  # retired: it ends already, and now it is known that it was wanted as well
+            self._reason = reason
+
+    def should_stop(self) -> bool:
+        """Whether a stop was asked for; never waits, never raises."""
+        return self._stopped or self._top._stopped
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why, of the first who asked; None if nobody has."""
+        return self._top._reason
+
+    async def wait_for_stop(self, timeout: float | None = None) -> bool:
+        """Waits until a stop is asked for, at most `timeout` seconds; returns whether it was."""
+        check_secs(timeout, "timeout", optional=True)
+        if not self.should_stop():
+            self.bind()
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+            timer = None
+            if timeout is not None:
+                timer = current_clock().call_later(timeout, lambda: None if waiter.done() else waiter.set_result(None))
+            self._top._stop_waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._top._stop_waiters.discard(waiter)
+                if timer is not None:
+                    timer.cancel()
+        return self.should_stop()
+
+    def clear_stop(self) -> None:
+        """Forgets the stop, its reason, the errors and that `join` was called; the tasks stay."""
+        self._stopped = self._joined = self.raised = False
+        self._reason = None
+        self.errors.clear()
+        if self._top is not self:
+            self._top.clear_stop()
+
+    @contextlib.contextmanager
+    def stop_on_exception(self) -> Generator[None]:
+        """A block whose error is reported as a task's would be, and not raised; `join` raises it.
+
+        A cancellation, `KeyboardInterrupt` and the like pass as they are.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.request_stop(error)
+
+    # -- waiting
+
+    async def until(self, awaitable: Awaitable[T]) -> T:
+        """Awaits something that a stop or the failure of a background task ends too: nobody waits for a dead producer.
+
+        A coroutine is cancelled then, a task or future that was passed in is left alone.
+
+        Returns:
+            What the awaitable returns.
+
+        Raises:
+            StopRequestedError: a stop was asked for, before or meanwhile; a clean end of a session.
+            BaseException: the error of the background task that failed, the same object.
+        """
+        try:
+            self.bind()
+        except BaseException:
+            close_unawaited(awaitable)
+            raise
+        over = self._over()
+        if over is not None:
+            close_unawaited(awaitable)
+            self._mark_raised(over)
+            raise over
+        if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
+            raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
+        interrupt = Interrupt(running_task())
+        waits = self._top._waits
+        waits.add(interrupt)
+        try:
+            if asyncio.isfuture(awaitable):
+                await _done(awaitable)
+                result: T = awaitable.result()
+            else:
+                result = await awaitable
+        except asyncio.CancelledError:
+            if interrupt.settle() or interrupt.cause is None:
+                raise
+            self._mark_raised(interrupt.cause)
+            raise interrupt.cause from None
+        except BaseException:
+            interrupt.settle()
+            raise
+        finally:
+            waits.discard(interrupt)
+        interrupt.settle()
+        return result
+
+    def _mark_raised(self, error: BaseException) -> None:
+        for one in (self, self._top):
+            one.raised = one.raised or error in one.errors
+
+    def _over(self) -> BaseException | None:
+        """What ends a wait now: the first failure, else the stop."""
+        for one in (self, self._top):
+            if one.errors:
+                return one.errors[0]
+        return self._stop_error() if self.should_stop() else None
+
+    def _stop_error(self) -> StopRequestedError:
+        return StopRequestedError(self.stop_reason or "the session has ended")
+
+    # -- background tasks
+
+    def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
+        """Starts `fn(*args)` as a task that this coordinator owns.
+
+        If it fails, its error is the coordinator's: waits end, and in a session the current `run` is cancelled and raises
+        it. Cancelling the task is a quiet way to end it.
+
+        Returns:
+            The task.
+
+        Raises:
+            InvalidArgumentError: `fn` is not a coroutine function.
+        """
+        check_callable(fn, "start_soon's function")
+        self.bind()
+        context = contextvars.copy_context()
+        context.run(leave_runs)  # a background task is not part of the run in which it was started
+        coro: Any = context.run(fn, *args)
+        if not asyncio.iscoroutine(coro):
+            raise InvalidArgumentError(
+                f"{fn!r} gave {coro!r} and not a coroutine; start_soon takes an `async def` and its arguments"
+            )
+        task = asyncio.get_running_loop().create_task(coro, name=name or getattr(fn, "__name__", None), context=context)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            describe_failure(error, f"background task {task.get_name()!r}")
+            self._report(error, f"background task {task.get_name()!r} failed")
+
+    def _means_stop(self, error: BaseException) -> bool:
+        return is_clean_end(error) or isinstance(error, self._clean)
+
+    def _report(self, error: BaseException, what: str) -> None:
+        replaced, stops = self._retired and self._top is not self, self._means_stop(error)
+        if (replaced and stops) or any(error is one for one in self.errors):
+            return  # nothing new; the latter is what `until` has told the task, which passed it on
+        if replaced:
+            _logger.error("%s, after its session was replaced", what, exc_info=error)
+            return
+        if stops:
+            self.request_stop(f"{what}: {error!r}")
+            return
+        first = not self.errors
+        if not first:  # that one is raised; this one must not be lost
+            self.errors[0].add_note(f"then {what}: {error!r}")
+            _logger.error("%s after another failure", what, exc_info=error)
+        self.errors.append(error)
+        top = self._top
+        if not top._stopped and not (self._survives is not None and self._survives(error)):
+            top._reason = f"{what}: {error!r}"
+            top._stopped = True
+        if first or top._stopped:  # the run was ended by the first one, and is perhaps being recovered now
+            self._in_loop(functools.partial(top._wake, error if first else None))
+
+    @property
+    def tasks(self) -> tuple[asyncio.Task[Any], ...]:
+        """The background tasks that have not ended, in the order in which they were started."""
+        return tuple(self._tasks)
+
+    def status(self) -> SessionStatus | None:
+        """What the session is doing; None where this coordinator is used without one."""
+        return None if self._top.look is None else self._top.look()
+
+    @property
+    def joined(self) -> bool:
+        """Whether a `join` has completed."""
+        return self._joined
+
+    def raise_requested_exception(self) -> None:
+        """Raises the first failure, if there is one."""
+        if self.errors:
+            self.raised = True
+            raise self.errors[0]
+
+    async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
+        """Waits until all tasks have ended, or a stop is asked for and the grace period after it is over.
+
+        Tasks that still run then are cancelled; one that lives on is named in a warning.
+
+        Raises:
+            BaseException: the first failure of a task.
+        """
+        check_secs(stop_grace_period_secs, "stop_grace_period_secs")
+        self.bind()
+        stop = asyncio.ensure_future(self.wait_for_stop())
+        try:
+            while self._tasks and not self.should_stop():
+                await asyncio.wait([*self._tasks, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            await asyncio.wait([stop])
+        await self.wind_down(stop_grace_period_secs, stop_grace_period_secs)
+        self._joined = True
+        self.raise_requested_exception()
+
+    async def wind_down(self, stop_grace_period_secs: float, cancel_grace_secs: float) -> None:
+        """Ends the tasks: so long to end by themselves, then cancelled, then so long again, then named in a warning."""
+        if not self._tasks:
+            return
+        if stop_grace_period_secs > 0 and await wait_done(self._tasks, stop_grace_period_secs):
+            return
+        self.cancel_tasks()
+        if not await wait_done(self._tasks, cancel_grace_secs):
+            names = ", ".join(task.get_name() for task in self._tasks)
+            _logger.warning("background tasks still run %s s after their cancellation: %s", cancel_grace_secs, names)
+
+    def owns(self, task: asyncio.Task[Any]) -> bool:
+        """Whether `task` is one of the background tasks."""
+        return task in self._tasks
+
+    def cancel_tasks(self) -> None:
+        """Ends the tasks at once."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def retire(self) -> None:
+        """Tells this coordinator's own tasks to end, and no one else: its session is being replaced, or closed."""
+        self._stopped = self._retired = True
+        if self._top is self:
+            self._in_loop(self._wake)
+
+    # -- the loop's side
+
+    def bind(self) -> asyncio.AbstractEventLoop:
+        """Belongs to the running loop from now on.
+
+        Raises:
+            WrongLoopError: it belongs to another one.
+        """
+        loop = _running_loop()
+        if loop is None or loop is not (self._top._loop or loop):
+            raise WrongLoopError(f"{self!r} is used outside its own event loop; only request_stop and should_stop may be")
+        self._top._loop = loop
+        return loop
+
+    def _in_loop(self, wake: Callable[[], None]) -> None:
+        loop = self._top._loop
+        if loop is None or loop is _running_loop():
+            wake()
+        elif not loop.is_closed():  # from another thread
+            loop.call_soon_threadsafe(wake)
+
+    def _wake(self, error: BaseException | None = None) -> None:
+        if self._stopped:
+            for waiter in self._stop_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        for interrupt in tuple(self._waits):
+            interrupt.fire("the session stops", error or self._stop_error())
+        if error is not None and self.on_failure is not None:
+            self.on_failure()
+
+    def __repr__(self) -> str:
+        state = f"stopping: {self.stop_reason}" if self.should_stop() else "running"
+        return f"<Coordinator {state}, tasks: {', '.join(task.get_name() for task in self._tasks) or 'none'}>"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def close_unawaited(awaitable: object) -> None:
+    """Gives up what was to be awaited: a coroutine would otherwise count as never awaited."""
+    if asyncio.iscoroutine(awaitable):
+        awaitable.close()
+
+
+async def _done(future: asyncio.Future[Any]) -> None:
+    """Waits for a future without cancelling it."""
+    if not future.done():
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ended(_: object) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        future.add_done_callback(ended)
+        try:
+            await waiter
+        finally:
+            future.remove_done_callback(ended)

@@ -1,0 +1,406 @@
+"""What a monitored session can run, and the creator of sessions that each of these comes to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from aiohooks._validate import check_instance, check_mapping, check_secs
+from aiohooks.checkpoint import Saver
+from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
+from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, did_you_mean
+from aiohooks.graph.graph import Graph, graph_of_step, is_coroutine_function
+from aiohooks.graph.session import Session
+from aiohooks.graph.variables import Variables
+from aiohooks.stores import MemoryStepStore, StepStore, Term
+
+if TYPE_CHECKING:
+    from aiohooks.checkpoint import Restored
+
+
+_logger = logging.getLogger("aiohooks")
+
+
+async def restore_session(session: Session, restored: Restored) -> None:
+    """Puts the variables, the tracked objects and the global step as they were saved; the hooks come later.
+
+    A step store that is behind is raised, so that its waiters go on; one that is ahead is reset, in a new epoch.
+
+    Raises:
+        CheckpointMismatchError: the graph's variables or the tracked objects are not those of the checkpoint.
+    """
+    what = f"checkpoint {restored.checkpoint.path}"
+    state = restored.state
+    variables, tracked, hooks = (_part(state, name, what) for name in ("variables", "tracked", "hooks"))
+    wanted = {variable.name for variable in session.graph.variables}
+    _check_names(what, "variable", wanted, variables)
+    _check_names(what, "tracked object", session.tracked, tracked)
+    own = session.variables.snapshot()
+    for name in sorted(wanted):
+        _check_shape(what, name, own[name], variables[name])
+    store, step = session.global_step, restored.checkpoint.step
+    latest = (await store.value()).step
+    if latest < step:
+        await store.raise_to(step)
+    elif latest > step:
+        await store.reset(step)
+    session.variables.assign({name: variables[name] for name in wanted})
+    session.committed_step = step
+    for name, one in session.tracked.items():
+        with _told(f"{what}: loading the state of the tracked object {name!r}"):
+            one.load_state_dict(tracked[name])
+    # Without the values: the first ones would be held as long as the session.
+    session.restored = dataclasses.replace(restored, state={"hooks": hooks})
+
+
+def restore_hooks(session: Session) -> None:
+    """Puts the hooks' states as they were saved; a hook that is not in the checkpoint stays as it is, and this is logged."""
+    restored = session.restored
+    if restored is None:
+        return
+    what = f"checkpoint {restored.checkpoint.path}"
+    states, hooks = _part(restored.state, "hooks", what), session.stateful_hooks()
+    for name, hook in hooks.items():
+        if name in states:
+            with _told(f"{what}: loading the state of the hook {name}"):
+                hook.load_state_dict(states[name])
+        else:
+            _logger.warning("%s has no state of the hook %s, which starts anew", what, name)
+    for name in states:
+        if name not in hooks:
+            _logger.info("%s has the state of a hook %s, which is not in this session", what, name)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Generator[None]:
+    """Adds what was going on to an error."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
+
+
+def _part(state: Mapping[str, Any], name: str, what: str) -> Mapping[str, Any]:
+    part: object = state.get(name)
+    if not isinstance(part, dict):
+        raise CheckpointMismatchError(f"{what} has no {name!r}; was it written by CheckpointSaverHook?")
+    return cast("Mapping[str, Any]", part)
+
+
+def _check_names(what: str, kind: str, wanted: Any, saved: Mapping[str, Any]) -> None:
+    missing = [name for name in wanted if name not in saved]
+    if missing:
+        known = "; ".join(f"{name!r}: {did_you_mean(name, saved)}" for name in missing)
+        raise CheckpointMismatchError(
+            f"{what} has no {kind} {known}. Use the graph it was saved from, or start in another directory"
+        )
+    unknown = [name for name in saved if name not in wanted]
+    if unknown:
+        raise CheckpointMismatchError(
+            f"{what} has the {kind} {', '.join(map(repr, unknown))}, which would be lost: there is none of that name now. "
+            "Use the graph and scaffold it was saved from, or start in another directory"
+        )
+
+
+def _check_shape(what: str, name: str, own: Any, saved: Any) -> None:
+    """What has a shape keeps it: a step that was written for another one would fail later, or broadcast."""
+    shapes = getattr(own, "shape", None), getattr(saved, "shape", None)
+    if shapes[0] is not None and shapes[0] != shapes[1]:
+        raise CheckpointMismatchError(
+            f"{what} has variable {name!r} with shape {shapes[1]}; here it has shape {shapes[0]}. Was the model changed?"
+        )
+
+
+class SessionCreator(Protocol):
+    """Makes the sessions of a monitored session: the first one, and one more after each recovery."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that its sessions run."""
+        ...
+
+    async def create_session(self) -> Session:
+        """Makes a session that is ready to run."""
+        ...
+
+
+SessionFn = Callable[[Session], Awaitable[Any]]
+"""A coroutine function that gets the new session."""
+
+_FIELDS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scaffold:
+    """What belongs to a graph besides its operations: how a session of it is initialised, when it is ready, what is saved.
+
+    The functions are coroutine functions that get the raw session. The two `ready` functions return what is missing: None,
+    True or something empty means ready; False, a name or several names mean not.
+
+    Args:
+        init_fn: called by the chief after the variables have their initial values; not if they were ready before, or restored.
+        ready_for_local_init_fn: asked before `local_init_fn`.
+        local_init_fn: called for each created session, of a chief or a worker.
+        ready_fn: asked at the end.
+        tracked: objects that change themselves, such as a torch module or a data loader, by name; their `state_dict` is saved in
+            checkpoints, and given to their `load_state_dict` when a session is restored.
+        copy_from_scaffold: another one, whose functions stand in where this one has none.
+    """
+
+    init_fn: SessionFn | None = None
+    ready_for_local_init_fn: SessionFn | None = None
+    local_init_fn: SessionFn | None = None
+    ready_fn: SessionFn | None = None
+    tracked: Mapping[str, Stateful] | None = None
+    copy_from_scaffold: dataclasses.InitVar[Scaffold | None] = None
+
+    def __post_init__(self, copy_from_scaffold: Scaffold | None) -> None:
+        other: object = copy_from_scaffold
+        if other is not None and not isinstance(other, Scaffold):
+            raise InvalidArgumentError(f"copy_from_scaffold is {other!r}; give a Scaffold")
+        for name in _FIELDS:
+            if getattr(self, name) is None and other is not None:
+                object.__setattr__(self, name, getattr(other, name))
+            fn = getattr(self, name)
+            if fn is not None and not is_coroutine_function(fn):
+                raise InvalidArgumentError(f"{name} is {fn!r}; give a coroutine function (`async def`) that takes the session")
+        if self.tracked is None and other is not None:
+            object.__setattr__(self, "tracked", other.tracked)
+        check_mapping(self.tracked, "tracked", optional=True)
+        for name, one in (self.tracked or {}).items():
+            if not isinstance(name, str) or not is_stateful(one):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgumentError(
+                    f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and load_state_dict(state)"
+                )
+
+    async def local_init(self, session: Session, what: str) -> None:
+        """Initialises what is a session's own, and checks that everything is there then."""
+        await _check(self.ready_for_local_init_fn, session, f"{what} did not make the model ready for local_init")
+        if self.local_init_fn is not None:
+            await self.local_init_fn(session)
+        await _check(self.ready_fn, session, f"{what} did not make the model ready")
+
+
+async def _check(ready_fn: SessionFn | None, session: Session, message: str) -> None:
+    if ready_fn is None:
+        return
+    missing = await ready_fn(session)
+    if missing is None or missing is True:
+        return
+    if not isinstance(missing, (bool, str, Collection)):
+        raise InvalidArgumentError(f"{ready_fn!r} returned {missing!r}; return None, True, or the names of what is missing")
+    if missing is False or len(missing) > 0:  # type: ignore[arg-type]
+        raise NotReadyError(f"{message}; {ready_fn!r} says that this is missing: {missing or 'something'}")
+
+
+def _check_parts(graph: object, scaffold: object, global_step: object, variables: object) -> None:
+    check_instance(graph, Graph, "graph")
+    check_instance(scaffold, Scaffold, "scaffold", optional=True)
+    check_instance(global_step, StepStore, "global_step", optional=True)
+    check_instance(variables, Variables, "variables", optional=True)
+
+
+class ChiefSessionCreator:
+    """Creates sessions that initialise or restore the variables, unless they are there already.
+
+    With a checkpoint directory the first session is restored from its newest good checkpoint, and so is the session that
+    replaces one in a recovery; where there is none, a recovery goes on with the variables and the step as they are.
+
+    Over processes it takes the lead of the step store (`StepStore.lead`), for as long as the monitored session is open, and
+    tells the workers when all is initialised. A second chief of the run waits until the lead is free.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        scaffold: Scaffold | None = None,
+        checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
+        global_step: StepStore | None = None,
+        variables: Variables | None = None,
+        lead: bool = True,
+    ) -> None:
+        """Keeps what all created sessions have in common.
+
+        Args:
+            graph: what the sessions run.
+            scaffold: how they are initialised.
+            checkpoint_dir: where they are restored from: a directory, or the `Saver` of one. `CheckpointSaverHook()` without a
+                directory of its own writes there.
+            global_step: where the global step is kept; one for all its sessions, if left out.
+            variables: the values of the variables; likewise.
+            lead: whether to take the lead of a step store over processes. False for peers without a chief.
+        """
+        _check_parts(graph, scaffold, global_step, variables)
+        self.graph = graph
+        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
+        self._scaffold = Scaffold() if scaffold is None else scaffold
+        self._variables = Variables() if variables is None else variables
+        self._saver = checkpoint_dir if checkpoint_dir is None or isinstance(checkpoint_dir, Saver) else Saver(checkpoint_dir)
+        self._own_saver = self._saver is not checkpoint_dir
+        self._created = False
+        self._lead: contextlib.AbstractAsyncContextManager[Term] | None = None
+        self._leads = lead and not self.global_step.inline
+
+    async def create_session(self) -> Session:
+        """Makes a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
+
+        Raises:
+            NotReadyError: the scaffold says that something is missing in the end.
+            CorruptCheckpointError: there are checkpoints, and none of them is good.
+            CheckpointMismatchError: the checkpoint is of another graph, or of other tracked objects.
+            CheckpointError: the checkpoints cannot be read, or another process writes there (`CheckpointBusyError`).
+            StoreUnavailableError: the engine of the step store cannot be reached.
+        """
+        variables = self._variables
+        if self._leads and self._lead is None:
+            lead = self.global_step.lead()
+            await lead.__aenter__()
+            self._lead = lead
+        await self.global_step.value()  # from here on its latest mark is known
+        first = await variables.claim()
+        session = Session(self.graph, global_step=self.global_step, variables=variables)
+        session.tracked = self._scaffold.tracked or {}
+        session.saver = self._saver
+        try:
+            if session.saver is not None and (first or self._created):
+                restored = await session.saver.restore()
+                if restored is not None:
+                    await restore_session(session, restored)
+            if first and session.restored is None and self._scaffold.init_fn is not None:
+                await self._scaffold.init_fn(session)
+            await self._scaffold.local_init(session, "initialisation")
+        except BaseException:
+            if first:
+                variables.discard()
+            await session.aclose()
+            raise
+        if first:
+            variables.mark_ready()
+        self._created = True
+        if self._lead is not None:
+            await self.global_step.mark_initialised()
+        return session
+
+    async def aclose(self) -> None:
+        """Lets go of the checkpoint directory and the lead; called by the monitored session at its end.
+
+        A given `Saver` stays as it is.
+        """
+        lead, self._lead = self._lead, None
+        try:
+            if self._saver is not None and self._own_saver:
+                await self._saver.aclose()
+        finally:
+            if lead is not None:
+                await lead.__aexit__(None, None, None)
+
+    def gave_up(self, error: BaseException) -> None:
+        """Tells the workers that wait for the variables that they will not come."""
+        self._variables.fail(error)
+
+
+class WorkerSessionCreator:
+    """Creates sessions that wait until a chief has initialised the shared variables.
+
+    A worker in another process than the chief has variables of its own, with a step store over processes: it waits until the
+    chief has initialised its own ones, and begins with the initial values of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        scaffold: Scaffold | None = None,
+        global_step: StepStore | None = None,
+        variables: Variables | None = None,
+        max_wait_secs: float | None = 1800.0,
+    ) -> None:
+        """Keeps what all created sessions have in common; like `ChiefSessionCreator`, and `max_wait_secs` (None: for ever).
+
+        Raises:
+            InvalidArgumentError: neither variables nor a store over processes: how would it hear of the chief?
+        """
+        _check_parts(graph, scaffold, global_step, variables)
+        if variables is None and (global_step is None or global_step.inline):
+            raise InvalidArgumentError(
+                "a worker waits for a chief's variables: give both the same Variables(); or, in another process, "
+                "a step store over processes as global_step"
+            )
+        check_secs(max_wait_secs, "max_wait_secs", optional=True)
+        self.graph = graph
+        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
+        self._scaffold = Scaffold() if scaffold is None else scaffold
+        self._variables = variables
+        self._own = Variables() if variables is None else None
+        self._max_wait_secs = max_wait_secs
+
+    async def create_session(self) -> Session:
+        """Waits until the variables are ready, an awaited event, and makes a session.
+
+        Raises:
+            SessionNotReadyError: they were not ready within `max_wait_secs`.
+            PublisherFailedError: the chief gave up.
+            PublisherFinishedError: the chief has finished already.
+            NotReadyError: the scaffold says that something is missing in the end.
+        """
+        if self._variables is not None:
+            variables = self._variables
+            await variables.wait_ready(self._max_wait_secs)
+            missing = variables.missing(variable.name for variable in self.graph.variables)
+            if missing:
+                raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
+        else:
+            variables = self._own or Variables()
+            await self.global_step.wait_initialised(self._max_wait_secs)
+        await self.global_step.value()  # from here on its latest mark is known
+        session = Session(self.graph, global_step=self.global_step, variables=variables)
+        try:
+            await self._scaffold.local_init(session, "the chief's initialisation")
+        except BaseException:
+            await session.aclose()
+            raise
+        return session
+
+
+Source = Graph | SessionCreator | Callable[..., Awaitable[Any]]
+"""What a monitored session runs: a graph, what creates sessions of one, or a coroutine function as the step."""
+
+
+def creator_of(source: object, global_step: StepStore | None, variables: Variables | None) -> SessionCreator:
+    """The creator of a session's sessions.
+
+    Raises:
+        InvalidArgumentError: not a source; or a store or variables beside a creator, which has its own.
+    """
+    check_instance(global_step, StepStore, "global_step", optional=True)
+    check_instance(variables, Variables, "variables", optional=True)
+    if hasattr(source, "create_session") and not isinstance(source, type):
+        creator: Any = source
+        if not is_coroutine_function(creator.create_session):
+            raise InvalidArgumentError(f"create_session of {source!r} is not a coroutine function; write it as `async def`")
+        if not isinstance(getattr(creator, "graph", None), Graph):
+            raise InvalidArgumentError(f"{source!r} has no `graph`; a SessionCreator says which Graph its sessions run")
+        if global_step is not None or variables is not None:
+            raise InvalidArgumentError("the step store and variables are those of the SessionCreator's sessions; give them to it")
+        return cast("SessionCreator", creator)
+    graph = graph_of(source, "a Graph, a SessionCreator,")
+    return ChiefSessionCreator(graph, global_step=global_step, variables=variables, lead=False)  # every process makes one
+
+
+def graph_of(source: object, wanted: str = "a Graph") -> Graph:
+    """The graph that a source is, or that a coroutine function comes to.
+
+    Raises:
+        InvalidArgumentError: it is neither.
+    """
+    if isinstance(source, Graph):
+        return source
+    if callable(source) and not isinstance(source, type):
+        return graph_of_step(source)
+    raise InvalidArgumentError(f"{source!r} cannot be run; give {wanted} or an `async def` that is the step")

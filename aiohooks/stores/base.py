@@ -1,0 +1,339 @@
+"""The contract of a step store, and all of it that is the same on every engine."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import concurrent.futures
+import contextlib
+from asyncio import get_running_loop
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from aiohooks._aio.clock import current_clock
+from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
+from aiohooks.stores._position import MAX_STEP, Position, checked_step, checked_timeout
+from aiohooks.stores._publishers import Publisher, listed
+from aiohooks.stores._waiting import Changes, WaitingRoom, Watch
+
+_ON_RESET = ("keep", "raise")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What a store looks like at one moment.
+
+    Attributes:
+        latest: the latest mark.
+        waiting: how many `wait_for` are parked.
+        wanted: the lowest step one of them waits for; None if there is none.
+        thresholds: how many different steps they wait for.
+        watching: how many iterations of `changes` wait for the next mark.
+        publishers: the names of those who are registered, in order.
+        waits: how many `wait_for` have been parked so far.
+        immediate: how many found their step reached already.
+        max_waiting: how many were parked at the same time, at most.
+        waiting_secs: for how long somebody has been waiting for a step without a break; None if nobody is.
+    """
+
+    latest: Position
+    waiting: int
+    wanted: int | None
+    thresholds: int
+    watching: int
+    publishers: tuple[str, ...]
+    waits: int
+    immediate: int
+    max_waiting: int
+    waiting_secs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The time in which one process is the chief of a run.
+
+    Attributes:
+        number: 1 for the first term of a run; each later one is higher.
+    """
+
+    number: int
+
+
+class StepStore(abc.ABC):
+    """Where the global step of a run is kept, advanced and waited for.
+
+    A store belongs to the event loop in which it is first used. From another loop or thread every call raises
+    `WrongLoopError` before it does anything; only `latest`, `statistics` and `advance_threadsafe` may be used anywhere.
+    Steps are whole numbers from 0 to 2**53 - 1.
+
+    A wait (`wait_for`, or the next one of `changes`) ends with an error when it cannot end well. A store knows who may
+    advance it: whoever has registered with `publisher`. Once one of them has left, and none is left or every one left
+    is itself waiting, nobody will come, and all waits are told: `PublisherFinishedError` if the last one that left had
+    finished, `PublisherFailedError` if it had failed. Before anybody has left nobody is told: one may still come.
+
+    For engines: report each position you learn of to `_observe`; `_arm` tells you what to look out for.
+    """
+
+    inline: ClassVar[bool] = False
+    """Whether there is `advance_nowait`, so that advancing can be one moment with what the caller does around it."""
+
+    def __init__(self, position: Position, *, run: str) -> None:
+        """Starts from `position`; `run` names what is counted."""
+        self.run: str = _checked_name(run, "run=")
+        """The name of the run whose step this is."""
+        self._room = WaitingRoom(self.run, position, current_clock(), self._arm, self._waits_changed, self._hope_lost)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._immediate = 0
+
+    # What an engine does.
+
+    @abc.abstractmethod
+    async def value(self) -> Position:
+        """The position as the engine has it now; `latest` is what this process has heard."""
+
+    @abc.abstractmethod
+    async def advance(self, by: int = 1) -> int:
+        """Adds `by` (at least 1) to the step, exactly once.
+
+        Returns:
+            The step that this led to.
+        """
+
+    def advance_nowait(self, by: int = 1) -> int:
+        """`advance` without waiting, for who is in the store's loop; only where `inline` is true."""
+        raise TypeError(f"{self!r} cannot advance without waiting; await advance()")
+
+    @abc.abstractmethod
+    async def raise_to(self, step: int) -> int:
+        """Raises the step to `step`; does nothing where it is there, or further, already.
+
+        Returns:
+            The step as it is then.
+        """
+
+    @abc.abstractmethod
+    async def reset(self, step: int) -> Position:
+        """Begins a new epoch at `step`, which may be lower or higher than the present one.
+
+        Who waits for a step above it goes on waiting, or gets `StepResetError` if it asked for that.
+        """
+
+    @abc.abstractmethod
+    def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
+        """Advances in the store's own loop, for another thread, which reads `answer`."""
+
+    @abc.abstractmethod
+    def lead(self, ttl: float | None = None) -> contextlib.AbstractAsyncContextManager[Term]:
+        """Makes this process the chief of the run for the time of the block, in a new term; waits while there is another.
+
+        Writes of this process carry the term: once a younger one has begun, because this process was taken for dead, they
+        are refused with `StaleTermError`.
+
+        Args:
+            ttl: for how many seconds the lease holds without being renewed; the store's own, if left out.
+        """
+
+    @abc.abstractmethod
+    async def mark_initialised(self) -> None:
+        """Tells workers in other processes that the chief, this one, has initialised what they need; inside `lead` only."""
+
+    async def wait_initialised(self, timeout: float | None = None) -> None:
+        """Waits until the chief of the present term has called `mark_initialised`, `timeout` seconds at most.
+
+        Raises:
+            SessionNotReadyError: the time was up.
+            PublisherFinishedError: everybody has finished.
+            PublisherFailedError: nobody is left, and the last one failed.
+            StoreClosedError: the store was closed.
+        """
+        secs = None if timeout is None else checked_timeout(timeout)
+        self._enter()
+        await self._room.wait_initialised(secs)
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - nothing is on its way in one process
+        """Waits until the other processes could know who publishes here, `timeout` seconds at most."""
+
+    def _waits_changed(self, publisher: Publisher) -> None:  # noqa: B027 - in one process there is nobody to tell
+        """Told whenever a publisher has begun or ended a wait."""
+
+    def _hope_lost(self) -> None:
+        """Told when somebody waits and no wait can end well, as far as is known here."""
+        self._room.end_hopeless()
+
+    def _arm(self, step: int | None) -> None:  # noqa: B027 - an engine that hears of every step need not be told
+        """Told when the lowest step that somebody waits for has changed, `due` of the room; after a wake, in the next moment.
+
+        It is 0 while every change is of interest, and None when nobody waits.
+        """
+
+    # Waiting.
+
+    @property
+    def latest(self) -> Position:
+        """The latest position that this process knows of, without I/O; may be read in any thread."""
+        return self._room.latest
+
+    async def wait_for(self, step: int, *, timeout: float | None = None, on_reset: Literal["keep", "raise"] = "keep") -> int:
+        """Waits until the step is reached. A step that is reached already, or is not above 0, never suspends.
+
+        Cancelling it leaves nothing behind. No wake-up can be lost: it is the number that counts, not the moment.
+
+        Args:
+            step: the step to wait for.
+            timeout: how many seconds at most; None waits for as long as it takes.
+            on_reset: when a reset puts the step below `step` again: "keep" waiting, or "raise" `StepResetError`.
+
+        Returns:
+            The step seen when it was woken: `step` or more.
+
+        Raises:
+            StepTimeoutError: the time was up.
+            PublisherFinishedError: nobody is left who could reach it; the last one finished. A clean end of a session.
+            PublisherFailedError: nobody is left, the last one failed; or `fail` was called. Caused by that error.
+            StepResetError: the step was reset, and `on_reset="raise"`.
+            StoreClosedError: the store was closed.
+        """
+        if type(step) is not int or step > MAX_STEP:
+            step = checked_step(step, "wait for step", least=None)
+        secs = None if timeout is None else checked_timeout(timeout)
+        if on_reset not in _ON_RESET:
+            raise InvalidArgumentError(f'on_reset={on_reset!r}: give "keep" or "raise"')
+        self._enter()
+        seen = self._room.latest.step
+        if seen >= step:
+            self._immediate += 1
+            return seen
+        return await self._room.wait(step, secs, on_reset == "raise")
+
+    def changes(self) -> Changes:
+        """An iterator over the positions: the current one, then always the newest, however many came in between."""
+        return Changes(self._next_mark)
+
+    async def _next_mark(self, seen: Position | None, own: dict[Watch, None]) -> Position:
+        self._enter()
+        return await self._room.next_mark(seen, own)
+
+    # Publishing.
+
+    def advance_threadsafe(self, by: int = 1) -> concurrent.futures.Future[int]:
+        """`advance` for another thread than the store's own.
+
+        The store must be in use in its event loop already, and that loop must be running. Waiting for the result in the
+        loop's own thread would wait for ever.
+        """
+        by = checked_step(by, "advance by", least=1)
+        self._check_process()
+        loop = self._loop
+        if self._room.closed:
+            raise self._closed_error()
+        if loop is None:
+            raise WrongLoopError(f"{self!r} is not in use in any event loop yet: use it there first, then in threads")
+        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
+        try:
+            loop.call_soon_threadsafe(self._advance_into, by, answer)
+        except RuntimeError as error:
+            raise WrongLoopError(f"the event loop of {self!r} is closed: make a new store in the new loop") from error
+        return answer
+
+    def publisher(self, name: str) -> Publisher:
+        """Registers one who may advance the store, until it is closed; it is known from this moment on."""
+        name = _checked_name(name, "publisher ")
+        self._enter()
+        publisher = Publisher(name, self._leave)
+        self._room.join(publisher)
+        return publisher
+
+    def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
+        if not self._room.closed:
+            self._enter()
+        self._room.leave(publisher, exc)
+
+    def fail(self, exc: BaseException) -> None:
+        """Ends all waits with `PublisherFailedError`, caused by `exc`.
+
+        Also those that begin later, until a publisher registers or the step moves.
+        """
+        if not isinstance(exc, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(f"fail({exc!r}): give the exception that the publisher failed with")
+        self._enter()
+        self._room.fail(exc)
+
+    async def aclose(self) -> None:
+        """Closes the store: waits end with `StoreClosedError`, and so do later calls; harmless when called twice."""
+        if not self._room.closed:
+            self._enter()
+            self._loop = None
+            self._room.close()
+
+    async def forget(self) -> None:
+        """Deletes the run, with its step, wherever it is kept, and closes the store; call it when nobody else uses the run."""
+        await self.aclose()
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def statistics(self) -> StoreStatistics:
+        """What the store looks like now."""
+        room = self._room
+        return StoreStatistics(
+            latest=room.latest,
+            waiting=room.waiters.count,
+            wanted=room.waiters.lowest if room.waiters.count else None,
+            thresholds=room.waiters.thresholds,
+            watching=len(room.watches),
+            publishers=room.publishers.names,
+            waits=room.waits,
+            immediate=self._immediate,
+            max_waiting=room.max_waiting,
+            waiting_secs=room.waiting_secs,
+        )
+
+    def describe_wait(self, step: int) -> str:
+        """Return the words for a wait for `step`, as status and timeouts show it."""
+        return f"step {step} of {self.run}"
+
+    def __repr__(self) -> str:
+        room = self._room
+        epoch, step = room.latest
+        state = ", closed" if room.closed else ""
+        if room.waiters.count:
+            state += f", {room.waiters.count} waiting for step {room.waiters.lowest} or more"
+        names = listed(room.publishers.names)
+        return f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state}, published by {names}>"
+
+    def _observe(self, position: Position) -> None:
+        """Takes note of a position that the engine has reported; older news is dropped."""
+        self._room.observe(position)
+
+    def _check_process(self) -> None:  # noqa: B027 - in memory a fork makes a store of its own
+        """Raises `WrongLoopError` where the store came into this process by a fork, if that matters."""
+
+    def _enter(self) -> None:
+        """Makes sure that the store's own loop is running here; the first call decides which one that is."""
+        try:
+            loop = get_running_loop()
+        except RuntimeError:
+            raise WrongLoopError(f"{self!r} is used where no event loop is running{_THREADS}") from None
+        if loop is not self._loop:
+            if self._room.closed:
+                raise self._closed_error()
+            if self._loop is not None:
+                raise WrongLoopError(f"{self!r} is used in another event loop than its own{_THREADS}")
+            self._loop = loop
+
+    def _closed_error(self) -> StoreClosedError:
+        return StoreClosedError(f"{self!r} is closed: make a new one")
+
+
+_THREADS = "; from other threads use advance_threadsafe()"
+
+
+def _checked_name(name: str, what: str) -> str:
+    # It is shown in messages and logs, one line each.
+    if not isinstance(name, str) or not name or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(f"{what}{name!r}: give a printable name that is not empty")
+    return name

@@ -1,0 +1,7 @@
+"""See `RedisStepStore`."""
+
+from aiohooks.stores.redis.store import RedisStepStore as RedisStepStore
+
+__all__ = ["RedisStepStore"]
+
+RedisStepStore.__module__ = __name__

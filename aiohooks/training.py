@@ -1,0 +1,121 @@
+"""The usual session of a training job: a chief or a worker, with the usual hooks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
+from aiohooks._validate import check_instance
+from aiohooks.checkpoint import Saver
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.graph.graph import Graph
+from aiohooks.graph.variables import Variables
+from aiohooks.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
+from aiohooks.hooks.every import Every
+from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator, graph_of
+from aiohooks.session.hook import SessionRunHook
+from aiohooks.session.monitored import AsyncMonitoredSession
+from aiohooks.session.recovery import RecoveryPolicy
+from aiohooks.session.signals import SignalPolicy
+from aiohooks.stores import StepStore
+
+Hooks = Iterable[SessionRunHook | HookRegistration]
+
+
+def monitored_training_session(
+    source: Graph | Callable[..., Awaitable[Any]],
+    *,
+    is_chief: bool = True,
+    checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
+    scaffold: Scaffold | None = None,
+    hooks: Hooks = (),
+    chief_only_hooks: Hooks = (),
+    save_checkpoint: Every | None = Every(secs=600),  # noqa: B008 - frozen
+    save_summaries: Every | None = Every(steps=100),  # noqa: B008
+    log_step_count: Every | None = Every(steps=100),  # noqa: B008
+    summaries: Mapping[str, Any] | Iterable[Any] | None = None,
+    summary_dir: str | os.PathLike[str] | None = None,
+    global_step: StepStore | None = None,
+    variables: Variables | None = None,
+    max_wait_secs: float | None = 7200.0,
+    recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008
+    stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
+    handle_signals: bool | SignalPolicy = False,
+    name: str | None = None,
+) -> AsyncMonitoredSession:
+    """A monitored session with the hooks that a training job has as a rule.
+
+    A chief restores from `checkpoint_dir` and has, in this order: `chief_only_hooks`, a `StepCounterHook`, a
+    `SummarySaverHook`, a `CheckpointSaverHook`, `hooks`. Each of the three is there if its period is not None and there is
+    something for it to do; none depends on another one. A worker waits for the chief, and has `hooks` only.
+
+    Args:
+        source: a graph, or a coroutine function that is the step.
+        is_chief: whether it initialises, restores and saves, or waits for the one who does.
+        checkpoint_dir: where checkpoints are restored from and saved; None for neither.
+        scaffold: how sessions are initialised, and what is tracked in checkpoints.
+        hooks: of chief and workers.
+        chief_only_hooks: of the chief; they come first.
+        save_checkpoint: when to save.
+        save_summaries: when to write `summaries`.
+        log_step_count: when to log the steps per second.
+        summaries: what to write for TensorBoard: a mapping from a tag to a fetch, or nodes and names.
+        summary_dir: where to; `checkpoint_dir`, if left out.
+        global_step: see `AsyncMonitoredSession`, as for what is not named here.
+        variables: shared by a chief and its workers of one process; see `WorkerSessionCreator` for other processes.
+        max_wait_secs: how long a worker waits for the chief; None for ever.
+        recovery: see `AsyncMonitoredSession`.
+        stop_grace_period_secs: likewise.
+        handle_signals: likewise.
+        name: likewise.
+
+    Raises:
+        InvalidArgumentError: a value that cannot be meant, summaries without a directory, a worker that cannot hear of its
+            chief.
+    """
+    for what, every in (
+        ("save_checkpoint", save_checkpoint),
+        ("save_summaries", save_summaries),
+        ("log_step_count", log_step_count),
+    ):
+        check_instance(every, Every, what, optional=True)
+    graph = graph_of(source)
+    creator: SessionCreator
+    if is_chief:
+        creator = ChiefSessionCreator(
+            graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, global_step=global_step, variables=variables
+        )
+        all_hooks: list[SessionRunHook | HookRegistration] = list(chief_only_hooks)
+        if log_step_count is not None:
+            all_hooks.append(StepCounterHook(log_step_count))
+        if summaries is not None and save_summaries is not None:
+            all_hooks.append(SummarySaverHook(_summary_dir(summary_dir, checkpoint_dir), summaries, every=save_summaries))
+        if checkpoint_dir is not None and save_checkpoint is not None:
+            all_hooks.append(CheckpointSaverHook(every=save_checkpoint))
+        all_hooks.extend(hooks)
+    else:
+        creator = WorkerSessionCreator(
+            graph, scaffold=scaffold, global_step=global_step, variables=variables, max_wait_secs=max_wait_secs
+        )
+        all_hooks = list(hooks)
+    return AsyncMonitoredSession(
+        creator,
+        all_hooks,
+        recovery=recovery,
+        stop_grace_period_secs=stop_grace_period_secs,
+        handle_signals=handle_signals,
+        name=name,
+    )
+
+
+def _summary_dir(
+    summary_dir: str | os.PathLike[str] | None, checkpoint_dir: str | os.PathLike[str] | Saver | None
+) -> str | os.PathLike[str]:
+    if summary_dir is not None:
+        return summary_dir
+    if checkpoint_dir is not None:
+        return checkpoint_dir.checkpoint_dir if isinstance(checkpoint_dir, Saver) else checkpoint_dir
+    raise InvalidArgumentError("summaries are given and no directory for them; give summary_dir= or checkpoint_dir=")

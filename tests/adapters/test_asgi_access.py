@@ -1,0 +1,204 @@
+"""Who is answered: hosts, origins, methods, tokens, and where a request comes in."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from typing import Any
+
+import pytest
+
+from aiohooks import AsyncMonitoredSession
+from aiohooks.adapters.asgi import SessionService
+from tests.support.asgi import Exchange, Reply, ask, turns
+from tests.support.services import Work, served, step
+
+# Each with whether it names the service: an address, localhost, or a configured name.
+HOSTS = {
+    "127.0.0.1:8000": True,
+    "localhost": True,
+    "LOCALHOST:8000": True,
+    "[::1]:8000": True,
+    "10.1.2.3": True,
+    "train.example.com:8443": True,
+    "evil.example.com": False,
+    "train.example.com.evil.com": False,
+    "localhost.evil.com": False,
+    "localhost@evil.com": False,
+    "2130706433": False,
+    "": False,
+}
+ORIGINS = {
+    None: True,
+    "SELF": True,
+    "null": False,
+    "http://evil.com": False,
+    "https://SELFHOST": False,
+    "http://localhost:1": False,
+}
+SITES = {None: True, "same-origin": True, "none": True, "same-site": False, "cross-site": False}
+METHODS = {"GET": True, "HEAD": True, "POST": False, "PUT": False, "DELETE": False, "OPTIONS": False, "PATCH": False}
+ENDPOINTS = ["/health", "/ready", "/progress", "/steps/0", "/", "/page.js", "/nowhere"]
+SECRET = secrets.token_urlsafe(32)
+
+
+def service_of(**options: Any) -> SessionService:
+    return SessionService(AsyncMonitoredSession(step), allowed_hosts=["Train.Example.com"], **options)
+
+
+def is_protected(reply: Reply) -> bool:
+    """Whether a reply says to browsers what they may do with it, and to other pages nothing."""
+    return (
+        reply.headers["x-content-type-options"] == "nosniff"
+        and reply.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        and "frame-ancestors 'none'" in reply.headers["content-security-policy"]
+        and reply.headers["cache-control"] == "no-store"
+        and not any(name.startswith("access-control") or name in ("location", "set-cookie") for name in reply.headers)
+    )
+
+
+async def test_every_combination_of_host_origin_site_and_method() -> None:
+    """2,520 requests: answered are those whose every part is right; the others are told nothing of the session."""
+    service = service_of(title="canary")
+    count = answered = 0
+    for (host, good_host), (origin, good_origin), (site, good_site), (method, good_method) in itertools.product(
+        HOSTS.items(), ORIGINS.items(), SITES.items(), METHODS.items()
+    ):
+        headers = {"host": host}
+        if origin is not None:
+            headers["origin"] = origin.replace("SELFHOST", host).replace("SELF", f"http://{host.lower()}")
+        if site is not None:
+            headers["sec-fetch-site"] = site
+        reply = await ask(service, "/progress", method=method, headers=headers)
+        good = good_host and good_origin and good_site
+        assert reply.status == (405 if not good_method else 200 if good else 403), (host, origin, site, method)
+        assert (b"canary" in reply.body) == (good and good_method)
+        assert is_protected(reply)
+        count += 1
+        answered += reply.status == 200
+    assert (count, answered) == (2520, 6 * 2 * 3 * 2)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_every_endpoint_is_guarded(path: str) -> None:
+    """No endpoint answers a stranger's page or a method that could change something, nor forgets a header."""
+    service = service_of()
+    assert (await ask(service, path, headers={"host": "evil.com"})).status == 403
+    assert (await ask(service, path, headers={"sec-fetch-site": "cross-site", "host": "localhost"})).status == 403
+    post = await ask(service, path, method="POST")
+    assert (post.status, post.headers["allow"]) == (405, "GET, HEAD")
+    good = await ask(service, path)
+    assert good.status == {"/ready": 503, "/steps/0": 503, "/nowhere": 404}.get(path, 200)
+    for reply in (good, post):
+        assert is_protected(reply)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"host", b"localhost"), (b"host", b"evil.com")],
+        [(b"host", b"localhost"), (b"HOST", b"localhost")],
+        [(b"accept", b"*/*")],
+        [(b"host", b"local\xffhost")],
+        [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"origin", b"http://evil.com")],
+        [(b"host", b"localhost"), (b"sec-fetch-site", b"none"), (b"sec-fetch-site", b"cross-site")],
+        [(b"host", b"localhost:999999")],
+        [(b"host", b"[::1")],
+        [(b"host", b"localhost\r\nx: y")],
+        [(b"host", b"localhost/path")],
+    ],
+)
+async def test_headers_that_contradict_themselves_are_refused(headers: list[tuple[bytes, bytes]]) -> None:
+    """A header that comes twice, not at all or malformed does not name the service."""
+    assert (await ask(service_of(), "/progress", headers=headers)).status == 403
+
+
+async def test_with_a_token_only_who_has_it_looks_inside() -> None:
+    """Without the token there are the page, which is empty, and the bare state for probes."""
+    service = service_of(token=SECRET, title="canary")
+    good = {"host": "localhost", "authorization": f"Bearer {SECRET}"}
+    for path in ("/progress", "/steps/0", "/events"):
+        for wrong in (None, "Bearer", f"Bearer {SECRET}x", f"Basic {SECRET}", f"bearer {SECRET}", SECRET, "Bearer \xe9"):
+            headers = {"host": "localhost"} if wrong is None else {"host": "localhost", "authorization": wrong}
+            reply = await ask(service, path, headers=headers)
+            assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+            assert SECRET.encode() not in reply.body
+    assert (await ask(service, "/progress", headers=good)).json["title"] == "canary"
+    assert (await ask(service, "/progress", headers=[*((n.encode(), v.encode()) for n, v in good.items())] * 2)).status == 403
+    assert (await ask(service, "/health")).json == {"state": "starting"}
+    assert set((await ask(service, "/health", headers=good)).json) == {"state", "step", "doing", "stop_reason", "failure"}
+    assert (await ask(service, "/")).status == 200
+    assert SECRET not in repr(service)
+    assert SECRET not in repr(service._guard)
+
+
+LOCAL = [("127.0.0.1", 80), ("127.8.8.8", 80), ("::1", 80), ("::ffff:127.0.0.1", 80), ("localhost", 80), ("/run/x.sock", None)]
+REMOTE = [("10.0.0.5", 80), ("0.0.0.0", 80), ("2001:db8::1", 80), ("::ffff:10.0.0.5", 80), ("testserver", 80)]
+
+
+@pytest.mark.parametrize("server", LOCAL)
+async def test_its_own_machine_is_answered(server: Any) -> None:
+    """What comes in at a loopback address or a unix socket is answered without more ado."""
+    assert (await ask(service_of(), "/progress", server=server)).status == 200
+
+
+@pytest.mark.parametrize("server", REMOTE)
+async def test_other_machines_need_a_token_and_tls(server: Any) -> None:
+    """Whoever asks from elsewhere is told the bare state, unless there are a token and TLS, or the operator allows it."""
+    plain, token, allowed = service_of(), service_of(token=SECRET), service_of(allow_remote=True)
+    good = {"host": "10.0.0.5", "authorization": f"Bearer {SECRET}"}
+    for path in ("/progress", "/steps/0", "/events", "/", "/page.js"):
+        for service in (plain, token):
+            reply = await ask(service, path, server=server, headers=good)
+            assert (reply.status, reply.json["error"]) == (403, "not_local")
+    assert (await ask(plain, "/health", server=server)).json == {"state": "starting"}
+    assert (await ask(plain, "/health", server=server)).status == 200
+    assert (await ask(plain, "/ready", server=server)).status == 503
+    assert (await ask(token, "/progress", server=server, headers=good, scheme="https")).status == 200
+    assert (await ask(token, "/progress", server=server, scheme="https")).status == 401
+    assert (await ask(allowed, "/progress", server=server)).status == 200
+
+
+async def test_a_client_behind_a_proxy_is_not_taken_for_a_neighbour() -> None:
+    """It is the server's own side of the connection that says where a request came in."""
+    assert (
+        await ask(service_of(), "/progress", headers={"host": "localhost", "x-forwarded-for": "127.0.0.1"}, server=REMOTE[0])
+    ).status == 403
+
+
+async def test_websockets_are_closed() -> None:
+    """There is nothing to talk to: a websocket is refused before it is accepted."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    await service_of()({"type": "websocket", "path": "/events", "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_strangers_cannot_wait() -> None:
+    """A refused request parks nobody, neither for a step nor for events."""
+    async with served(Work()) as service:
+        refused = [Exchange(service, path, headers={"host": "evil.com"}) for path in ("/steps/9", "/events")]
+        await turns()
+        assert [one.reply.status for one in refused] == [403, 403]
+        assert all(one.task.done() for one in refused)
+
+
+async def test_the_page_has_nothing_of_the_session_in_it() -> None:
+    """Page, style and script are the same for every session, and name no address outside."""
+    service = service_of(title="<script>alert(1)</script>")
+    page, style, script = [await ask(service, path) for path in ("/", "/page.css", "/page.js")]
+    kinds = [one.headers["content-type"] for one in (page, style, script)]
+    assert kinds == [f"text/{kind}; charset=utf-8" for kind in ("html", "css", "javascript")]
+    assert b"alert" not in page.body
+    assert b"style=" not in page.body
+    assert page.body.count(b"<script") == 1
+    for one in (page, style):
+        assert b"//" not in one.body
+    assert script.body.replace(b"http://www.w3.org/2000/svg", b"").count(b"http") == 0
+    assert b"innerHTML" not in script.body

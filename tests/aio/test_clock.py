@@ -1,0 +1,188 @@
+"""Clocks: the event loop's, and the one that tests move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import pytest
+
+from aiohooks._aio.clock import Clock, LoopClock, current_clock
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.testing.clock import ManualClock
+
+# --- the loop's clock
+
+
+async def test_current_clock_is_the_loops_by_default() -> None:
+    """Without anybody's doing, the time is the running event loop's."""
+    clock = current_clock()
+    assert isinstance(clock, LoopClock)
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    assert before <= clock.now() <= loop.time()
+
+
+async def test_loop_clock_calls_back() -> None:
+    """A call to come is made by the loop; one that was called off is not."""
+    clock = current_clock()
+    made: list[str] = []
+    done = asyncio.Event()
+    clock.call_later(0, lambda: made.append("no")).cancel()
+    clock.call_later(0, lambda: (made.append("yes"), done.set()))
+    await done.wait()
+    assert made == ["yes"]
+
+
+def test_loop_clock_may_be_taken_outside_a_loop() -> None:
+    """The loop is looked up when it is needed, not when the clock is taken."""
+    clock = current_clock()
+
+    async def now() -> tuple[float, float]:
+        return clock.now(), asyncio.get_running_loop().time()
+
+    first, second = asyncio.run(now())
+    assert first <= second
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        clock.now()
+    assert repr(clock) == "<LoopClock>"
+
+
+# --- the manual clock
+
+
+def recorder(calls: list[tuple[str, float]], clock: Clock) -> Callable[[str], Callable[[], None]]:
+    """Callbacks that note their name and the time."""
+    return lambda name: lambda: calls.append((name, clock.now()))
+
+
+def test_manual_clock_stands_still() -> None:
+    """Its time is what it was told, and moves only by `advance`."""
+    clock = ManualClock(5.0)
+    assert clock.now() == clock.now() == 5.0
+    clock.advance(2.5)
+    clock.advance(0)
+    assert clock.now() == 7.5
+
+
+def test_manual_clock_calls_in_order_each_at_its_time() -> None:
+    """Calls are made by due time, then in the order they were asked for; each sees its own time."""
+    clock = ManualClock()
+    calls: list[tuple[str, float]] = []
+    call = recorder(calls, clock)
+    clock.call_later(3, call("third"))
+    clock.call_later(1, call("first"))
+    clock.call_later(2, call("second"))
+    clock.call_later(1, call("first, too"))
+    clock.call_later(9, call("later"))
+    clock.call_later(-1, call("at once"))
+    clock.advance(3)
+    assert calls == [("at once", 0), ("first", 1), ("first, too", 1), ("second", 2), ("third", 3)]
+    assert (clock.now(), clock.pending) == (3, 1)
+
+
+def test_manual_clock_calls_what_a_callback_asked_for() -> None:
+    """A call asked for on the way is made in the same `advance`, if it is due in it."""
+    clock = ManualClock()
+    calls: list[tuple[str, float]] = []
+    call = recorder(calls, clock)
+
+    def tick() -> None:
+        call("tick")()
+        clock.call_later(2, tick)
+
+    clock.call_later(2, tick)
+    clock.advance(7)
+    assert calls == [("tick", 2), ("tick", 4), ("tick", 6)]
+    assert clock.pending == 1
+
+
+def test_manual_clock_call_off() -> None:
+    """A call that was called off is not made, also by a callback of the same moment; once made, it is too late."""
+    clock = ManualClock()
+    calls: list[tuple[str, float]] = []
+    call = recorder(calls, clock)
+    off = clock.call_later(1, call("off"))
+    first = clock.call_later(2, lambda: (call("first")(), second.cancel()))
+    second = clock.call_later(2, call("second"))
+    off.cancel()
+    off.cancel()
+    assert clock.pending == 2
+    clock.advance(5)
+    first.cancel()
+    assert (calls, clock.pending) == ([("first", 2)], 0)
+
+
+def test_manual_clock_moved_by_a_callback() -> None:
+    """A callback may move the clock itself: nothing is called twice or before its time, and time never goes back."""
+    clock = ManualClock()
+    calls: list[tuple[str, float]] = []
+    call = recorder(calls, clock)
+    clock.call_later(1, lambda: clock.advance(9))
+    clock.call_later(2, call("second"))
+    clock.advance(3)
+    assert (calls, clock.now()) == ([("second", 2)], 10)
+
+
+def test_manual_clock_keeps_the_context_of_the_call() -> None:
+    """A callback sees the context variables as they were when the call was asked for, as on a loop."""
+    variable = ContextVar("variable", default="none")
+    clock = ManualClock()
+    seen: list[str] = []
+    token = variable.set("then")
+    clock.call_later(1, lambda: seen.append(variable.get()))
+    variable.reset(token)
+    clock.advance(1)
+    assert seen == ["then"]
+
+
+def test_manual_clock_raises_a_callbacks_error() -> None:
+    """An error of a callback reaches who moved the clock; the next `advance` goes on from there."""
+    clock = ManualClock()
+    calls: list[tuple[str, float]] = []
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    clock.call_later(1, fail)
+    clock.call_later(2, recorder(calls, clock)("after"))
+    with pytest.raises(ValueError, match="broken"):
+        clock.advance(5)
+    assert (clock.now(), calls) == (1, [])
+    clock.advance(1)
+    assert calls == [("after", 2)]
+
+
+def test_manual_clock_is_current_inside_its_block() -> None:
+    """It is the current clock inside `with`, the innermost one wins, and what was before comes back."""
+    outside = current_clock()
+    with ManualClock() as outer:
+        assert current_clock() is outer
+        with ManualClock() as inner, inner:
+            assert current_clock() is inner
+        assert current_clock() is outer
+    assert current_clock() is outside
+
+
+async def test_manual_clock_is_seen_by_tasks_started_inside() -> None:
+    """A task started inside the block has the clock, also after the block."""
+
+    async def clock_here() -> Clock:
+        await asyncio.sleep(0)
+        return current_clock()
+
+    with ManualClock() as clock:
+        task = asyncio.create_task(clock_here())
+    assert await task is clock
+    assert isinstance(current_clock(), LoopClock)
+
+
+@pytest.mark.parametrize("secs", [-1, float("nan"), float("inf")])
+def test_manual_clock_refuses_to_run_backwards(secs: float) -> None:
+    """Time moves forward, by a number."""
+    clock = ManualClock()
+    with pytest.raises(InvalidArgumentError, match="time only moves forward"):
+        clock.advance(secs)
+    assert clock.now() == 0
+    assert repr(clock) == "<ManualClock at 0.0 s, 0 pending>"

@@ -1,0 +1,370 @@
+"""Known bug shapes of asyncio code, each tried on our own operations: `reference/reliability.md` E, by its numbers.
+
+All nineteen have a test, E-11 to E-19 in `test_known_asyncio_bugs_siblings.py`. What is not ours in them:
+
+| shape | what cannot apply |
+|---|---|
+| E-1 | `asyncio.wait_for` itself: it is not used (tests/project/test_architecture.py), our own waits stand in its place |
+| E-2 | `asyncio.Condition` itself: likewise; our turns, thresholds and readiness do what it would be used for |
+| E-3, E-4, E-14, E-15 | `asyncio.TaskGroup` itself: likewise; our fan-out of hooks and operations is in its place |
+| E-5, E-6 | before 3.12 there are no eager tasks |
+| E-7 | uvloop 0.23 with the eager factory of 3.13.0 fails at the first task, before any code of ours runs |
+
+Shapes that were found in this library by the sweep are in `test_regressions.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.models import ticks
+from tests.support.single_hook import Hook, fails_after, for_ever, run_once, step
+
+Release = Callable[[], object]
+
+
+# -- E-1, E-2: a result and a cancel in one tick
+
+
+def wait_for_step() -> tuple[Awaitable[Any], Release]:
+    store = ah.MemoryStepStore()
+    return store.wait_for(1), lambda: store.advance().send(None)
+
+
+def wait_for_variables() -> tuple[Awaitable[Any], Release]:
+    variables = ah.Variables()
+    return variables.wait_ready(), variables.mark_ready
+
+
+def wait_for_stop() -> tuple[Awaitable[Any], Release]:
+    coord = ah.Coordinator()
+    return coord.wait_for_stop(), coord.request_stop
+
+
+def wait_until_future() -> tuple[Awaitable[Any], Release]:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    return ah.Coordinator().until(future), lambda: future.set_result(1)
+
+
+def wait_until_event() -> tuple[Awaitable[Any], Release]:
+    event = asyncio.Event()
+    return ah.Coordinator().until(event.wait()), event.set
+
+
+def join() -> tuple[Awaitable[Any], Release]:
+    coord, event = ah.Coordinator(), asyncio.Event()
+    coord.start_soon(event.wait)
+    return coord.join(), event.set
+
+
+def hooked_run() -> tuple[Awaitable[Any], Release]:
+    event = asyncio.Event()
+    return run_once(event.wait), event.set
+
+
+def overlapping_run() -> tuple[Awaitable[Any], Release]:
+    event = asyncio.Event()
+    return run_once(event.wait, event.wait), event.set
+
+
+WAITS = [
+    wait_for_step, wait_for_variables, wait_for_stop, wait_until_future, wait_until_event, join, hooked_run, overlapping_run,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", WAITS)
+async def test_e1_a_cancel_that_meets_the_result_is_not_lost(make: Callable[[], tuple[Awaitable[Any], Release]]) -> None:
+    """E-1: when the result is there and the wake-up queued, a cancel of the same tick still cancels."""
+    waiting, release = make()
+    task = asyncio.ensure_future(waiting)
+    await ticks()
+    with contextlib.suppress(StopIteration):  # a coroutine that never suspends, driven by hand
+        release()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_e2_a_turn_given_to_a_cancelled_run_goes_on_to_the_next() -> None:
+    """E-2: of three who run, the second is cancelled in the tick in which it gets its turn; the third gets it."""
+    gate = asyncio.Event()
+
+    async def gated() -> None:
+        await gate.wait()
+
+    async with ah.AsyncMonitoredSession(gated) as session:
+
+        async def first() -> None:
+            await session.run("gated")
+            second.cancel()
+
+        tasks = [asyncio.create_task(first()), *(asyncio.create_task(session.run("gated")) for _ in range(2))]
+        _, second, third = tasks
+        await ticks()
+        gate.set()
+        await asyncio.wait(tasks)
+        assert second.cancelled()
+        assert third.result() is None
+        assert session.global_step.latest.step == 2
+
+
+async def test_e2_who_waits_beside_a_cancelled_waiter_is_woken() -> None:
+    """E-2: a waiter cancelled in the tick in which its step is reached takes nobody's wake-up with it."""
+    store = ah.MemoryStepStore()
+    waiters = [asyncio.create_task(store.wait_for(1)) for _ in range(3)]
+    await ticks()
+    await store.advance()
+    waiters[0].cancel()
+    waiters[1].cancel()
+    await asyncio.wait(waiters)
+    assert waiters[2].result() == 1
+    assert store.statistics().waiting == 0
+
+
+# -- E-3, E-4: what nested groups and slow handlers lose
+
+
+async def test_e3_an_outer_cancel_wins_over_a_failure_inside() -> None:
+    """E-3: operations overlap inside a hook that overlaps with others; a failure within does not hide the outer cancel."""
+    graph = ah.Graph()
+    gate = asyncio.Event()
+
+    @graph.operation
+    async def broken() -> None:
+        await gate.wait()
+        raise ValueError
+
+    @graph.operation
+    async def slow() -> None:
+        await for_ever()
+
+    class Nested(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            await run_context.session.run(["broken", "slow"])
+
+    async def body() -> None:
+        async with ah.AsyncMonitoredSession(graph, [Nested(), Hook(for_ever), Nested()]) as session:
+            await session.run([])
+
+    task = asyncio.create_task(body())
+    await ticks()
+    gate.set()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert task.cancelling() == 1
+
+
+async def test_e3_an_outer_cancel_wins_over_a_stop_inside() -> None:
+    """E-3: a stop and an outer cancel meet in nested waits; the cancel comes out."""
+    coord = ah.Coordinator()
+    task = asyncio.create_task(coord.until(coord.until(for_ever())))
+    await ticks()
+    coord.request_stop("enough")
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["alone", "beside others"])
+async def test_e4_a_timeout_around_a_slow_handler_is_a_timeout(overlap: bool) -> None:
+    """E-4: hooks take their time to end; `asyncio.timeout` around the session still gives TimeoutError."""
+
+    async def slow_to_end() -> None:
+        try:
+            await for_ever()
+        finally:
+            await ticks(3)
+
+    with pytest.raises(TimeoutError) as failure:
+        async with asyncio.timeout(0):
+            await run_once(*[slow_to_end] * (3 if overlap else 1))
+    assert type(failure.value) is TimeoutError
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["in the caller's task", "in its own"])
+async def test_e4_a_hooks_time_limit_around_a_slow_handler_is_a_timeout(late: int) -> None:
+    """E-4: a hook that takes too long, and then its time to end, gives HookTimeoutError."""
+
+    async def slow_to_end() -> None:
+        try:
+            await for_ever()
+        finally:
+            await ticks(3)
+
+    with ManualClock() as clock:
+
+        async def passes_time() -> None:
+            await ticks(2)
+            clock.advance(5)
+
+        acts = [slow_to_end, passes_time] if late == 0 else [passes_time, slow_to_end]
+        hooks: list[Any] = [Hook(act) for act in acts]
+        hooks[late] = ah.configure(hooks[late], timeout=5)
+        with pytest.raises(ah.errors.HookTimeoutError):
+            async with ah.AsyncMonitoredSession(step, hooks) as session:
+                await session.run("step")
+    await asyncio.sleep(0)
+
+
+# -- E-5, E-6, E-7: task factories
+
+
+@pytest.fixture
+async def eager() -> Any:
+    """Makes the loop start tasks eagerly, where there is such a thing."""
+    factory = getattr(asyncio, "eager_task_factory", None)
+    loop = asyncio.get_running_loop()
+    if factory is None:
+        pytest.skip("no eager tasks before 3.12")
+    if not isinstance(loop, asyncio.SelectorEventLoop) and sys.version_info >= (3, 13):
+        pytest.skip("E-7: uvloop 0.23 and the eager factory of 3.13.0 do not go together")
+    loop.set_task_factory(factory)
+    yield
+    loop.set_task_factory(None)
+
+
+@pytest.mark.usefixtures("eager")
+async def test_e5_with_eager_tasks_no_cancel_leaks() -> None:
+    """E-5: siblings of a failing hook are cancelled under an eager factory; the error comes out, no cancel after it."""
+    error = ValueError("own")
+    with pytest.raises(ValueError, match="own") as failure:
+        await run_once(for_ever, fails_after(1, error), for_ever)
+    assert failure.value is error
+    await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("eager")
+async def test_e6_with_eager_tasks_a_child_that_fails_at_once_is_heard() -> None:
+    """E-6: a background task that fails in its first step, started while a hook runs, ends the run instead of hanging it."""
+
+    async def fails_at_once() -> None:
+        raise ValueError("background")
+
+    session = ah.AsyncMonitoredSession(step, [Hook(lambda: starts()), Hook(for_ever)])
+
+    async def starts() -> None:
+        await asyncio.sleep(0)
+        session.start_soon(fails_at_once)
+        await for_ever()
+
+    with pytest.raises(ValueError, match="background"):
+        async with session:
+            await session.run("step")
+
+
+async def test_e7_a_task_factory_gets_no_options_of_ours_that_it_may_not_know() -> None:
+    """E-7: what a factory is called with is what Python itself documents: a context, and no more."""
+    loop = asyncio.get_running_loop()
+    options: set[str] = set()
+
+    def factory(loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        options.update(kwargs)
+        kwargs.pop("eager_start", None)
+        return asyncio.Task(coro, loop=loop, **kwargs)
+
+    loop.set_task_factory(factory)
+    try:
+        await run_once(ticks, ticks)
+        coord = ah.Coordinator()
+        coord.start_soon(ticks)
+        await coord.join()
+    finally:
+        loop.set_task_factory(None)
+    # uvloop adds of its own accord what Python's own loop adds only from 3.13.3 on.
+    assert options <= {"context", "name", *(() if isinstance(loop, asyncio.SelectorEventLoop) else ("eager_start",))}
+
+
+FORKS = """
+    import asyncio, os, signal, sys, warnings
+    import aiohooks as ah
+
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads
+
+    async def step():
+        pass
+
+    async def main():
+        async with ah.AsyncMonitoredSession(step, handle_signals=True) as session:
+            await session.run("step")
+            ready, tell = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(tell, b"!")
+                while True:
+                    signal.pause()
+            os.read(ready, 1)
+            os.kill(child, signal.SIGTERM)
+            deaf = asyncio.get_running_loop().call_later(20, os.kill, child, signal.SIGKILL)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            deaf.cancel()
+            await asyncio.sleep(0)
+            print(status, session.should_stop())
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_e8_a_signal_to_a_forked_child_is_the_childs() -> None:
+    """E-8: a forked child dies of SIGTERM as it would have without us, and its parent's session does not stop."""
+    source = textwrap.dedent(FORKS)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=50)
+    assert done.stdout.split() == [str(int(signal.SIGTERM)), "False"], done.stderr
+
+
+# -- E-9, E-10: who holds tasks and threads
+
+
+async def test_e9_tasks_that_only_we_know_of_live_on() -> None:
+    """E-9: the collector runs while hooks, operations and background tasks wait, and none of them is lost."""
+    done: list[str] = []
+
+    async def collects(name: str) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            gc.collect()
+        done.append(name)
+
+    async with ah.AsyncMonitoredSession(step, [Hook(lambda: collects("a")), Hook(lambda: collects("b"))]) as session:
+        session.start_soon(collects, "background")
+        await session.run("step")
+    assert sorted(done) == ["a", "b", "background"]
+
+
+async def test_e10_a_cancelled_run_waits_for_its_thread() -> None:
+    """E-10: a thread cannot be cancelled; the run of its operation ends when it has."""
+    graph = ah.Graph()
+    gate, ended = threading.Event(), threading.Event()
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+
+    @graph.operation(thread=True)
+    def blocks() -> None:
+        loop.call_soon_threadsafe(began.set)
+        gate.wait()
+        ended.set()
+
+    task = asyncio.create_task(ah.Session(graph).run("blocks"))
+    await began.wait()
+    task.cancel()
+    await ticks(20)
+    assert not task.done()
+    gate.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert ended.is_set()

@@ -1,0 +1,116 @@
+"""What `python -m aiohooks checkpoints DIR` prints, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiohooks.checkpoint import KeepNewest
+from aiohooks.checkpoint.cli import checkpoints, printable, readable
+from tests.support.checkpoint_files import WatchedFs, directory, names, saved
+from tests.support.source import ROOT
+
+
+def run(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """The exit code and the lines that were printed."""
+    code = checkpoints(str(path))
+    captured = capsys.readouterr()
+    return code, (captured.out + captured.err).splitlines()
+
+
+def test_good_ones_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest first, with step, sequence, size, metrics and state; the exit code is 0."""
+    one = directory(tmp_path, WatchedFs(), KeepNewest(9))
+    one.save({"a": 1}, 5, {})
+    one.save({"a": 1}, 12_000, {"accuracy": 0.875, "loss": float("nan")})
+    one.close()
+    code, lines = run(tmp_path, capsys)
+    assert code == 0
+    assert lines == [
+        " step  sequence  size  metrics                  state",
+        "12000         2  20 B  accuracy=0.875 loss=nan  good",
+        "    5         1  20 B  -                        good",
+        "",
+        "A restore would take step 12000 (step-000000012000.000002): the one saved last, and it is good.",
+    ]
+
+
+def test_damage_is_named_with_what_a_restore_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 1, and nothing is changed; after a restore has set it aside it is 0 again."""
+    paths = saved(tmp_path, 1, 2, 3)
+    (paths[2] / "state.msgpack").unlink()
+    (paths[0] / "manifest.json").write_bytes(b"")
+    before = names(tmp_path)
+    code, lines = run(tmp_path, capsys)
+    assert code == 1
+    assert lines[1].endswith("state.msgpack is missing")
+    assert lines[2].endswith("good")
+    assert "-  -" in lines[3]
+    assert "manifest.json is not a manifest" in lines[3]
+    assert lines[-1] == (
+        f"A restore would take step 2 ({paths[1].name}): the last one that is good. It would set aside {paths[2].name}, "
+        "saved after it."
+    )
+    assert names(tmp_path) == before
+    one = directory(tmp_path)
+    one.restore(None)
+    one.close()
+    (paths[0] / "manifest.json").unlink()
+    for each in (*paths[0].iterdir(), paths[0]):
+        each.rmdir() if each.is_dir() else each.unlink()
+    code, lines = run(tmp_path, capsys)
+    assert code == 0
+    assert lines[2].endswith("was set aside as damaged")
+
+
+def test_nothing_good_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what a restore would answer: an error, or None where there has never been one."""
+    assert run(tmp_path, capsys) == (1, ["There are no checkpoints; a restore would return None."])
+    [path] = saved(tmp_path, 1)
+    (path / "manifest.json").unlink()
+    code, lines = run(tmp_path, capsys)
+    assert code == 1
+    assert "would raise CorruptCheckpointError" in lines[-1]
+    code, lines = run(tmp_path / "nowhere", capsys)
+    assert code == 1
+    assert lines[0].endswith("nowhere is not a directory")
+
+
+def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of metrics come from a file."""
+    one = directory(tmp_path, WatchedFs())
+    one.save({}, 1, {"a\x1b[31m\n\u202eb\ud800": 1.0})
+    one.close()
+    code, lines = run(tmp_path, capsys)
+    assert code == 0
+    assert "a\\x1b[31m\\n\\u202eb\\ud800=1" in lines[1]
+    assert len(lines) == 4
+    assert len(printable("x" * 1000)) == 203
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (200_000_000, "190.7 MiB"), (5 << 30, "5.0 GiB"), (3 << 50, "3072.0 TiB")],
+)
+def test_sizes_are_readable(size: int, text: str) -> None:
+    """In the unit that fits."""
+    assert readable(size) == text
+
+
+@pytest.mark.parametrize("missing", ["numpy", "safetensors", "msgspec"])
+def test_a_missing_package_is_told_when_a_saver_is_made(missing: str) -> None:
+    """With what to install; the package itself imports without it."""
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+from aiohooks.checkpoint import KeepNewest, Saver
+try:
+    Saver("x", keep=KeepNewest(3))
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "pip install 'aiohooks[checkpoint]'" in done.stdout

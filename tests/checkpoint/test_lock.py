@@ -1,0 +1,302 @@
+"""One writer a directory: across processes, forks and kills; and whose directory it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from aiohooks.checkpoint import KeepNewest, Saver
+from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
+from tests.support.checkpoint_files import WatchedFs, directory, names, saved, saver_over, state_of
+from tests.support.source import ROOT
+
+IMPORTS = """
+    import os, sys, signal
+    from pathlib import Path
+    from aiohooks.errors import CheckpointBusyError
+    from tests.support.checkpoint_files import directory
+    path = Path(sys.argv[1])
+"""
+
+
+def program(code: str) -> list[str]:
+    """The command that runs some lines after the imports."""
+    return [sys.executable, "-W", "error", "-c", textwrap.dedent(IMPORTS) + textwrap.dedent(code)]
+
+
+async def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
+    """Another process holds the directory: saving and restoring name it; when it is killed, both go on."""
+    holder = subprocess.Popen(  # noqa: ASYNC220 - it is quick, and the test has nothing else to do
+        [*program("one = directory(path); one.save({}, 1, {}); print('ready', flush=True); signal.pause()"), str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        saver = Saver(tmp_path)
+        for call in (lambda: saver.save({}, 2), saver.restore):
+            with pytest.raises(CheckpointBusyError, match=f"in use by process {holder.pid};") as caught:
+                await call()
+            assert caught.value.pid == holder.pid
+        assert len(await saver.checkpoints()) == 1
+    finally:
+        holder.kill()
+        holder.communicate()
+    async with saver:
+        await saver.save({}, 2)
+        assert len(await saver.checkpoints()) == 2
+
+
+async def test_a_second_saver_of_the_same_process_is_kept_out_too(tmp_path: Path) -> None:
+    """The message says that it is this very process."""
+    async with Saver(tmp_path) as saver:
+        await saver.save({}, 1)
+        with pytest.raises(CheckpointBusyError, match="this process itself") as caught:
+            await Saver(tmp_path).save({}, 2)
+        assert caught.value.pid == os.getpid()
+    async with Saver(tmp_path) as saver:
+        await saver.save({}, 2)
+
+
+async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
+    """`read_only=True` reads beside the writer, steps over damage without setting it aside, and refuses to save."""
+    paths = saved(tmp_path, 1, 2)
+    (paths[1] / "state.msgpack").unlink()
+    reader = Saver(tmp_path, read_only=True)
+    async with Saver(tmp_path) as writer:
+        await writer.save({}, 3)
+        assert (restored := await reader.restore()) is not None
+        assert restored.checkpoint.step == 3
+        with pytest.raises(CheckpointError, match="read_only=True"):
+            await reader.save({}, 4)
+        with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack is missing"):
+            await reader.restore(2)
+    assert names(tmp_path) == [*(each.name for each in paths), "step-000000000003.000003"]
+    assert await Saver(tmp_path / "nowhere", read_only=True).restore() is None
+    with pytest.raises(CheckpointError, match="No such file"):
+        await Saver(tmp_path / "nowhere", read_only=True).restore(3)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_reader_that_races_the_removal_takes_what_is_newer(tmp_path: Path) -> None:
+    """A checkpoint that goes away while it is read is not damaged: the reader looks again."""
+    [path] = saved(tmp_path, 1)
+    writer = directory(tmp_path, keep=KeepNewest(1))
+    fs = WatchedFs()
+
+    def save_first(name: str, args: tuple[object, ...]) -> None:
+        if args and args[0] == "state.msgpack" and path.exists():
+            writer.save(state_of(2), 2, {})
+
+    fs.before = save_first
+    restored = directory(tmp_path, fs, read_only=True).restore(None)
+    writer.close()
+    assert restored is not None
+    assert (restored.checkpoint.step, restored.set_aside) == (2, ())
+    assert fs.opened == set()
+
+
+def test_a_reader_does_not_look_again_for_ever(tmp_path: Path) -> None:
+    """If what it reads is removed each time, it says so."""
+    saved(tmp_path, 1)
+    writer = directory(tmp_path, keep=KeepNewest(1))
+    fs = WatchedFs()
+    steps = iter(range(2, 100))
+
+    def save_first(name: str, args: tuple[object, ...]) -> None:
+        if args and args[0] == "state.msgpack":
+            writer.save({}, next(steps), {})
+
+    fs.before = save_first
+    with pytest.raises(CheckpointError, match="faster than they can be read"):
+        directory(tmp_path, fs, read_only=True).restore(None)
+    writer.close()
+
+
+FORK = """
+    one = directory(path)
+    one.save({}, 1, {})
+    parent = os.getpid()
+    go, ready = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            one.save({}, 2, {})
+        except CheckpointBusyError as error:
+            assert error.pid == parent, error
+            os.write(ready[1], b"b")
+        os.read(go[0], 1)                       # the parent has given the directory up, or is gone
+        one.save({}, 3, {})
+        os.write(ready[1], b"s")
+        os._exit(0)
+    assert os.read(ready[0], 1) == b"b"
+    one.save({}, 4, {})                         # the child took nothing away from its parent
+    one.close()
+    os.write(go[1], b"g")
+    assert os.read(ready[0], 1) == b"s"
+    assert os.waitpid(child, 0)[1] == 0
+    one.save({}, 5, {})
+    print([each.step for each in one.checkpoints()])
+"""
+
+FORK_OUTLIVES = """
+    one = directory(path)
+    one.save({}, 1, {})
+    go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go[1])
+        os.read(go[0], 1)                       # lives until the parent ends
+        os._exit(0)
+    second = directory(path)
+    one.close()
+    second.save({}, 2, {})                      # the child does not hold what its parent gave up
+    second.close()
+    os.close(go[0]), os.close(go[1])
+    assert os.waitpid(child, 0)[1] == 0
+    print([each.step for each in second.checkpoints()])
+"""
+
+
+@pytest.mark.parametrize(("code", "steps"), [(FORK, "[5, 3, 4, 1]"), (FORK_OUTLIVES, "[2, 1]")], ids=["asks", "outlives"])
+def test_a_forked_child_is_not_the_holder(tmp_path: Path, code: str, steps: str) -> None:
+    """It must ask like any other process, takes nothing from its parent, and holds nothing that its parent gave up."""
+    done = subprocess.run([*program(code), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == (steps, "")
+
+
+# Unfinished things
+
+
+def test_only_our_own_unfinished_things_are_swept(tmp_path: Path) -> None:
+    """What has another name stays, and what a link of our name points to stays as well."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("mine")
+    root = tmp_path / "checkpoints"
+    root.mkdir(mode=0o700)
+    for name in (".tmp-step-000000000001.000001", ".tmp-drop-step-000000000001.000002", ".tmp-step-000000000001.000003-2"):
+        (root / name).mkdir()
+        (root / name / "arrays.safetensors").write_bytes(b"half")
+    (root / ".tmp-step-000000000009.000009").symlink_to(other)
+    (root / ".tmp-step-000000000008.000008").write_text("a file")
+    stays = [".tmp-x", ".tmp-step-1.1", ".tmp-step-000000000001.000001.old", "tmp-step-000000000001.000001", ".tmpstep"]
+    for name in stays:
+        (root / name).mkdir()
+    one = directory(root)
+    assert one.restore(None) is None
+    one.close()
+    assert names(root) == sorted(stays)
+    assert (other / "file").read_text() == "mine"
+
+
+def test_what_cannot_be_swept_is_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A directory inside is nothing of ours: it stays, is warned of, and the save takes another name."""
+    (tmp_path / ".tmp-step-000000000001.000001" / "inside").mkdir(parents=True)
+    one = directory(tmp_path)
+    one.save({}, 1, {})
+    one.close()
+    assert names(tmp_path) == [".tmp-step-000000000001.000001", "step-000000000001.000001"]
+    assert "cannot be removed" in caplog.text
+
+
+def test_nothing_is_swept_without_the_lock(tmp_path: Path) -> None:
+    """What another writer is at work on is left alone."""
+    writer = directory(tmp_path)
+    writer.save({}, 1, {})
+    (tmp_path / ".tmp-step-000000000002.000002").mkdir()
+    for one in (directory(tmp_path, read_only=True), directory(tmp_path)):
+        one.checkpoints(), one.verify()
+        if one is not writer:
+            with contextlib.suppress(CheckpointBusyError):
+                one.restore(None)
+    assert (tmp_path / ".tmp-step-000000000002.000002").exists()
+    writer.close()
+
+
+# Whose it is
+
+
+def test_only_the_owner_can_read(tmp_path: Path) -> None:
+    """Directories are 0700 and files 0600, whatever the umask."""
+    old = os.umask(0)
+    try:
+        one = directory(tmp_path / "a" / "b")
+        path = one.save(state_of(1), 1, {}).path
+        one.close()
+    finally:
+        os.umask(old)
+    assert {each.stat().st_mode & 0o777 for each in (tmp_path / "a" / "b", path)} == {0o700}
+    assert {each.stat().st_mode & 0o777 for each in (*path.iterdir(), tmp_path / "a" / "b" / ".lock")} == {0o600}
+
+
+class Foreign(WatchedFs):
+    """Says that every directory belongs to somebody else."""
+
+    def __init__(self, mode: int) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def fstat(self, fd: int) -> os.stat_result:
+        status = os.fstat(fd)
+        mode = (stat.S_IFDIR | self.mode) if stat.S_ISDIR(status.st_mode) else status.st_mode
+        return os.stat_result((mode, *status[1:4], os.geteuid() + 1, *status[5:]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "refused"), [(0o777, True), (0o775, True), (0o757, True), (0o755, False), (0o1777, False), (0o700, False)]
+)
+async def test_a_directory_that_others_may_change_is_refused(tmp_path: Path, mode: int, refused: bool) -> None:
+    """If it belongs to somebody else and lacks the sticky bit; the message says what to do."""
+    fs = Foreign(mode)
+    async with saver_over(fs, tmp_path / "a") as saver:
+        if refused:
+            with pytest.raises(CheckpointError, match="take a directory of your own"):
+                await saver.save({}, 1)
+            assert names(tmp_path / "a") == []
+        else:
+            await saver.save({}, 1)
+    assert fs.opened == set()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+def test_a_lock_that_is_no_plain_file_is_refused(tmp_path: Path, kind: str) -> None:
+    """Nothing is written through it."""
+    target = tmp_path / "target"
+    target.write_text("mine")
+    root = tmp_path / "a"
+    root.mkdir(mode=0o700)
+    if kind == "link":
+        (root / ".lock").symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(root / ".lock")
+    else:
+        (root / ".lock").mkdir()
+    fs = WatchedFs()
+    with pytest.raises(CheckpointError):
+        directory(root, fs).save({}, 1, {})
+    assert target.read_text() == "mine"
+    assert fs.opened == set()
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
+    """People put large things on another disk that way."""
+    (tmp_path / "big").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "big")
+    saved(tmp_path / "checkpoints", 1)
+    assert names(tmp_path / "big") == ["step-000000000001.000001"]
+
+
+def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
+    """It says what is wrong."""
+    (tmp_path / "a").write_text("")
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        directory(tmp_path / "a").save({}, 1, {})

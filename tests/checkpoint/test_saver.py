@@ -1,0 +1,364 @@
+"""A Saver: what is saved is durable, the newest good one is restored, damaged ones are set aside and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy, Saver
+from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
+from tests.support.checkpoint_files import WatchedFs, names, same, saved, saver_over, state_of
+
+
+def damage(path: Path, file: str = "arrays.safetensors") -> None:
+    """Changes the last byte of a file of a checkpoint."""
+    data = bytearray((path / file).read_bytes())
+    data[-1] ^= 1
+    (path / file).write_bytes(data)
+
+
+async def test_a_saved_state_is_restored(tmp_path: Path) -> None:
+    """Another Saver finds what one has saved, with step, sequence, metrics and place."""
+    async with Saver(tmp_path / "a" / "b") as saver:
+        one = await saver.save(state_of(3), 3, metrics={"loss": np.float32(0.5), "acc": float("nan")})
+    assert (one.step, one.sequence, one.path.name) == (3, 1, "step-000000000003.000001")
+    async with Saver(str(tmp_path / "a" / "b")) as saver:
+        restored = await saver.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(3))
+    assert same(dict(restored.checkpoint.metrics), {"acc": float("nan"), "loss": 0.5})
+    assert (restored.checkpoint.path, restored.set_aside) == (one.path, ())
+    assert sorted(os.listdir(one.path)) == ["arrays.safetensors", "manifest.json", "state.msgpack"]
+
+
+async def test_nothing_saved_is_none(tmp_path: Path) -> None:
+    """A directory that is new, empty or has other things in it gives None, and those things stay."""
+    async with Saver(tmp_path) as saver:
+        assert await saver.restore() is None
+        for other in (
+            "notes.txt",
+            "step-1.1",
+            "step-000000000001.00001",
+            "step-0000000000010.000001",
+            "damaged-mine",
+            ".tmp-mine",
+        ):
+            (tmp_path / other).mkdir()
+        assert await saver.restore() is None
+        await saver.save({}, 0)
+    assert len(names(tmp_path)) == 7
+
+
+async def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
+    """Not the one of the highest step: after going back, what was saved since is what counts."""
+    async with Saver(tmp_path) as saver:
+        for step in (10, 20, 15):
+            await saver.save(state_of(step), step)
+        assert [(each.step, each.sequence) for each in await saver.checkpoints()] == [(15, 3), (20, 2), (10, 1)]
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.state["step"] == 15
+        restored = await saver.restore(10)
+        assert restored is not None
+        assert restored.state["step"] == 10
+
+
+async def test_a_step_saved_again_replaces_the_older_one(tmp_path: Path) -> None:
+    """Once the new one is durable; until then the older one is there."""
+    fs = WatchedFs()
+    async with saver_over(fs, tmp_path) as saver:
+        await saver.save({"a": 1}, 5)
+        fs.log.clear()
+        await saver.save({"a": 2}, 5)
+        assert names(tmp_path) == ["step-000000000005.000002"]
+        assert fs.names.index("rename") < fs.names.index("unlink")
+        restored = await saver.restore(5)
+        assert restored is not None
+        assert restored.state == {"a": 2}
+
+
+async def test_a_step_that_is_not_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:
+    """It is not a damaged one, so the error is the plain one."""
+    async with Saver(tmp_path) as saver:
+        with pytest.raises(CheckpointError, match="no checkpoint of step 7; there are: none at all"):
+            await saver.restore(7)
+        await saver.save({}, 3)
+        await saver.save({}, 4)
+        with pytest.raises(CheckpointError, match="there are: 3, 4") as caught:
+            await saver.restore(7)
+    assert not isinstance(caught.value, CorruptCheckpointError)
+    assert isinstance(caught.value, OSError)
+    assert caught.value.errno == 2
+
+
+# Damage
+
+
+@pytest.mark.parametrize("file", ["arrays.safetensors", "state.msgpack", "manifest.json"])
+async def test_a_damaged_one_is_passed_over_set_aside_and_reported(
+    tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one before it is restored; the damaged one is renamed, not removed; the log has file and reason."""
+    paths = saved(tmp_path, 1, 2)
+    damage(paths[1], file)
+    with caplog.at_level(logging.WARNING, "aiohooks"):
+        async with Saver(tmp_path) as saver:
+            restored = await saver.restore()
+            assert restored is not None
+            assert restored.state["step"] == 1
+            [(name, reason)] = restored.set_aside
+            assert name == paths[1].name
+            assert file in reason
+            assert names(tmp_path) == [f"damaged-{name}", paths[0].name]
+            assert sorted(os.listdir(tmp_path / f"damaged-{name}")) == ["arrays.safetensors", "manifest.json", "state.msgpack"]
+            assert (await saver.save({}, 9)).sequence == 3
+    assert [record.message for record in caplog.records if name in record.message and file in record.message]
+
+
+async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path) -> None:
+    """A run whose checkpoints are all damaged does not begin anew in silence, also at the second try."""
+    for path in saved(tmp_path, 1, 2):
+        damage(path)
+    for _ in range(2):
+        async with Saver(tmp_path) as saver:
+            with pytest.raises(CorruptCheckpointError, match=r"none of them is good.*another directory") as caught:
+                await saver.restore()
+        assert caught.value.path is not None
+        assert caught.value.reason
+    assert len(names(tmp_path)) == 2
+    async with Saver(tmp_path) as saver:
+        assert (await saver.save({}, 3)).sequence == 3
+        assert (await saver.restore()) is not None
+
+
+async def test_a_damaged_one_of_the_wanted_step_is_an_error(tmp_path: Path) -> None:
+    """Another step is not what was asked for."""
+    paths = saved(tmp_path, 1, 2)
+    damage(paths[1])
+    async with Saver(tmp_path) as saver:
+        with pytest.raises(CorruptCheckpointError, match=r"arrays\.safetensors does not have the checksum"):
+            await saver.restore(2)
+        assert (await saver.restore(1)) is not None
+
+
+async def test_what_was_set_aside_twice_gets_another_name(tmp_path: Path) -> None:
+    """Nothing is overwritten when a checkpoint of that name was set aside before."""
+    path = saved(tmp_path, 1, 2)[1]
+    copy = shutil.copytree(path, tmp_path / "copy")
+    for _ in range(2):
+        damage(path)
+        async with Saver(tmp_path) as saver:
+            await saver.restore()
+        if copy.exists():
+            copy.rename(path)
+    assert names(tmp_path) == [f"damaged-{path.name}", f"damaged-{path.name}-2", "step-000000000001.000001"]
+
+
+async def test_a_checkpoint_may_be_copied(tmp_path: Path) -> None:
+    """A directory that a user copied elsewhere is as good as the first."""
+    saved(tmp_path / "a", 1, 2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    async with Saver(tmp_path / "b") as saver:
+        restored = await saver.restore()
+    assert restored is not None
+    assert restored.state["step"] == 2
+
+
+async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
+    """It needs no lock, so it can be asked while somebody writes."""
+    paths = saved(tmp_path, 1, 2, 3)
+    damage(paths[1])
+    before = names(tmp_path)
+    async with Saver(tmp_path) as writer:
+        await writer.save({}, 4)
+        found = await Saver(tmp_path).verify()
+    assert [(path.name, reason) for path, reason in found] == [
+        ("step-000000000004.000004", None),
+        ("step-000000000003.000003", None),
+        ("step-000000000002.000002", "arrays.safetensors does not have the checksum in the manifest"),
+        ("step-000000000001.000001", None),
+    ]
+    assert names(tmp_path)[:3] == before
+    assert await Saver(tmp_path / "nowhere").verify() == []
+    assert await Saver(tmp_path / "nowhere").checkpoints() == []
+    assert not (tmp_path / "nowhere").exists()
+
+
+# What is kept
+
+
+async def test_what_the_policy_does_not_keep_is_removed(tmp_path: Path) -> None:
+    """Best by metric or newest; one that cannot be read is not removed either."""
+    async with Saver(tmp_path, keep=KeepNewest(2) | KeepBest(1, "loss")) as saver:
+        for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, float("nan")]):
+            await saver.save(state_of(step), step, metrics={"loss": loss})
+        assert [each.step for each in await saver.checkpoints()] == [4, 3, 1]
+        damage(tmp_path / "step-000000000001.000002", "manifest.json")
+    async with Saver(tmp_path, keep=KeepNewest(1)) as saver:
+        await saver.save({}, 5)
+    assert names(tmp_path) == ["step-000000000001.000002", "step-000000000005.000006"]
+
+
+class Nothing(KeepPolicy):
+    """Wants to keep nothing."""
+
+    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
+        return set()
+
+
+class Broken(KeepPolicy):
+    """Cannot say."""
+
+    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
+        raise LookupError("no idea")
+
+
+async def test_the_one_just_saved_stays_whatever_the_policy_says(tmp_path: Path) -> None:
+    """A policy that keeps nothing keeps the newest."""
+    async with Saver(tmp_path, keep=Nothing()) as saver:
+        await saver.save({}, 1)
+        await saver.save({}, 2)
+        assert [each.step for each in await saver.checkpoints()] == [2]
+
+
+async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The checkpoint is durable by then: saving does not fail for it, and the log has the error."""
+    async with Saver(tmp_path, keep=Broken()) as saver:
+        await saver.save({}, 1)
+        await saver.save({}, 2)
+        assert len(await saver.checkpoints()) == 2
+    assert "no idea" in caplog.text
+
+
+# Order, memory, cancelling
+
+
+async def test_the_order_of_a_commit(tmp_path: Path) -> None:
+    """Every file, then the directory, are synced before the rename; the parent after it; only then others are removed."""
+    fs = WatchedFs()
+    async with saver_over(fs, tmp_path, keep=KeepNewest(1)) as saver:
+        await saver.save(state_of(1), 1)
+        fs.log.clear()
+        await saver.save(state_of(2), 2)
+        steps = [name for name in fs.names if name in ("mkdir", "fsync", "rename", "unlink", "rmdir")]
+    commit = ["mkdir", "fsync", "fsync", "fsync", "fsync", "rename", "fsync"]
+    assert steps == [*commit, "rename", "fsync", "unlink", "unlink", "unlink", "rmdir"]
+
+
+async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
+    """No copy is made: each write of array bytes lies in the array, and saving takes no memory of its size."""
+    array = np.zeros(8 << 20, np.uint8)
+    start = array.ctypes.data
+    fs = WatchedFs()
+    async with saver_over(fs, tmp_path) as saver:
+        await saver.save({"small": np.zeros(1)}, 0)
+        fs.written.clear()
+        tracemalloc.start()
+        try:
+            await saver.save({"a": array}, 1)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    places = [np.frombuffer(piece, np.uint8).ctypes.data for piece in fs.written if len(piece) == 1 << 20]
+    assert places == [start + (number << 20) for number in range(8)]
+    assert peak < 1 << 20
+
+
+async def test_a_cancelled_save_is_there_as_a_whole(tmp_path: Path) -> None:
+    """The cancel waits for the thread; what it did is one good checkpoint, and the Saver goes on."""
+    fs = WatchedFs()
+    task: asyncio.Task[Any] | None = None
+    loop = asyncio.get_running_loop()
+
+    def cancel_at(name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename" and task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    async with saver_over(fs, tmp_path) as saver:
+        await saver.save(state_of(1), 1)
+        fs.before = cancel_at
+        task = asyncio.create_task(saver.save(state_of(2), 2))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        fs.before = lambda name, args: None
+        assert [each.step for each in await saver.checkpoints()] == [2, 1]
+        assert [reason for _, reason in await saver.verify()] == [None, None]
+        await saver.save(state_of(3), 3)
+    assert fs.opened == set()
+
+
+async def test_saves_of_several_tasks_take_turns(tmp_path: Path) -> None:
+    """Each gets a sequence of its own."""
+    async with Saver(tmp_path, keep=KeepNewest(20)) as saver:
+        done = await asyncio.gather(*(saver.save(state_of(step), step) for step in range(8)))
+        assert sorted(each.sequence for each in done) == list(range(1, 9))
+        assert all(reason is None for _, reason in await saver.verify())
+
+
+async def test_nothing_stays_open(tmp_path: Path) -> None:
+    """After `aclose`, which may be called twice, no file is open; the Saver can be used again."""
+    fs = WatchedFs()
+    saver = saver_over(fs, tmp_path)
+    for step in range(2):
+        await saver.save(state_of(step), step)
+        await saver.restore()
+        await saver.verify()
+        assert len(fs.opened) == 2
+        await saver.aclose()
+        await saver.aclose()
+        assert fs.opened == set()
+
+
+# Bad calls
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, 2**63])
+async def test_a_step_is_an_int_of_0_or_more(tmp_path: Path, step: Any) -> None:
+    """A bad one is refused before anything is touched."""
+    with pytest.raises(InvalidArgumentError, match="step is"):
+        await Saver(tmp_path / "a").save({}, step)
+    assert not (tmp_path / "a").exists()
+
+
+async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
+    """2**63 - 1, and one of numpy, come back."""
+    async with Saver(tmp_path) as saver:
+        await saver.save({}, 2**63 - 1)
+        await saver.save({}, np.int64(7))  # type: ignore[arg-type]
+        assert [each.step for each in await saver.checkpoints()] == [7, 2**63 - 1]
+
+
+@pytest.mark.parametrize(
+    "metrics", [[1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)}, {str(key): 0.0 for key in range(70_000)}]
+)
+async def test_metrics_are_numbers_by_name(tmp_path: Path, metrics: Any) -> None:
+    """A bad one is refused, and so are too many for a manifest."""
+    with pytest.raises(InvalidArgumentError, match="metrics"):
+        await Saver(tmp_path).save({}, 1, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpoint_dir": ""}, {"checkpoint_dir": 3}, {"keep": 5}, {"keep": None}, {"min_free_bytes": -1}, {"min_free_bytes": 1.5}],
+)
+def test_options_are_checked_when_the_saver_is_made(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The message has the value."""
+    options = {"checkpoint_dir": tmp_path, **options}
+    with pytest.raises(InvalidArgumentError, match=" is "):
+        Saver(**options)
+
+
+async def test_a_refused_state_touches_nothing(tmp_path: Path) -> None:
+    """It is looked at before anything is written."""
+    with pytest.raises(InvalidArgumentError, match=r"state\['a'\]"):
+        await Saver(tmp_path / "x").save({"a": object()}, 1)
+    assert not (tmp_path / "x").exists()

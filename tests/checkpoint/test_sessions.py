@@ -1,0 +1,313 @@
+"""Sessions that go on from checkpoints: after a restart and after a recovery, with everything that belongs to them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, RecordingHook
+from tests.support.checkpoint_files import names, same
+from tests.support.models import QUICK, Calling, Sessions, counting_graph, refused, until_true
+from tests.support.saving_sessions import HeldSaver, array_graph, on_disk, saving, train, values_at
+
+
+def chief(path: Any, graph: ah.Graph | None = None, **options: Any) -> ah.ChiefSessionCreator:
+    """A creator that restores from there."""
+    return ah.ChiefSessionCreator(array_graph() if graph is None else graph, checkpoint_dir=path, **options)
+
+
+class Remembering(ah.SessionRunHook):
+    """A hook, or a tracked object, with a state: how often it was used. It writes down what is done to it."""
+
+    def __init__(self, name: str = "", record: list[str] | None = None) -> None:
+        self.name = name
+        self.count = 0
+        self.record: list[str] = [] if record is None else record
+
+    async def begin(self) -> None:
+        self.count = 0
+        self.record.append("begin")
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.record.append(f"after_create_session with {self.count} at step {session.global_step.latest.step}")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.record.append(f"{self.name or 'load'} {self.count}")
+
+
+def spoil(path: Path, step: int) -> None:
+    """Changes one byte of the arrays of the checkpoint of that step."""
+    (found,) = path.glob(f"step-{step:012}.*")
+    file = found / "arrays.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+# -- restarts
+
+
+@pytest.mark.parametrize("runs", [[1, 9], [4, 6], [3, 0, 3, 4], [1] * 10], ids=repr)
+async def test_a_restart_goes_on_as_if_nothing_had_been(tmp_path: Path, runs: list[int]) -> None:
+    """However training is cut into sessions, it ends with the same bits, and at the same step."""
+    whole = tmp_path / "whole"
+    await train(chief(whole), [saving(None)], 10)
+    sessions = [await train(chief(tmp_path), [saving(None)], number) for number in runs]
+    assert sessions[-1].global_step.latest.step == 10
+    assert same(await values_at(tmp_path), await values_at(whole))
+
+
+async def test_an_error_loses_no_more_than_the_interval(tmp_path: Path) -> None:
+    """After an error the next session goes on from the last save, and comes to the same bits as without it."""
+    whole = tmp_path / "whole"
+    await train(chief(whole), [saving(None)], 10)
+    faults = FaultInjectionHook({("before_run", 8): ValueError("x")})
+    with pytest.raises(ValueError, match="x"):
+        await train(chief(tmp_path), [faults, saving(None, every=ah.Every(steps=3))], 10)
+    assert (await on_disk(tmp_path))[-1] == 6
+    await train(chief(tmp_path), [saving(None)], 4)
+    assert same(await values_at(tmp_path), await values_at(whole))
+
+
+async def test_the_order_at_a_restart(tmp_path: Path) -> None:
+    """Tracked objects come before the scaffold's functions, of which `init_fn` is left out; hooks before the session is told."""
+    record: list[str] = []
+
+    async def init(session: ah.Session) -> None:
+        record.append("init_fn")
+
+    async def local_init(session: ah.Session) -> None:
+        record.append(f"local_init_fn at step {await session.run('global_step')}")
+
+    for _ in range(2):
+        record.clear()
+        loader, hook = Remembering("loader", record), Remembering("hook", record)
+        scaffold = ah.Scaffold(tracked={"loader": loader}, init_fn=init, local_init_fn=local_init)
+        async with ah.AsyncMonitoredSession(chief(tmp_path, scaffold=scaffold), [hook, saving(None)]) as session:
+            loader.count = 40
+            await session.run("train")
+    assert record == [
+        "begin",
+        "loader 40",
+        "local_init_fn at step 1",
+        "hook 1",
+        "after_create_session with 1 at step 1",
+    ]
+
+
+async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path) -> None:
+    """Who waits for a step that was reached before the restart goes on; a restored step is no new epoch."""
+    await train(chief(tmp_path), [saving(None)], 5)
+    steps = ah.MemoryStepStore()
+    waiting = asyncio.create_task(steps.wait_for(5))
+    async with ah.AsyncMonitoredSession(chief(tmp_path, global_step=steps), [saving(None)]) as session:
+        assert await waiting == 5
+        assert steps.latest == (1, 5)
+        await session.run("train")
+    assert await on_disk(tmp_path) == [2, 3, 4, 5, 6]
+
+
+async def test_a_restored_step_is_not_saved_again(tmp_path: Path) -> None:
+    """What the session began with is on disk already: neither the beginning nor the end saves it."""
+    await train(chief(tmp_path), [saving(None)], 2)
+    hook = saving(None)
+    await train(chief(tmp_path), [hook], 0)
+    assert (hook.saved, await on_disk(tmp_path)) == (0, [0, 1, 2])
+
+
+async def test_the_restored_values_are_let_go(tmp_path: Path) -> None:
+    """A session holds the values it was restored with no longer than until a run has put others."""
+    await train(chief(tmp_path), [saving(None)])
+    async with ah.AsyncMonitoredSession(chief(tmp_path)) as session:
+        first = weakref.ref(await session.run("weights"))
+        assert first() is not None
+        await session.run("train")
+        gc.collect()
+        await until_true(lambda: first() is None)
+
+
+async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None:
+    """A later chief on the same `Variables` finds them trained: it goes on with them, as the step store does."""
+    variables, steps = ah.Variables(), ah.MemoryStepStore()
+    shared: dict[str, Any] = {"variables": variables, "global_step": steps}
+    await train(chief(tmp_path, **shared), [saving(None)], 2)
+    await train(ah.ChiefSessionCreator(array_graph(), **shared), [], 2)
+    values = variables.snapshot()
+    await train(chief(tmp_path, **shared), [], 0)
+    assert (variables.snapshot(), steps.latest) == (values, (1, 4))
+
+
+# -- recoveries
+
+
+async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None:
+    """Variables, tracked objects, hooks and the step are what they were; the run is repeated from there to the same bits."""
+    whole = tmp_path / "whole"
+    await train(chief(whole), [saving(None)], 6)
+    record: list[str] = []
+    hook, loader = Remembering("hook", record), Remembering("loader", record)
+    faults = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
+    steps = ah.MemoryStepStore()
+    seen: list[ah.Position] = []
+    creator = chief(tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader}), global_step=steps)
+    async with ah.AsyncMonitoredSession(
+        creator, [faults, hook, saving(None, every=ah.Every(steps=2))], recovery=QUICK
+    ) as session:
+        for number in range(7):
+            loader.count = 10 * number
+            await session.run("train")
+            seen.append(session.global_step.latest)
+    assert seen == [*((1, step) for step in range(1, 6)), (2, 5), (2, 6)]
+    assert record == [
+        "begin",
+        "after_create_session with 0 at step 0",
+        "loader 30",
+        "hook 4",
+        "after_create_session with 4 at step 4",
+    ]
+    assert (await on_disk(tmp_path), hook.count) == ([0, 2, 4, 6], 6)
+    assert same(await values_at(tmp_path), await values_at(whole))
+
+
+async def test_a_recovery_before_the_first_checkpoint(tmp_path: Path) -> None:
+    """There is nothing to restore: it goes on with the variables and the step as they are, and says nothing of it."""
+    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
+    session = await train(chief(tmp_path), [faults], 5, recovery=QUICK)
+    assert session.global_step.latest == (1, 5)
+
+
+async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
+    """A session is lost while its checkpoint is being written: that one is what is gone back to, not the one before."""
+    saver = HeldSaver(tmp_path)
+    listened: list[int] = []
+
+    class Slow(ah.ChiefSessionCreator):
+        async def create_session(self) -> ah.Session:
+            saver.let(10)
+            await until_true(lambda: len(saver.began) == len(saver.ended))
+            session = await super().create_session()
+            listened.append(session.global_step.latest.step)
+            return session
+
+    faults = FaultInjectionHook({("after_run", 4): ah.AbortedError("lost")})
+    creator = Slow(array_graph(), checkpoint_dir=saver)
+    async with saver:
+        await train(creator, [faults, saving(None, every=ah.Every(steps=3))], 5, recovery=QUICK)
+    assert listened == [0, 3]
+
+
+@pytest.mark.parametrize("restarts", [True, False], ids=["restart", "recovery"])
+async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool) -> None:
+    """The newest does not verify: the one before is taken, the damaged one is set aside and named in a warning."""
+
+    async def damage(run_context: ah.SessionRunContext) -> None:
+        if run_context.attempt == 1 and run_context.global_step == 4:
+            await until_true(lambda: hook.saved == 4)
+            spoil(tmp_path, 3)
+            if not restarts:
+                raise ah.AbortedError("lost")
+
+    hook = saving(None)
+    runs = 3 if restarts else 4
+    session = await train(chief(tmp_path), [Calling("before_run", damage), hook], runs, recovery=QUICK)
+    if restarts:
+        spoil(tmp_path, 3)
+        session = await train(chief(tmp_path), [hook], 1)
+    assert session.global_step.latest.step == 3
+    assert "damaged-step-000000000003.000004" in names(tmp_path)
+    (warning,) = [one for one in caplog.messages if "damaged" in one]
+    assert f"{tmp_path}/step-000000000003.000004 is damaged and was set aside" in warning
+
+
+async def test_without_a_good_checkpoint_nothing_begins(tmp_path: Path) -> None:
+    """All are damaged: an error, and not a training that silently starts from nothing; the files are all there."""
+    await train(chief(tmp_path), [saving(None)], 1)
+    spoil(tmp_path, 0)
+    spoil(tmp_path, 1)
+    for _ in range(2):
+        with refused(ah.errors.CorruptCheckpointError, "none of them is good"):
+            await train(chief(tmp_path), [saving(None)])
+    assert names(tmp_path) == ["damaged-step-000000000000.000001", "damaged-step-000000000001.000002"]
+
+
+# -- chiefs and workers
+
+
+async def test_a_worker_never_restores(tmp_path: Path) -> None:
+    """Workers take the shared values as they are, also when they recover: their losses do not set the chief back."""
+    variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
+    shared: dict[str, Any] = {"variables": variables, "global_step": steps}
+    await train(chief(tmp_path, graph), [saving(None)], 3)
+    worker = ah.WorkerSessionCreator(graph, **shared)
+    sessions = Sessions()
+    faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
+
+    async def work() -> None:
+        await train(worker, [faults, sessions], 3, recovery=QUICK)
+
+    working = asyncio.create_task(work())
+    async with ah.AsyncMonitoredSession(chief(tmp_path, graph, **shared), [saving(None)]) as session:
+        await working
+        await session.run("train")
+    assert [one.restored for one in sessions.sessions] == [None, None]
+    assert (steps.latest, variables.snapshot()) == ((1, 7), {"total": 7})
+    assert (await on_disk(tmp_path))[-1] == 7
+
+
+async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
+    """While a listener is awaited workers go on: the values are saved with the step that they belong to, not an earlier one."""
+    variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
+    shared: dict[str, Any] = {"variables": variables, "global_step": steps}
+    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, **shared)) as other:
+
+        class Meanwhile(ah.CheckpointSaverListener):
+            async def before_save(self, session: ah.Session, global_step: int) -> None:
+                await other.run("train")
+
+        await train(ah.ChiefSessionCreator(graph, **shared), [saving(tmp_path, listeners=[Meanwhile()])], 3)
+    there = await on_disk(tmp_path)
+    assert there == [1, 3, 5, 7]
+    assert [(await values_at(tmp_path, step))["total"] for step in there] == there
+
+
+@pytest.mark.slow
+async def test_a_directory_has_one_writer(tmp_path: Path) -> None:
+    """Another process has the directory: the session does not begin, and the message says which process."""
+    code = (
+        "import sys, asyncio, aiohooks as ah\n"
+        "async def main():\n"
+        "    async with ah.Saver(sys.argv[1]) as saver:\n"
+        "        await saver.save({}, 1)\n"
+        "        print('ready', flush=True)\n"
+        "        sys.stdin.read()\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:  # noqa: ASYNC220
+        assert other.stdout is not None
+        assert await asyncio.to_thread(other.stdout.readline) == "ready\n"
+        hook = RecordingHook()
+        for creator, hooks in ((chief(tmp_path), [hook]), (array_graph(), [hook, saving(tmp_path, background=False)])):
+            with refused(ah.errors.CheckpointBusyError, str(tmp_path), f"in use by process {other.pid}") as caught:
+                await train(creator, hooks)
+            assert isinstance(caught.value, ah.errors.CheckpointBusyError)
+            assert caught.value.pid == other.pid
+        assert other.stdin is not None
+        other.stdin.close()
+    with refused(ah.errors.CheckpointMismatchError, "'variables'", "was it written by CheckpointSaverHook?"):
+        await train(chief(tmp_path), [saving(None)])

@@ -1,0 +1,281 @@
+"""What runs together: hooks of one phase and operations of one run overlap, and nobody else can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.five_hooks import HOOKS, PHASES, Hook, elapse, hooks, run_once, ticks
+
+pytestmark = pytest.mark.every_python
+
+# -- overlapping
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_hooks_of_a_phase_overlap(phase: str) -> None:
+    """Five hooks that each wait until all of them have started get through, in every phase that is for all together."""
+    started = [asyncio.Event() for _ in HOOKS]
+    through: list[int] = []
+
+    async def act(number: int, now: str) -> None:
+        if now == phase:
+            started[number].set()
+            for other in started:
+                await other.wait()
+            through.append(number)
+
+    await run_once(hooks(act))
+    assert sorted(through) == list(HOOKS)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_phase_takes_as_long_as_its_slowest_hook(phase: str) -> None:
+    """Five hooks that wait for 10 seconds each are all through when 10 seconds have passed."""
+    through: list[int] = []
+
+    async def act(number: int, now: str) -> None:
+        if now == phase:
+            await elapse(10)
+            through.append(number)
+
+    with ManualClock() as clock:
+        running = asyncio.create_task(run_once(hooks(act)))
+        await ticks(5)
+        clock.advance(9.99)
+        await ticks(5)
+        assert through == []
+        clock.advance(0.01)
+        await running
+    assert through == list(HOOKS)
+
+
+async def test_hooks_start_in_registration_order_in_one_task_until_one_suspends() -> None:
+    """Before the first suspension all run in the caller's task; the one that suspends stays there, the rest get tasks."""
+    seen: list[tuple[int, bool]] = []
+    caller = asyncio.current_task()
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run":
+            seen.append((number, asyncio.current_task() is caller))
+            if number == 2:
+                await asyncio.sleep(0)
+                seen.append((number, asyncio.current_task() is caller))
+
+    await run_once(hooks(act))
+    assert seen == [(0, True), (1, True), (2, True), (3, False), (4, False), (2, True)]
+
+
+async def test_hooks_of_a_lower_order_finish_first() -> None:
+    """Tiers do not overlap: all of one order have finished a phase before the next order starts it; within one they do."""
+    record: list[tuple[str, int, str]] = []
+    orders = {0: 1, 1: -1, 2: 0, 3: 1, 4: -1}
+
+    async def act(number: int, phase: str) -> None:
+        record.append((phase, number, "starts"))
+        await ticks(1 + number)
+        record.append((phase, number, "ends"))
+
+    await run_once([ah.configure(hook, order=orders[hook.number]) for hook in hooks(act)])
+    tiers = ((1, 4), (2,), (0, 3))
+    assert record == [
+        (phase, number, what) for phase in PHASES for tier in tiers for what in ("starts", "ends") for number in tier
+    ]
+
+
+async def test_independent_operations_overlap() -> None:
+    """Operations that do not need each other wait for each other without harm."""
+    graph = ah.Graph()
+    names = ("a", "b", "c")
+    started = {name: asyncio.Event() for name in names}
+
+    def operation(name: str) -> Callable[[], Awaitable[str]]:
+        async def wait() -> str:
+            started[name].set()
+            for other in started.values():
+                await other.wait()
+            return name
+
+        return wait
+
+    for name in names:
+        graph.operation(name=name)(operation(name))
+
+    @graph.train_op
+    async def join(a: str, b: str, c: str) -> str:
+        return a + b + c
+
+    async with ah.AsyncMonitoredSession(graph) as session:
+        assert await session.run("join") == "abc"
+
+
+async def test_dependent_operations_do_not_overlap() -> None:
+    """An operation starts when those it needs have ended, and not before; it does not wait for others."""
+    graph = ah.Graph()
+    record: list[str] = []
+
+    async def traced(name: str, suspensions: int) -> str:
+        record.append(f"{name} starts")
+        await ticks(suspensions)
+        record.append(f"{name} ends")
+        return name
+
+    @graph.operation
+    async def quick() -> str:
+        return await traced("quick", 1)
+
+    @graph.operation
+    async def slow() -> str:
+        return await traced("slow", 8)
+
+    @graph.operation
+    async def after_quick(quick: str) -> str:
+        return await traced("after_quick", 2)
+
+    @graph.train_op
+    async def last(slow: str, after_quick: str) -> str:
+        return await traced("last", 1)
+
+    async with ah.AsyncMonitoredSession(graph) as session:
+        assert await session.run("last") == "last"
+    assert sorted(record) == sorted(f"{name} {what}" for name in graph_names(graph) for what in ("starts", "ends"))
+    at = record.index
+    assert at("quick ends") < at("after_quick starts") < at("after_quick ends") < at("slow ends") < at("last starts")
+
+
+def graph_names(graph: ah.Graph) -> list[str]:
+    """The operations of a graph."""
+    return [name for name, node in graph.nodes.items() if isinstance(node, ah.Operation)]
+
+
+# -- what comes of it is the same whoever was quicker
+
+
+async def test_results_are_merged_in_registration_order() -> None:
+    """Whoever finishes first: requests are joined in registration order, and each hook gets its own answer."""
+    finished: list[int] = []
+    answers: dict[int, Any] = {}
+    together: list[Any] = []
+    turn = [asyncio.Event() for _ in HOOKS]
+
+    async def act(number: int, phase: str) -> ah.SessionRunArgs | None:
+        if phase != "before_run":
+            return None
+        if number < HOOKS[-1]:
+            await turn[number + 1].wait()
+        finished.append(number)
+        turn[number].set()
+        return ah.SessionRunArgs({f"hook {number}": "loss"}, options={"who": [number]})
+
+    class Listening(Hook):
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            answers[self.number] = run_values.results
+            assert run_values.options is not None
+            together.append(run_values.options["who"])
+
+    await run_once([Listening(number, act) for number in HOOKS])
+    assert finished == [4, 3, 2, 1, 0]
+    assert answers == {number: {f"hook {number}": 7} for number in HOOKS}
+    assert together == [[0, 1, 2, 3, 4]] * 5
+
+
+SUSPENDING = {
+    "none": (),
+    "the first": (0,),
+    "one in the middle": (2,),
+    "the last": (4,),
+    "every other": (1, 3),
+    "all": tuple(HOOKS),
+}
+
+
+@pytest.mark.parametrize("suspends", SUSPENDING.values(), ids=SUSPENDING)
+async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends: tuple[int, ...]) -> None:
+    """What a hook sets in before_run is seen by the step, by every after_run and by the caller, suspended or not."""
+    variables = [contextvars.ContextVar(f"set by hook {number}", default=-1) for number in HOOKS]
+    seen: list[tuple[str, list[int]]] = []
+
+    def look(who: str) -> None:
+        seen.append((who, [variable.get() for variable in variables]))
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run":
+            variables[number].set(-2)  # overwritten below, maybe from another task
+        if number in suspends:
+            await asyncio.sleep(0)
+        if phase == "before_run":
+            variables[number].set(number)
+        elif phase == "after_run":
+            look(f"hook {number}")
+
+    async def step() -> None:
+        look("step")
+
+    async with ah.AsyncMonitoredSession(step, hooks(act)) as session:
+        await session.run("step")
+        look("caller")
+    assert sorted(who for who, _ in seen) == ["caller", *[f"hook {number}" for number in HOOKS], "step"]
+    assert [values for _, values in seen] == [list(HOOKS)] * 7
+
+
+@pytest.mark.parametrize("suspends", SUSPENDING.values(), ids=SUSPENDING)
+async def test_context_variables_of_operations_and_of_after_run_reach_the_caller(suspends: tuple[int, ...]) -> None:
+    """Operations that overlap, and hooks after the run, set variables of the caller's context too."""
+    by_operation = [contextvars.ContextVar(f"set by operation {number}", default=-1) for number in HOOKS]
+    by_hook = [contextvars.ContextVar(f"set by hook {number}", default=-1) for number in HOOKS]
+    graph = ah.Graph()
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "after_run":
+            if number in suspends:
+                await asyncio.sleep(0)
+            by_hook[number].set(by_operation[number].get())
+
+    def operation(number: int) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            if number in suspends:
+                await asyncio.sleep(0)
+            by_operation[number].set(number)
+
+        return run
+
+    operations = [graph.operation(name=f"operation_{number}")(operation(number)) for number in HOOKS]
+    async with ah.AsyncMonitoredSession(graph, hooks(act)) as session:
+        await session.run(operations)
+    assert [variable.get() for variable in by_operation] == list(HOOKS)
+    assert [variable.get() for variable in by_hook] == list(HOOKS)
+
+
+# -- taking turns
+
+
+async def test_runs_of_several_tasks_take_turns_in_order() -> None:
+    """Tasks that call `run` get their turns in the order in which they asked; no two runs overlap."""
+    record: list[tuple[str, int]] = []
+
+    async def act(number: int, phase: str) -> None:
+        await asyncio.sleep(0)
+        if number == 0 and phase != "after_create_session":
+            record.append((phase, session.global_step.latest.step))
+
+    async def step(who: str) -> dict[str, str]:
+        await asyncio.sleep(0)
+        record.append((who, session.global_step.latest.step))
+        return {"trained": who}
+
+    async with ah.AsyncMonitoredSession(step, hooks(act)) as session:
+
+        async def runs(who: str) -> list[str]:
+            return [await session.run("trained", {"who": who}) for _ in range(3)]
+
+        people = ["ann", "bob", "cy"]
+        tasks = [asyncio.create_task(runs(who)) for who in people]
+        assert [await task for task in tasks] == [[who] * 3 for who in people]
+    names = people * 3
+    assert record == [each for n, who in enumerate(names) for each in (("before_run", n), (who, n), ("after_run", n + 1))]

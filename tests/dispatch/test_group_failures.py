@@ -1,0 +1,229 @@
+"""What fails together: one failure ends a phase, nobody is left running, and what comes out says whose it was."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.five_hooks import HOOKS, PHASES, elapse, hooks, run_once, ticks, train
+
+pytestmark = pytest.mark.every_python
+
+# -- failing
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("fails", HOOKS)
+async def test_first_failure_cancels_the_others_and_waits_for_them(phase: str, fails: int) -> None:
+    """The failing hook's error reaches the caller as the same object, after all others were cancelled and have ended."""
+    error = ValueError("no")
+    cancelled: list[int] = []
+    ended: list[int] = []
+
+    async def act(number: int, now: str) -> None:
+        if now != phase:
+            return
+        try:
+            await ticks(2)
+            if number == fails:
+                raise error
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            await ticks(3)
+            raise
+        finally:
+            ended.append(number)
+
+    with pytest.raises(ValueError, match="no") as raised:
+        await run_once(hooks(act))
+    assert raised.value is error
+    assert error.__notes__[0].startswith(f"raised by Hook#{fails + 1}.{phase} at step ")
+    assert sorted(cancelled) == [number for number in HOOKS if number != fails]
+    assert sorted(ended) == list(HOOKS)
+
+
+async def test_hooks_after_one_that_fails_at_once_are_not_started() -> None:
+    """As long as nobody has suspended, a failure keeps those behind it from starting."""
+    started: list[int] = []
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run":
+            started.append(number)
+            if number == 2:
+                raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await run_once(hooks(act))
+    assert started == [0, 1, 2]
+
+
+@pytest.mark.parametrize("failing", [(0, 1), (0, 4), (1, 3), (0, 1, 2, 3, 4)], ids=str)
+async def test_several_failures_are_one_flat_group(failing: tuple[int, ...]) -> None:
+    """Failures of one phase reach the caller as one group without groups in it, in registration order, each with its note."""
+    errors = {number: ValueError(f"hook {number}") for number in failing}
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run":
+            try:
+                await asyncio.sleep(0)
+                if number != failing[-1]:
+                    await asyncio.Event().wait()
+            finally:
+                if number in errors:
+                    raise errors[number]
+
+    with pytest.raises(ExceptionGroup, match=f"{len(failing)} failures in one phase") as raised:
+        await run_once(hooks(act))
+    assert raised.value.exceptions == tuple(errors[number] for number in failing)
+    for number, error in errors.items():
+        assert error.__notes__[0] == f"raised by Hook#{number + 1}.before_run at step 1"
+
+
+@pytest.mark.parametrize("fails", [0, 3], ids=["in the caller's task", "in a task of its own"])
+@pytest.mark.parametrize("suspends", [False, True])
+@pytest.mark.parametrize("phase", ["before_run", "after_run"])
+async def test_an_observers_error_is_logged_and_the_step_goes_on(
+    phase: str, suspends: bool, fails: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `on_error="log"` an error is logged with its traceback; the others, the run and the next one go on."""
+    error = ValueError("no")
+    ended: list[tuple[int, str]] = []
+
+    async def act(number: int, now: str) -> ah.SessionRunArgs | None:
+        if suspends:
+            await ticks(number + 1)
+        if number == fails and now == phase:
+            raise error
+        ended.append((number, now))
+        return ah.SessionRunArgs("loss") if now == "before_run" else None
+
+    given = [ah.configure(hook, on_error="log" if hook.number == fails else "raise") for hook in hooks(act)]
+    with caplog.at_level(logging.ERROR, logger="aiohooks"):
+        async with ah.AsyncMonitoredSession(train, given) as session:
+            assert await session.run("train") == {"loss": 7}
+            assert await session.run("train") == {"loss": 7}
+            assert session.global_step.latest.step == 2
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [error, error]
+    assert all(f"Hook#{fails + 1}.{phase}" in record.getMessage() for record in caplog.records)
+    expected = [(number, now) for now in PHASES for number in HOOKS if (number, now) != (fails, phase)]
+    assert ended == expected + [each for each in expected if each[1] != "after_create_session"]
+
+
+# -- running out of time
+
+
+@pytest.mark.parametrize("late", [0, 3], ids=["in the caller's task", "in a task of its own"])
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_hook_that_takes_too_long_fails(phase: str, late: int) -> None:
+    """When its time is up a hook is cancelled and HookTimeoutError, which names it, ends the phase; nobody else is late."""
+    cancelled: list[int] = []
+
+    async def act(number: int, now: str) -> None:
+        if now == phase:
+            try:
+                await elapse(100)
+            except asyncio.CancelledError:
+                cancelled.append(number)
+                raise
+
+    given = [ah.configure(hook, timeout=5 if hook.number == late else 50) for hook in hooks(act)]
+    with ManualClock() as clock:
+        running = asyncio.create_task(run_once(given))
+        await ticks(5)
+        clock.advance(4.99)
+        await ticks(5)
+        assert cancelled == []
+        clock.advance(0.01)
+        with pytest.raises(ah.errors.HookTimeoutError, match=rf"Hook#{late + 1}\.{phase} .* 5 s; give it more with configure"):
+            await running
+        assert sorted(cancelled) == list(HOOKS)
+
+
+async def test_a_hook_in_time_leaves_no_timer() -> None:
+    """A time limit ends with the call that it limits."""
+
+    async def act(number: int, phase: str) -> None:
+        await ticks(number)
+
+    with ManualClock() as clock:
+        await run_once([ah.configure(hook, timeout=5) for hook in hooks(act)])
+        assert clock.pending == 0
+
+
+async def test_a_late_observer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Also running out of time is only logged with `on_error="log"`."""
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run" and number == 1:
+            await elapse(100)
+
+    given = [ah.configure(hook, timeout=5, on_error="log") for hook in hooks(act)]
+    with ManualClock() as clock, caplog.at_level(logging.ERROR, logger="aiohooks"):
+        running = asyncio.create_task(run_once(given))
+        await ticks(5)
+        clock.advance(5)
+        await running
+    assert len(caplog.records) == 1
+    assert "Hook#2.before_run" in caplog.text
+
+
+# -- being cancelled
+
+
+@pytest.mark.parametrize("victim", HOOKS)
+async def test_a_cancel_by_a_third_party_is_reported(victim: int) -> None:
+    """Somebody cancels what a hook awaits, or the hook's own task: an error that says so, and never a silent success."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    caller = asyncio.current_task()
+    tasks: list[asyncio.Task[Any] | None] = [None] * len(HOOKS)
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run":
+            tasks[number] = asyncio.current_task()
+            await (future if number == victim else ticks(8))
+
+    def strike() -> None:
+        task = tasks[victim]
+        assert task is not None
+        if task is caller:
+            future.cancel()
+        else:
+            task.cancel("by a third party")
+
+    async def strike_soon() -> None:
+        await ticks(3)
+        strike()
+
+    striking = asyncio.create_task(strike_soon())
+    with pytest.raises(ah.errors.HookCancelledError, match=rf"Hook#{victim + 1}\.before_run at step 1 was cancelled, and not by"):
+        await run_once(hooks(act))
+    await striking
+    assert caller is not None
+    assert caller.cancelling() == 0
+
+
+async def test_an_outer_cancel_wins_over_a_hooks_error() -> None:
+    """Who cancels the run gets CancelledError whatever hooks raise then, and no hook is left running."""
+    ended: list[int] = []
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(number)
+                if number in (1, 2):
+                    raise ValueError(f"hook {number}")
+
+    running = asyncio.create_task(run_once(hooks(act)))
+    await ticks(5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert sorted(ended) == list(HOOKS)

@@ -1,0 +1,128 @@
+"""What limits one hook: its timeout, its `on_error`, and what becomes of a cancellation that is not its session's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from tests.support.models import Calling, double, refused, ticks
+
+
+async def forever() -> None:
+    """Waits until it is cancelled."""
+    await asyncio.Event().wait()
+
+
+PHASES = ("begin", "before_run", "end", "close")
+
+
+def hooked(phase: str, call: Callable[..., Awaitable[Any]], **options: Any) -> ah.dispatch.HookRegistration:
+    return ah.configure(Calling(phase, call), **options)
+
+
+async def use(*hooks: ah.SessionRunHook | ah.dispatch.HookRegistration) -> None:
+    """Opens a session, makes one run, and leaves it."""
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        await session.run("loss")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_timeout_limits_every_phase(phase: str) -> None:
+    """A hook whose `timeout` is over is ended, in whatever phase, with an error that names it and says what to do."""
+    with ManualClock() as clock:
+        cancelled: list[str] = []
+
+        async def hangs(*_: object) -> None:
+            try:
+                await forever()
+            finally:
+                cancelled.append(phase)
+
+        using = asyncio.create_task(use(hooked(phase, hangs, timeout=5), RecordingHook()))
+        await ticks(20)
+        clock.advance(4.9)
+        await ticks(20)
+        assert not using.done()
+        clock.advance(0.1)
+        with refused(ah.errors.HookTimeoutError, f"Calling.{phase}", "5 s", "configure(hook, timeout=...)") as caught:
+            await using
+        assert isinstance(caught.value, TimeoutError)
+        assert cancelled == [phase]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_timeout_tells_what_was_waited_for(phase: str) -> None:
+    """The error's note says for which step of which store the hook waited when its time was up, and at which line."""
+    with ManualClock() as clock:
+        store = ah.MemoryStepStore(run="digits")
+
+        async def waits(*_: object) -> None:
+            await store.wait_for(7)
+
+        using = asyncio.create_task(use(hooked(phase, waits, timeout=5)))
+        await ticks(20)
+        clock.advance(5)
+        with pytest.raises(ah.errors.HookTimeoutError) as caught:
+            await using
+        (note,) = [one for one in caught.value.__notes__ if "its time was up" in one]
+        assert "waiting for step 7 of digits" in note
+        assert "test_hook_limits.py:" in note
+
+
+async def test_close_is_always_limited() -> None:
+    """A `close` without a timeout of its own has the session's grace period: nothing hangs for ever."""
+    with ManualClock() as clock:
+
+        async def hangs(exc: BaseException | None) -> None:
+            await forever()
+
+        async def main() -> None:
+            async with ah.AsyncMonitoredSession(double, [Calling("close", hangs)], stop_grace_period_secs=7):
+                pass
+
+        closing = asyncio.create_task(main())
+        await ticks(20)
+        clock.advance(7)
+        with refused(ah.errors.HookTimeoutError, "Calling.close took longer than 7 s"):
+            await closing
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
+async def test_an_observers_error_is_only_logged(phase: str, suspend: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """With `on_error="log"` the error of any phase is in the log with its traceback, and everything goes on."""
+    other = RecordingHook(suspend=suspend)
+    observer = FaultInjectionHook({(phase, 1): OSError("observer failed")}, suspend=suspend)
+    await use(ah.configure(observer, on_error="log"), other)
+    assert other.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+    (record,) = caplog.records
+    assert f"FaultInjectionHook.{phase}" in record.getMessage()
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "observer failed"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_an_observers_cancellation_is_only_logged(phase: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that somebody else cancelled is reported; one that is an observer is logged."""
+
+    async def awaits_cancelled(*_: object) -> None:
+        task = asyncio.create_task(forever())
+        task.cancel()
+        await task
+
+    with refused(ah.errors.HookCancelledError, f"Calling.{phase}", "not by its session"):
+        await use(hooked(phase, awaits_cancelled))
+    caplog.clear()
+    await use(hooked(phase, awaits_cancelled, on_error="log"))
+    assert [f"Calling.{phase}" in record.getMessage() for record in caplog.records] == [True]
+
+
+async def test_an_observer_does_not_hide_what_is_no_exception() -> None:
+    """`KeyboardInterrupt` and the like are nobody's to log."""
+    with pytest.raises(KeyboardInterrupt):
+        await use(ah.configure(FaultInjectionHook({("before_run", 1): KeyboardInterrupt()}), on_error="log"))

@@ -1,0 +1,27 @@
+"""A process of the fault programme of the Ray store: `tests.support.store_worker` as a part of the cluster.
+
+    python -m tests.fuzz._ray_worker asyncio|uvloop ADDRESS
+
+The cluster's token is in the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from aiohooks.stores.ray import _cluster
+from tests.conformance.report import loop_factory
+from tests.support.store_worker import Worker
+
+
+async def main(address: str) -> None:
+    """Joins, obeys until the input ends, and leaves."""
+    await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
+    await Worker().serve()
+    await asyncio.to_thread(_cluster.leave)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=loop_factory(sys.argv[1])) as runner:
+        runner.run(main(sys.argv[2]))

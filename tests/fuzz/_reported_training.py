@@ -1,0 +1,78 @@
+"""examples/train_digits.py as it is, in a process that reports every committed step, so that a killer knows it exactly.
+
+The processes are forked off a server that has imported this module: what the example imports is there already, which saves
+seconds for each of them; everything that is the example's own begins anew.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import struct
+import sys
+import warnings
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import sklearn.datasets
+import sklearn.model_selection  # noqa: F401 - what the example imports
+
+import aiohooks as ah
+from tests.support.source import ROOT
+
+RECORD = struct.Struct("<?q")
+"""Whether the step was restored, and the step."""
+
+
+def start(steps_fd: int, output_fd: int, options: Sequence[str], *, background: bool) -> ForkServerProcess:
+    """Starts a process that runs the example with these options.
+
+    Args:
+        steps_fd: where it writes a record of each step, after it has been committed or restored.
+        output_fd: its standard output and error output.
+        options: of the example.
+        background: whether its checkpoints are written while training goes on, whatever the example says.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a server with threads cannot fork
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=_train, args=(DupFd(steps_fd), DupFd(output_fd), [*options], background), daemon=True)
+    process.start()
+    return process
+
+
+def _train(steps: Any, output: Any, options: list[str], background: bool) -> None:
+    fd = steps.detach()
+    os.dup2(output.detach(), 1)
+    os.dup2(1, 2)
+    warnings.simplefilter("error")
+
+    class ReportingStore(ah.MemoryStepStore):
+        """Writes each step down after it was made."""
+
+        def advance_nowait(self, by: int = 1) -> int:
+            step = super().advance_nowait(by)
+            os.write(fd, RECORD.pack(False, step))
+            return step
+
+        async def raise_to(self, step: int) -> int:
+            step = await super().raise_to(step)
+            os.write(fd, RECORD.pack(True, step))
+            return step
+
+    class InBackground(ah.CheckpointSaverHook):
+        """Does not wait for the disk."""
+
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(*args, **{**given, "background": True})
+
+    changed: Any = ah
+    changed.MemoryStepStore = ReportingStore
+    if background:
+        changed.CheckpointSaverHook = InBackground
+    example = ROOT / "examples" / "train_digits.py"
+    sys.argv = [str(example), *options]
+    runpy.run_path(str(example), run_name="__main__")

@@ -1,0 +1,232 @@
+"""What the Ray store does when its actor or its processes are killed or stopped, counted; see `tests.support.store_faults`.
+
+    python -m tests.fuzz.faults_ray --count 36
+
+The processes have no proxies: what Ray does when links fail is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.support.ray_cluster import keeper_of, ray_cluster
+from tests.support.store_trials import play, report
+from tests.support.store_workers import LIMIT_SECS, Crew, answered, miscounted, numbers
+
+LEASE_SECS = 2.0
+HEARTBEAT_SECS = 2.0
+_BOUND_SECS = 60.0
+"""An actor that is started again takes some seconds, twice where it is killed twice."""
+
+
+class Stage:
+    """The processes, which stay for all trials; a killed one is replaced. Each trial has a run of its own."""
+
+    def __init__(self, address: str, seed: int) -> None:
+        """Nobody is there yet."""
+        self.chance = random.Random(seed)
+        self.crew: list[Crew] = []
+        self.run = ""
+        self.late_secs = 0.0
+        self.bound_secs = _BOUND_SECS
+        self._address = address
+
+    async def begin(self) -> list[Crew]:
+        """A new run, opened by three processes."""
+        self.run = f"trial-{os.getpid()}-{next(numbers)}"
+        self.late_secs = 0.0
+        self.crew = [one for one in self.crew if one.alive]
+        while len(self.crew) < 3:
+            self.crew.append(await Crew.start("tests.fuzz._ray_worker", self._address))
+        options = {"address": self._address, "heartbeat": HEARTBEAT_SECS, "lease_secs": LEASE_SECS, "join_grace_secs": 0.0}
+        opening = [one.order("open", url="ray://faults", run=self.run, **options) for one in self.crew]
+        for one, opened in zip(self.crew, opening, strict=True):
+            one.begun = one.acked = 0
+            # A new process joins the cluster first.
+            told = await answered(opened, "open", 2 * LIMIT_SECS)
+            assert "result" in told, told
+        return self.crew
+
+    async def moment(self) -> None:
+        """Until the fault: from nothing to what some steps take."""
+        await _after(self.chance.random() ** 2 * 0.3)
+
+    async def end(self) -> str:
+        """See `store_trials.Stage`."""
+        living = [one for one in self.crew if one.alive]
+        wrong = miscounted(self.crew, (await living[0].do("value"))[1])
+        await asyncio.gather(*(one.do("close") for one in living))
+        keeper = await self.keeper()
+        # What a killed process waited for in the actor ends with its heartbeat.
+        for _ in range(2 * int(HEARTBEAT_SECS) + 2):
+            if not (left := (await keeper.statistics.remote())["waiting"]):
+                break
+            await _after(0.5)
+        from aiohooks.stores.ray import _cluster
+
+        await asyncio.to_thread(_cluster.kill_actor, keeper)
+        return wrong or (f"{left} wait in the actor" if left else "")
+
+    async def abandon(self) -> None:
+        """See `store_trials.Stage`."""
+        for one in self.crew:
+            await one.kill()
+
+    async def keeper(self) -> Any:
+        """The actor of the run."""
+        return await asyncio.to_thread(keeper_of, self.run, "faults")
+
+    async def signal_keeper(self, number: signal.Signals) -> int:
+        """Sends a signal to the actor's process."""
+        pid: int = (await (await self.keeper()).statistics.remote())["pid"]
+        os.kill(pid, number)
+        return pid
+
+
+async def _after(secs: float) -> None:
+    """When a fault comes, or the heartbeat of somebody who is dead: there is no event for it."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(secs, over.set_result, None)
+    await over
+
+
+async def killed_actor(stage: Stage) -> str:
+    """The step actor is killed while all advance and wait: nobody loses a step or a wake-up."""
+    return await _all_count(stage, lambda: stage.signal_keeper(signal.SIGKILL))
+
+
+async def killed_actor_twice(stage: Stage) -> str:
+    """It is killed again as soon as it is back."""
+
+    async def fault() -> None:
+        await stage.signal_keeper(signal.SIGKILL)
+        while True:
+            try:
+                await stage.signal_keeper(signal.SIGKILL)
+            except Exception:
+                await _after(0.05)
+            else:
+                return
+
+    return await _all_count(stage, fault)
+
+
+async def stopped_actor(stage: Stage) -> str:
+    """It is stopped for longer than all leases, and continued: nobody is taken for dead."""
+
+    async def fault() -> None:
+        pid = await stage.signal_keeper(signal.SIGSTOP)
+        await _after(1.5 * LEASE_SECS)
+        os.kill(pid, signal.SIGCONT)
+
+    return await _all_count(stage, fault)
+
+
+async def _all_count(stage: Stage, fault: Callable[[], Awaitable[Any]]) -> str:
+    times = 60
+    crew = await stage.begin()
+    for one in crew:
+        await one.do("publish", name=str(one.process.pid))
+    target = len(crew) * times
+    asked = [one.order("wait", step=target, times=50) for one in crew]
+    asked += [one.order("advance", times=times) for one in crew]
+    await stage.moment()
+    await fault()
+    await _go_on(stage, *asked)
+    for one in crew:
+        assert (await one.do("value"))[1] == target
+    return "resumed"
+
+
+async def _go_on(stage: Stage, *asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    """All that was asked is answered after the fault; the last answer."""
+    over = time.monotonic()
+    for one in asked:
+        told = await answered(one, "after the fault", _BOUND_SECS)
+        assert "result" in told, told
+    stage.late_secs = time.monotonic() - over
+    return told
+
+
+async def killed_waiter(stage: Stage) -> str:
+    """A process that waits is killed: the others go on, and it does not wait in the actor for ever."""
+    victim, other, third = await stage.begin()
+    victim.order("wait", step=1_000)
+    wait, advance = other.order("wait", step=20), third.order("advance", times=20)
+    await stage.moment()
+    await victim.kill()
+    await _go_on(stage, wait, advance)
+    assert (await other.do("value"))[1] == 20
+    return "resumed"
+
+
+async def killed_advancer(stage: Stage) -> str:
+    """A process that advances is killed: those who wait for a step that it alone could reach are told."""
+    victim, other, third = await stage.begin()
+    await victim.do("publish", name="victim")
+    wait = other.order("wait", step=1_000_000)
+    victim.order("advance", times=1_000_000)
+    await third.do("wait", step=3)
+    await stage.moment()
+    await victim.kill()
+    over = time.monotonic()
+    told = await answered(wait, "wait for a dead advancer", _BOUND_SECS)
+    stage.late_secs = time.monotonic() - over
+    assert told.get("error") == "PublisherFailedError", told
+    return "typed error"
+
+
+async def killed_chief(stage: Stage) -> str:
+    """The chief is killed: the next one, who waits for the lead, gets it in a new term."""
+    victim, successor, _ = await stage.begin()
+    first = await victim.do("lead")
+    lead = successor.order("lead")
+    await stage.moment()
+    await victim.kill()
+    assert (await _go_on(stage, lead))["result"] > first
+    return "resumed"
+
+
+FAULTS = (killed_actor, stopped_actor, killed_waiter, killed_actor_twice, killed_advancer, killed_chief)
+
+
+async def played(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """So many trials."""
+    from aiohooks.stores.ray import _cluster
+
+    await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
+    stage = Stage(address, seed)
+    try:
+        return await play(stage, count, [(fault.__name__.replace("_", " "), fault) for fault in FAULTS])
+    finally:
+        for one in stage.crew:
+            await one.end()
+        await asyncio.to_thread(_cluster.leave)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit code says whether all was well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=36, help="how many faults (36)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--address", default=os.environ.get("AIOHOOKS_TEST_RAY"), help="a cluster that runs already")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR)
+    if options.address:
+        return report(*asyncio.run(played(options.address, options.count, options.seed)))
+    with ray_cluster() as address:
+        return report(*asyncio.run(played(address, options.count, options.seed)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

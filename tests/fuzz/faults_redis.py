@@ -1,0 +1,125 @@
+"""What the Redis store does when servers, links and processes fail, counted; see `tests.support.store_faults`.
+
+    python -m tests.fuzz.faults_redis --count 484 [--server valkey|redis]
+
+Besides what can fail on every engine: the server drops its clients, loses all keys under living connections, becomes a
+replica for a while, or has no memory left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import redis.asyncio
+
+from tests.support.redis_servers import KINDS
+from tests.support.store_faults import FAULTS, Stage, Trial, resumes
+from tests.support.store_servers import Server
+from tests.support.store_trials import play, report
+
+
+async def _asked(stage: Stage, *command: str | int) -> Any:
+    async with redis.asyncio.Redis(port=stage.server.port, protocol=2, decode_responses=True) as other:
+        return await cast("Any", other).execute_command(*command)
+
+
+async def clients_dropped(stage: Stage) -> str:
+    """The server closes all connections."""
+    waiter, advancer, _ = await stage.begin()
+
+    async def fault() -> None:
+        await _asked(stage, "CLIENT", "KILL", "TYPE", "normal")
+
+    return await resumes(stage, waiter, advancer, fault)
+
+
+async def keys_deleted(stage: Stage) -> str:
+    """All keys and scripts are deleted, and no connection is lost."""
+    waiter, advancer, _ = await stage.begin()
+
+    async def fault() -> None:
+        await _asked(stage, "FLUSHALL")
+        await _asked(stage, "SCRIPT", "FLUSH")
+
+    return await resumes(stage, waiter, advancer, fault)
+
+
+async def refused_for_a_while(stage: Stage, refuse: tuple[str, ...], allow: tuple[str, ...]) -> str:
+    """The server answers all changes with an error, and then takes them again."""
+    waiter, advancer, _ = await stage.begin()
+
+    async def fault() -> None:
+        await _asked(stage, *refuse)
+        await stage.last(0.5)
+        await _asked(stage, *allow)
+
+    return await resumes(stage, waiter, advancer, fault)
+
+
+REDIS_FAULTS: Mapping[str, Trial] = {
+    **FAULTS,
+    "clients dropped by the server": clients_dropped,
+    "keys and scripts deleted": keys_deleted,
+    "server a replica for a while": partial(
+        refused_for_a_while, refuse=("REPLICAOF", "127.0.0.1", "1"), allow=("REPLICAOF", "NO", "ONE")
+    ),
+    "server's memory full for a while": partial(
+        refused_for_a_while, refuse=("CONFIG", "SET", "maxmemory", "1"), allow=("CONFIG", "SET", "maxmemory", "0")
+    ),
+}
+
+
+@contextlib.asynccontextmanager
+async def staged(kind: str, directory: Path, seed: int) -> AsyncIterator[Stage]:
+    """A stage with a server of that kind, whose data is on the disk."""
+
+    async def left() -> str:
+        clients = (await _asked(stage, "CLIENT LIST")) or []
+        stats = await _asked(stage, "INFO", "clients")
+        return f"{len(clients) - 1} connections are left" if len(clients) > 1 or stats["blocked_clients"] else ""
+
+    server = Server(kind, directory)
+    await asyncio.to_thread(server.start)
+    stage = Stage(server, seed, b"EVALSHA", left)
+    async with stage.set():
+        yield stage
+
+
+async def played(
+    count: int, seed: int, kinds: list[str], directory: Path, only: Sequence[str] = ()
+) -> tuple[Counter[str], list[str]]:
+    """So many trials, shared by the kinds of servers."""
+    verdicts: Counter[str] = Counter()
+    problems: list[str] = []
+    faults = [(name, REDIS_FAULTS[name]) for name in only or REDIS_FAULTS]
+    for kind in kinds:
+        async with staged(kind, directory, seed) as stage:
+            some, wrong = await play(stage, count // len(kinds), [(f"{kind}: {name}", trial) for name, trial in faults])
+        verdicts += some
+        problems += wrong
+    return verdicts, problems
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2 * len(REDIS_FAULTS))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--server", action="append", choices=KINDS, help="only this one")
+    parser.add_argument("--fault", action="append", choices=tuple(REDIS_FAULTS), help="only this one; may be repeated")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        return report(*asyncio.run(played(given.count, given.seed, given.server or KINDS, Path(directory), given.fault or ())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""A Ray cluster of two nodes, one of which is killed: the one on which the step actor lives.
+
+    python -m tests.fuzz.ray_node
+
+A chief and three workers run on the other node, and start one after the other (see `distributed_tasks.staggered`). The node is
+killed when the chief is at step 15. Prints what each was asked for and where it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from tests.support import tasks as distributed_tasks
+from tests.support.ray_cluster import environment as environment  # before Ray is imported
+
+RUN = "node"
+LAST = 200
+
+
+def open_there(run: str) -> str:
+    """Opens the run, in a task: its actor lives on the node of that."""
+    import ray
+
+    from aiohooks.stores.ray import RayStepStore
+
+    async def opened() -> str:
+        async with RayStepStore(run=run):
+            node: str = ray.get_runtime_context().get_node_id()
+            return node
+
+    return asyncio.run(opened())
+
+
+async def main() -> int:
+    """The whole story."""
+    import ray
+    from ray._private import ray_constants
+    from ray.cluster_utils import Cluster
+
+    from aiohooks.distributed.ray import run
+    from aiohooks.stores.ray import RayStepStore
+
+    ray_constants.ENABLE_RAY_CLUSTER = False  # loopback; Cluster() itself takes no address
+    head_args = {"num_cpus": 8, "resources": {"head": 100}, "include_dashboard": False, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args=head_args)
+    second = cluster.add_node(num_cpus=2, resources={"second": 1}, object_store_memory=80_000_000)
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        there: Any = ray.remote(resources={"second": 1})(open_there)
+        node = await there.remote(RUN)
+        assert node == second.node_id
+        assert node != ray.get_runtime_context().get_node_id()
+        options = {"num_cpus": 1, "resources": {"head": 1}}
+        launched = asyncio.ensure_future(run(distributed_tasks.staggered, args=(LAST,), run=RUN, task_options=options))
+        async with RayStepStore(run=RUN) as store:
+            await store.wait_for(15)
+            began = time.monotonic()
+            await asyncio.to_thread(cluster.remove_node, second, allow_graceful=False)
+            await store.wait_for(27)
+            secs = time.monotonic() - began
+        started = await launched
+        print(json.dumps({"started": started, "secs": round(secs, 1)}), flush=True)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    sys.exit(asyncio.run(main()))

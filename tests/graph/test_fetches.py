@@ -1,0 +1,258 @@
+"""What is fetched comes back in the shape in which it was asked for; what hooks ask for beside it is joined and split."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+import aiohooks as ah
+from tests.support.models import Asking, counting_graph
+
+pytestmark = pytest.mark.every_python
+
+
+class Point(NamedTuple):
+    """A named tuple of fetches."""
+
+    x: Any
+    y: Any
+
+
+class Names(tuple[Any, ...]):
+    """A tuple of another class."""
+
+
+@dataclass
+class Open:
+    """A dataclass of fetches, with a field that is not an argument."""
+
+    x: Any
+    y: Any
+    made: Any = field(default="total", init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """One that cannot be changed."""
+
+    x: Any
+
+
+class Attribute:
+    """As attrs describes a field."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Attrs:
+    """A class as attrs makes them."""
+
+    __attrs_attrs__ = (Attribute("x"), Attribute("y"))
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attrs) and (self.x, self.y) == (other.x, other.y)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+OLD_POINT = namedtuple("OLD_POINT", ["x", "y"])
+TOTAL_7 = Open("train", 0)
+TOTAL_7.x, TOTAL_7.y, TOTAL_7.made = 7, 70, 0
+
+
+@pytest.mark.parametrize(
+    ("fetches", "values"),
+    [
+        ("x", 7),
+        (["x", "loss"], [7, 70]),
+        (("x",), (7,)),
+        ({"a": "x", 3: ["loss"]}, {"a": 7, 3: [70]}),
+        (Point("x", ["loss"]), Point(7, [70])),
+        (OLD_POINT("x", "loss"), OLD_POINT(7, 70)),
+        (Names(("x", "loss")), Names((7, 70))),
+        (OrderedDict(b="x", a="loss"), OrderedDict(b=7, a=70)),
+        (defaultdict(int, a="x"), defaultdict(int, a=7)),  # type: ignore[arg-type]
+        (MappingProxyType({"a": "x"}), MappingProxyType({"a": 7})),
+        (Open("x", "loss"), TOTAL_7),
+        (Frozen(["x"]), Frozen([7])),
+        (Attrs("x", Point("loss", "x")), Attrs(70 // 10, Point(70, 7))),
+        ([], []),
+        ((), ()),
+        ({}, {}),
+        ([[], ({},)], [[], ({},)]),
+        (["x", "x", {"again": "x"}], [7, 7, {"again": 7}]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_values_come_back_in_the_shape_of_the_fetches(fetches: Any, values: Any) -> None:
+    """Lists, tuples of all kinds, mappings, dataclasses and attrs classes, nested at will, keep type, order and keys.
+
+    So they do for a caller with hooks beside it, and for a hook, whatever the others ask for.
+    """
+    graph = counting_graph()
+    raw = await ah.Session(graph).run(fetches, {"x": 7})
+    hook, other = Asking(fetches), Asking(["loss", "total"])
+    async with ah.AsyncMonitoredSession(graph, [other, hook]) as session:
+        result = await session.run(fetches, {"x": 7})
+        (seen,) = hook.values
+    for got in (raw, result, seen.results):
+        assert got == values
+        assert type(got) is type(values)
+    assert other.values[0].results == [70, 0]
+
+
+async def test_a_defaultdict_keeps_its_factory_and_a_mapping_its_order() -> None:
+    """What a mapping has besides its items is kept."""
+    session = ah.Session(counting_graph())
+    result = await session.run(defaultdict(list, {"b": "x", "a": "loss"}))
+    assert result["new"] == []
+    assert list(result) == ["b", "a", "new"]
+
+
+async def test_fetches_are_not_changed() -> None:
+    """The caller's own structures are left as they were, also those that the result copies."""
+    fetches = {"open": Open("x", "loss"), "list": ["x"]}
+    await ah.Session(counting_graph()).run(fetches)
+    assert fetches == {"open": Open("x", "loss"), "list": ["x"]}
+
+
+async def test_names_and_nodes_are_the_same_leaf() -> None:
+    """Each node is computed once a run, whoever asks for it, by whatever key, however often."""
+    calls: list[int] = []
+    graph = ah.Graph()
+
+    @graph.train_op
+    async def count() -> int:
+        calls.append(1)
+        return len(calls)
+
+    hooks = [Asking("count"), Asking({"a": count, "b": ["count", count]})]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        for number in (1, 2):
+            assert await session.run(["count", count]) == [number, number]
+        assert [values.results for values in hooks[0].values] == [1, 2]
+        assert [values.results for values in hooks[1].values] == [{"a": 1, "b": [1, 1]}, {"a": 2, "b": [2, 2]}]
+        assert session.global_step.latest.step == 2
+
+
+async def test_what_compares_equal_is_still_told_apart() -> None:
+    """A list, a tuple and a named tuple of the same names are three shapes, also one after the other."""
+    async with ah.AsyncMonitoredSession(counting_graph(), [Asking("loss")]) as session:
+        for _ in range(2):
+            for fetches in (("x", "loss"), ["x", "loss"], Point("x", "loss"), Names(("x", "loss"))):
+                result = await session.run(fetches)
+                assert type(result) is type(fetches)
+
+
+async def test_nothing_is_asked_for_by_none_and_by_an_empty_container() -> None:
+    """A hook that asks for nothing gets None; one that asks for an empty container gets it empty."""
+    silent, none, empty, feeding = Asking(), Asking(None), Asking([]), Asking(None, {"x": 2})
+    silent.answer = None
+    async with ah.AsyncMonitoredSession(counting_graph(), [silent, none, empty, feeding]) as session:
+        assert await session.run("loss") == 20
+    assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [None, None, [], None]
+
+
+async def test_a_hook_may_fetch_what_advances_the_step() -> None:
+    """What a hook asks for is part of the run: a train operation that only a hook fetches is run once a run."""
+    async with ah.AsyncMonitoredSession(counting_graph(), [Asking("train"), Asking(["train"])]) as session:
+        assert await session.run([]) == []
+        assert await session.run("total") == 1
+        assert session.global_step.latest.step == 2
+
+
+# -- feeds
+
+
+async def test_feeds_of_hooks_and_the_caller_are_joined() -> None:
+    """Different nodes may be fed by different hooks and the caller; everybody sees all of them."""
+    graph = ah.Graph()
+    for name in ("a", "b", "c"):
+        graph.placeholder(name)
+    graph.operation(name="all")(lambda a, b, c: (a, b, c))
+    hooks = [Asking("all", {"a": 1}), Asking(None, {graph.nodes["b"]: 2})]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        feed_dict = {"c": 3}
+        assert await session.run("all", feed_dict) == (1, 2, 3)
+        assert feed_dict == {"c": 3}
+    assert hooks[0].values[0].results == (1, 2, 3)
+
+
+async def test_a_tuple_of_nodes_is_fed_together() -> None:
+    """A feed's key may be a tuple, nested, whose values have the same shape; lists of values are fine."""
+    graph = ah.Graph()
+    for name in ("a", "b", "c"):
+        graph.placeholder(name)
+    graph.operation(name="all")(lambda a, b, c: (a, b, c))
+    feed: dict[Any, Any] = {(("a", graph.nodes["b"]), "c"): ([1, 2], 3)}
+    assert await ah.Session(graph).run("all", feed) == (1, 2, 3)
+    async with ah.AsyncMonitoredSession(graph, [Asking(None, feed)]) as session:
+        assert await session.run("all") == (1, 2, 3)
+
+
+async def test_a_step_function_is_fed_by_its_parameters() -> None:
+    """A step's parameters are placeholders, those with a default need no feed, and `global_step` is the session's."""
+
+    async def step(batch: int, scale: int = 10, *, global_step: int) -> dict[str, int]:
+        return {"loss": batch * scale, "at": global_step}
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        assert await session.run(["loss", "at"], {"batch": 1}) == [10, 0]
+        assert await session.run(["loss", "at"], {"batch": 1, "scale": 2}) == [2, 1]
+        assert await session.run({"all": "step"}, {"batch": 3}) == {"all": {"loss": 30, "at": 2}}
+        assert await session.run("loss", {"loss": 5}) == 5
+        assert session.global_step.latest.step == 3
+
+
+# -- options
+
+
+async def test_options_are_merged_into_a_new_mapping() -> None:
+    """The larger number, either flag, sequences one after the other, else the later one; nobody's own is changed."""
+    caller = {"level": 1, "trace": False, "watch": ["a"], "name": "caller"}
+    asked = {"level": 3, "trace": True, "watch": ("b",), "name": "hook"}
+    hook, silent = Asking(None, None, asked), Asking()
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, silent]) as session:
+        for _ in range(2):
+            await session.run("loss", None, caller)
+    merged = {"level": 3, "trace": True, "watch": ["a", "b"], "name": "hook"}
+    for values in (*hook.values, *silent.values):
+        assert values.options == merged
+    assert hook.values[0].run_metadata is silent.values[0].run_metadata is not None
+    assert hook.values[0].run_metadata is not hook.values[1].run_metadata
+    assert (caller["watch"], asked["watch"]) == (["a"], ("b",))
+
+
+async def test_without_options_there_is_no_metadata() -> None:
+    """`options` and `run_metadata` are None for a run for which nobody gave options."""
+    hook = Asking("loss")
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        await session.run("loss")
+    assert hook.values == [ah.SessionRunValues(10, None, None)]
+
+
+async def test_hooks_see_what_the_caller_asked_for() -> None:
+    """`original_args` are the caller's own fetches, feeds and options, the same for all hooks."""
+    seen: list[ah.SessionRunArgs] = []
+
+    class Looks(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+            seen.append(run_context.original_args)
+            return ah.SessionRunArgs("total", {"x": 1})
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            seen.append(run_context.original_args)
+
+    fetches, options = ["loss"], {"level": 1}
+    async with ah.AsyncMonitoredSession(counting_graph(), [Looks()]) as session:
+        await session.run(fetches, None, options)
+    assert seen == [ah.SessionRunArgs(["loss"], None, {"level": 1})] * 2
+    assert seen[0].fetches is fetches

@@ -1,0 +1,266 @@
+"""Graphs: what can be added, when nothing can be added any more, and the default graph."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.models import Calling, counting_graph, refused
+
+# -- names
+
+
+@pytest.mark.parametrize("name", ["x", "v", "op", "global_step"])
+@pytest.mark.parametrize("kind", ["placeholder", "variable", "operation", "train_op"])
+def test_names_are_unique(kind: str, name: str) -> None:
+    """A second node of a name is refused, whatever the two are, and the graph stays as it was."""
+    graph = ah.Graph()
+    graph.placeholder("x")
+    graph.variable("v", 0)
+    graph.operation(name="op")(lambda: None)
+    add: dict[str, Callable[[], Any]] = {
+        "placeholder": lambda: graph.placeholder(name),
+        "variable": lambda: graph.variable(name, 1),
+        "operation": lambda: graph.operation(name=name)(lambda: None),
+        "train_op": lambda: graph.train_op(name=name)(lambda: None),
+    }
+    before = graph.nodes
+    with refused(ah.errors.GraphError, f"{name!r} is already the name of", "unique") as caught:
+        add[kind]()
+    assert isinstance(caught.value, ValueError)
+    assert graph.nodes == before
+
+
+@pytest.mark.parametrize("name", ["", None, 5, b"x"], ids=repr)
+def test_names_are_text(name: Any) -> None:
+    """A node is named by a str that is not empty."""
+    graph = ah.Graph()
+    with refused(ah.errors.GraphError, f"{name!r} is not a name", "give a non-empty str"):
+        graph.placeholder(name)
+    with refused(ah.errors.GraphError, f"{name!r} is not a name", "give a non-empty str"):
+        graph.variable(name, 0)
+
+
+async def test_a_step_named_as_its_parameter_is_refused() -> None:
+    """A step function and its parameter share the graph's names."""
+
+    async def batch(batch: int) -> None: ...
+
+    with refused(ah.errors.GraphError, "'batch' is already the name of", "unique"):
+        ah.AsyncMonitoredSession(batch)
+
+
+# -- operations
+
+
+def takes_args(*args: int) -> None: ...
+def takes_kwargs(**kwargs: int) -> None: ...
+def takes_positional(x: int, /) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "parameter"), [(takes_args, "*args"), (takes_kwargs, "**kwargs"), (takes_positional, "x")], ids=["args", "kwargs", "/"]
+)
+def test_parameters_without_a_name_are_refused(fn: Callable[..., Any], parameter: str) -> None:
+    """An input is found by its parameter's name, so `*args`, `**kwargs` and positional-only ones are refused."""
+    with refused(ah.errors.GraphError, f"operation {fn.__name__!r}: parameter {parameter}", "give each input a named parameter"):
+        ah.Graph().operation(fn)
+
+
+def test_a_step_with_args_is_refused() -> None:
+    """The same holds for a coroutine function as the step, when the session is made."""
+
+    async def step(*args: int) -> None: ...
+
+    with refused(ah.errors.GraphError, "operation 'step': parameter *args", "named parameter"):
+        ah.AsyncMonitoredSession(step)
+
+
+def test_a_function_whose_parameters_cannot_be_read_is_refused() -> None:
+    """A built-in without a signature is refused, and told to be wrapped."""
+    with refused(ah.errors.GraphError, "operation 'dict'", "cannot be read", "wrap it in a function"):
+        ah.Graph().operation(dict)
+
+
+@pytest.mark.parametrize("fn", [5, None, "train", object()], ids=["int", "None", "str", "object"])
+def test_operations_are_made_of_functions(fn: Any) -> None:
+    """What cannot be called is no operation."""
+    with refused(ah.errors.GraphError, "an operation is made of a function", repr(fn)):
+        ah.Graph().operation(name="op")(fn)
+
+
+async def a_coroutine_function() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "fn", "says"),
+    [
+        ({"updates": "v", "adds_to": "v"}, lambda: 1, ("both updates='v' and adds_to='v'", "give one")),
+        ({"thread": True}, a_coroutine_function, ("is a coroutine function", "leave out thread=True")),
+        ({"updates": 5}, lambda: 1, ("5", "variable")),
+        ({"adds_to": ["v"]}, lambda: 1, ("['v']", "variable")),
+    ],
+    ids=["both", "thread", "int", "list"],
+)
+def test_options_that_contradict_are_refused(options: dict[str, Any], fn: Callable[[], Any], says: tuple[str, ...]) -> None:
+    """Options of an operation that cannot be meant are refused when it is added, and it is not added."""
+    graph = ah.Graph()
+    graph.variable("v", 0)
+    with refused(ah.errors.GraphError, "operation 'op'", *says):
+        graph.operation(name="op", **options)(fn)
+    assert "op" not in graph.nodes
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "1", None], ids=repr)
+def test_a_train_operation_trains_steps(steps: Any) -> None:
+    """`train_op(steps=...)` is a whole number, at least 1."""
+    with refused(ah.errors.InvalidArgumentError, f"steps is {steps!r}", "1 or more"):
+        ah.Graph().train_op(steps=steps)(lambda: 1)
+
+
+async def test_a_plain_function_that_returns_a_coroutine_is_refused() -> None:
+    """A plain operation that returns a coroutine was meant to be `async def`; it is told so, suspended or not."""
+    for first in (asyncio.sleep, lambda _: asyncio.Event().set()):
+        graph = ah.Graph()
+        graph.operation(name="first")(functools.partial(first, 0) if first is asyncio.sleep else lambda: None)
+        graph.operation(name="op")(lambda: a_coroutine_function())
+        with refused(ah.errors.GraphError, "operation 'op' is a plain function that returned a coroutine", "`async def`"):
+            await ah.Session(graph).run(["first", "op"])
+
+
+async def test_an_operation_can_be_called() -> None:
+    """An operation is callable as its function is, so that a decorated function can still be tested."""
+    graph = ah.Graph()
+
+    @graph.operation
+    def add(x: int, y: int = 2) -> int:
+        return x + y
+
+    @graph.train_op(adds_to="total", steps=2)
+    async def train(add: int) -> int:
+        return add
+
+    assert (add(1), add(x=1, y=1), await train(4)) == (3, 2, 4)
+    assert (add.name, add.inputs, add.optional, train.steps, train.adds_to) == ("add", ("x", "y"), {"y"}, 2, "total")
+
+
+async def test_all_kinds_of_functions_are_operations() -> None:
+    """Plain functions, coroutine functions, partials, bound methods and callable objects are operations by parameter name."""
+
+    class Adder:
+        def bound(self, x: int) -> int:
+            return x + 1
+
+        async def __call__(self, x: int) -> int:
+            return x + 2
+
+    async def twice(x: int, times: int = 2) -> int:
+        return x * times
+
+    graph = ah.Graph()
+    graph.placeholder("x")
+    graph.operation(Adder().bound)
+    graph.operation(name="object")(Adder())
+    graph.operation(name="partial")(functools.partial(twice, times=5))
+    graph.operation(twice)
+    values = await ah.Session(graph).run(["bound", "object", "partial", "twice"], {"x": 10})
+    assert values == [11, 12, 50, 20]
+
+
+# -- finalizing, and the default graph
+
+
+async def test_an_open_session_finalizes_its_graph() -> None:
+    """While a session is open nothing can be added; when the last one of a graph has closed, adding is possible again."""
+    graph = counting_graph()
+    async with ah.AsyncMonitoredSession(graph):
+        async with ah.AsyncMonitoredSession(graph):
+            assert graph.finalized
+        assert graph.finalized
+        with refused(
+            ah.errors.GraphFinalizedError, "'late' cannot be added", "in a hook's begin(), or before a session"
+        ) as caught:
+            graph.placeholder("late")
+        assert isinstance(caught.value, RuntimeError)
+    assert not graph.finalized
+    graph.placeholder("late")
+
+
+async def test_a_graph_that_was_finalized_before_stays_so() -> None:
+    """Closing un-finalizes only what opening finalized."""
+    graph = counting_graph()
+    graph.finalize()
+    async with ah.AsyncMonitoredSession(graph) as session:
+        await session.run("train")
+    assert graph.finalized
+    with refused(ah.errors.GraphFinalizedError, "'late' cannot be added"):
+        graph.operation(name="late")(lambda: 1)
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "end", "close"])
+async def test_a_session_that_fails_lets_go_of_its_graph(phase: str) -> None:
+    """However a session ends, also while it is opened, its graph is not finalized afterwards."""
+
+    async def fail(*_: object) -> None:
+        raise OSError(phase)
+
+    graph = counting_graph()
+    with pytest.raises(OSError, match=phase):
+        async with ah.AsyncMonitoredSession(graph, [Calling(phase, fail)]):
+            pass
+    assert not graph.finalized
+
+
+async def test_begin_may_add_to_the_default_graph() -> None:
+    """In `begin`, suspended or not, the session's graph is the default one; outside of it there is another."""
+    graph = counting_graph()
+    seen: list[ah.Graph] = []
+
+    async def add() -> None:
+        await asyncio.sleep(0)
+        seen.append(ah.get_default_graph())
+        ah.get_default_graph().operation(name="added")(lambda total: total + 0.5)
+
+    async def look(*_: object) -> None:
+        seen.append(ah.get_default_graph())
+
+    hooks = [Calling("begin", add), Calling("before_run", look)]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        assert await session.run("added") == 0.5
+    assert seen[0] is graph
+    assert seen[1] is not graph
+
+
+async def test_the_default_graph_belongs_to_the_context() -> None:
+    """`as_default` holds inside its block and its tasks only; without it a context keeps one graph of its own."""
+    own = ah.get_default_graph()
+    assert ah.get_default_graph() is own
+    graph = ah.Graph()
+    with graph.as_default() as same:
+        assert same is graph
+        assert await asyncio.create_task(asyncio.to_thread(ah.get_default_graph)) is graph
+        with ah.Graph().as_default() as inner:
+            assert ah.get_default_graph() is inner
+        assert ah.get_default_graph() is graph
+    assert ah.get_default_graph() is own
+
+
+def test_a_graph_tells_what_it_has() -> None:
+    """`nodes`, `variables`, `trains` and the reprs say what is in a graph."""
+    graph = counting_graph()
+    assert list(graph.nodes) == ["global_step", "x", "total", "loss", "train"]
+    assert [variable.name for variable in graph.variables] == ["total"]
+    assert graph.trains
+    assert not ah.Graph().trains
+    assert repr(graph) == "<Graph global_step, x, total, loss, train>"
+    graph.finalize()
+    assert repr(graph) == "<Graph global_step, x, total, loss, train finalized>"
+    assert repr(graph.nodes["x"]) == "<Placeholder 'x'>"
+    assert repr(graph.nodes["total"]) == "<Variable 'total'>"
+    assert repr(graph.nodes["train"]) == "<Operation 'train'>"
+    assert repr(graph.global_step) == "<GlobalStep 'global_step'>"

@@ -1,0 +1,240 @@
+"""Planning a run: how inputs are found by name, what is computed and in which order, and what cannot be planned."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.models import counting_graph, refused
+
+# -- inputs
+
+
+async def test_inputs_are_found_by_name_and_may_be_optional() -> None:
+    """A parameter with a default is given if the graph has its name, and left out otherwise; keyword-only ones as well."""
+    graph = ah.Graph()
+    graph.placeholder("x", default=1)
+    graph.placeholder("z", default=3)
+
+    @graph.operation
+    def seen(x: int, y: int = -2, z: int = -3, *, w: int = -4) -> tuple[int, ...]:
+        return x, y, z, w
+
+    @graph.operation
+    async def wanted(*, z: int, x: int) -> tuple[int, ...]:
+        return x, z
+
+    session = ah.Session(graph)
+    assert await session.run(("seen", "wanted")) == ((1, -2, 3, -4), (1, 3))
+
+
+async def test_an_input_that_is_nothing_in_the_graph_is_refused() -> None:
+    """A parameter without a default must be in the graph when the operation is run, not when it is added."""
+    graph = ah.Graph()
+
+    @graph.operation
+    def loss(labels: int) -> int:
+        return labels
+
+    session = ah.Session(graph)
+    with refused(ah.errors.FetchError, "operation 'loss' has a parameter 'labels'", "not in the graph", "known are:"):
+        await session.run("loss")
+    graph.placeholder("labels", default=7)
+    assert await session.run("loss") == 7
+
+
+async def test_an_unfed_placeholder_is_refused_where_it_is_needed() -> None:
+    """A placeholder without a default must be fed if a fetch leads to it, and need not otherwise."""
+    graph = ah.Graph()
+    graph.placeholder("x")
+    graph.operation(name="loss")(lambda x: x)
+    graph.operation(name="other")(lambda: 1)
+    session = ah.Session(graph)
+    for fetches in ("x", "loss", ["other", {"deep": ("loss",)}]):
+        with refused(ah.errors.FetchError, "placeholder 'x' is needed and not fed", "add it to feed_dict", "default"):
+            await session.run(fetches)
+    assert await session.run("other") == 1
+    assert await session.run("loss", {"loss": 5}) == 5
+
+
+async def test_a_default_may_be_anything() -> None:
+    """None is a default like any other, and falsy feeds are feeds."""
+    graph = ah.Graph()
+    graph.placeholder("x", default=None)
+    session = ah.Session(graph)
+    assert await session.run("x") is None
+    assert await session.run("x", {"x": 0}) == 0
+    assert await session.run("x", {}) is None
+
+
+async def test_the_global_step_is_an_input_too() -> None:
+    """`global_step` is a node: as a parameter or fetched it is the step at which the run started, and it can be fed."""
+    graph = ah.Graph()
+    graph.train_op(name="train")(lambda global_step: 100 + global_step)
+    session = ah.Session(graph, global_step=ah.MemoryStepStore(3))
+    assert await session.run(["train", graph.global_step]) == [103, 3]
+    assert await session.run(["train", "global_step"], {"global_step": 50}) == [150, 50]
+    assert session.global_step.latest.step == 5
+
+
+# -- plans
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+async def test_a_circle_is_named(length: int) -> None:
+    """Operations that need each other are a GraphError that spells out the circle; feeding one of them breaks it."""
+    graph = ah.Graph()
+    functions = {1: {"a": lambda a: a}, 2: {"a": lambda b: b, "b": lambda a: a}}
+    functions[3] = {"a": lambda c: c, "b": lambda a: a, "c": lambda b: b}
+    for name, fn in functions[length].items():
+        graph.operation(name=name)(fn)
+    graph.operation(name="start")(lambda a: a)
+    session = ah.Session(graph)
+    circle = {1: "a -> a", 2: "a -> b -> a", 3: "a -> c -> b -> a"}[length]
+    with refused(ah.errors.GraphError, "in a circle", circle, "feed one of them, or break it"):
+        await session.run("start")
+    assert await session.run("start", {"a": 5}) == 5
+
+
+async def test_a_diamond_is_no_circle() -> None:
+    """A node that is needed along several ways is computed once."""
+    calls: list[str] = []
+    graph = ah.Graph()
+
+    @graph.operation
+    async def top() -> int:
+        calls.append("top")
+        await asyncio.sleep(0)
+        return 1
+
+    @graph.operation
+    def left(top: int) -> int:
+        return top + 1
+
+    @graph.operation
+    async def right(top: int) -> int:
+        return top + 2
+
+    graph.operation(name="bottom")(lambda left, right, top: (left, right, top))
+    assert await ah.Session(graph).run(["bottom", "top", ["top"]]) == [(2, 3, 1), 1, [1]]
+    assert calls == ["top"]
+
+
+async def test_only_what_is_needed_is_computed() -> None:
+    """A run computes what its fetches lead to; a fed node and what only it needs are left out."""
+    calls: list[str] = []
+    graph = ah.Graph()
+    graph.operation(name="source")(lambda: calls.append("source"))
+    graph.operation(name="middle")(lambda source: calls.append("middle"))
+    graph.operation(name="last")(lambda middle: calls.append("last"))
+    graph.operation(name="apart")(lambda: calls.append("apart"))
+    session = ah.Session(graph)
+    await session.run("last")
+    await session.run("last", {"middle": 1})
+    await session.run("last", {graph.nodes["last"]: 1})
+    await session.run([])
+    assert calls == ["source", "middle", "last", "last"]
+
+
+def conflicting_graph(first: dict[str, str], second: dict[str, str]) -> ah.Graph:
+    graph = ah.Graph()
+    graph.variable("v", 10)
+    graph.operation(name="one", **first)(lambda: 1)  # type: ignore[call-overload]
+    graph.operation(name="two", **second)(lambda: 2)  # type: ignore[call-overload]
+    return graph
+
+
+@pytest.mark.parametrize("kinds", [("updates", "updates"), ("updates", "adds_to"), ("adds_to", "updates")])
+async def test_a_variable_has_one_owner_in_a_run(kinds: tuple[str, str]) -> None:
+    """Two operations of one run that both change a variable are refused unless both add; each may be run alone."""
+    graph = conflicting_graph({kinds[0]: "v"}, {kinds[1]: "v"})
+    session = ah.Session(graph)
+    with refused(ah.errors.GraphError, "'one' and 'two' both change 'v'", "use adds_to for both, or run one"):
+        await session.run(["one", "two"])
+    assert session.variables.snapshot() == {"v": 10}
+    await session.run("one")
+    await session.run("two")
+
+
+async def test_several_operations_may_add_to_a_variable() -> None:
+    """What several operations of a run add to a variable is all added."""
+    session = ah.Session(conflicting_graph({"adds_to": "v"}, {"adds_to": "v"}))
+    await session.run(["one", "two"])
+    assert session.variables.snapshot() == {"v": 13}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("weigths", "did you mean 'weights'?"), ("x", "known are: weights"), ("loss", "known are")]
+)
+async def test_only_variables_are_changed(name: str, says: str) -> None:
+    """`updates` and `adds_to` name a variable; the error says which there are. It comes when the operation is run."""
+    graph = ah.Graph()
+    graph.placeholder("x", default=1)
+    graph.variable("weights", 0)
+    graph.operation(name="loss")(lambda: 1)
+    graph.operation(name="bad", updates=name)(lambda: 1)
+    with refused(ah.errors.GraphError, f"operation 'bad' changes {name!r}, which is not a variable", says):
+        await ah.Session(graph).run("bad")
+
+
+async def test_the_variable_itself_may_be_named() -> None:
+    """`updates` and `adds_to` take the variable as well as its name."""
+    graph = ah.Graph()
+    weights, count = graph.variable("weights", 0), graph.variable("count", 0)
+    options: dict[str, Any] = {"updates": weights}
+    graph.operation(name="set", **options)(lambda: 5)
+    options = {"adds_to": count}
+    graph.train_op(name="train", **options)(lambda: 1)
+    session = ah.Session(graph)
+    await session.run(["set", "train"])
+    assert session.variables.snapshot() == {"weights": 5, "count": 1}
+
+
+async def test_plans_follow_the_fetches_and_feeds() -> None:
+    """The same fetches with other feeds, and the same feeds with other fetches, are other runs: nothing is mixed up."""
+    graph = counting_graph()
+    session = ah.Session(graph)
+    x, loss = graph.nodes["x"], graph.nodes["loss"]
+    for _ in range(2):  # the second time every plan is known
+        assert await session.run("loss") == 10
+        assert await session.run("loss", {"x": 2}) == 20
+        assert await session.run("loss", {x: 3}) == 30
+        assert await session.run("loss", {"loss": 4}) == 4
+        assert await session.run(("loss", "x"), {"x": 5}) == (50, 5)
+        assert await session.run((loss, x), {"x": 6}) == (60, 6)
+        assert await session.run((loss, x), {x: 7, "loss": 1}) == (1, 7)
+        assert await session.run([loss, x]) == [10, 1]
+        assert await session.run((loss,), {("x", "total"): (8, 1)}) == (80,)
+
+
+async def test_a_run_of_many_different_shapes_does_not_grow_for_ever() -> None:
+    """Feeding ever new sets of nodes works on, however many there were."""
+    graph = ah.Graph()
+    nodes = [graph.placeholder(f"p{number}", default=number) for number in range(1100)]
+    session = ah.Session(graph)
+    for node in nodes:
+        assert await session.run(node) == node.default
+        assert await session.run((node, nodes[0])) == (node.default, 0)
+
+
+@pytest.mark.parametrize("fetches", ["total", ("total", "train"), ("train", "total")], ids=repr)
+async def test_leaves_that_were_asked_for_before_are_not_looked_up_again(fetches: Any) -> None:
+    """A name, or a tuple of names, is found in the graph once; every later run with it finds its plan."""
+    looked_up: list[object] = []
+
+    class Watched(ah.Graph):
+        def node(self, fetch: object) -> Any:
+            looked_up.append(fetch)
+            return super().node(fetch)
+
+    graph = counting_graph(Watched())
+    session = ah.Session(graph)
+    first = await session.run(fetches)
+    assert looked_up
+    looked_up.clear()
+    second = await session.run(fetches)
+    assert not looked_up
+    assert type(second) is type(first)

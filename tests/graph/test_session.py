@@ -1,0 +1,388 @@
+"""The raw session: one run of a graph's operations, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.models import counting_graph, refused, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+# -- all or nothing
+
+
+def failing_graph(at: str) -> tuple[ah.Graph, dict[str, Any]]:
+    """Two variables that a run changes, and an operation that fails or waits after it; `at` says where."""
+    graph = ah.Graph()
+    graph.variable("set", "old")
+    graph.variable("sum", 1)
+    said: dict[str, Any] = {"wait": asyncio.Event(), "error": None}
+
+    async def last() -> None:
+        said["started"] = True
+        if said["error"] is not None:
+            raise said["error"]
+        await said["wait"].wait()
+        if said["error"] is not None:
+            raise said["error"]
+
+    if at == "first":
+        graph.operation(last)
+    graph.operation(name="new", updates="set")(lambda: "new")
+    graph.train_op(name="more", adds_to="sum")(lambda: 5)
+    if at == "last":
+        graph.operation(last)
+    return graph, said
+
+
+@pytest.mark.parametrize("suspended", [False, True], ids=["in-turn", "suspended"])
+@pytest.mark.parametrize("at", ["first", "last"])
+async def test_a_failed_run_leaves_everything_as_it_was(at: str, suspended: bool) -> None:
+    """When one operation fails no variable is changed and the step stands; the error is the same object."""
+    graph, said = failing_graph(at)
+    session = ah.Session(graph)
+    error = OSError("lost")
+    if not suspended:
+        said["error"] = error
+    run = asyncio.create_task(session.run(["last", "new", "more"]))
+    await until_true(lambda: "started" in said)
+    said["error"] = error
+    said["wait"].set()
+    with pytest.raises(OSError, match="lost") as caught:
+        await run
+    assert caught.value is error
+    assert session.variables.snapshot() == {"set": "old", "sum": 1}
+    assert session.global_step.latest.step == 0
+    said["error"] = None
+    await session.run(["last", "new", "more"])
+    assert session.variables.snapshot() == {"set": "new", "sum": 6}
+    assert (session.global_step.latest.step, session.committed_step) == (1, 1)
+
+
+@pytest.mark.parametrize("at", ["first", "last"])
+async def test_a_cancelled_run_leaves_everything_as_it_was(at: str) -> None:
+    """A run that is cancelled changes nothing, and the cancellation is passed on."""
+    graph, said = failing_graph(at)
+    session = ah.Session(graph)
+    run = asyncio.create_task(session.run(["last", "new", "more"]))
+    await until_true(lambda: "started" in said)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert session.variables.snapshot() == {"set": "old", "sum": 1}
+    assert session.global_step.latest.step == 0
+
+
+async def test_an_addition_that_fails_changes_nothing() -> None:
+    """If what is to be added cannot be added, neither the other variables nor the step change."""
+    graph = ah.Graph()
+    graph.variable("number", 1)
+    graph.variable("other", 1)
+    graph.operation(name="more", adds_to="other")(lambda: 1)
+    graph.train_op(name="train", adds_to="number")(lambda: "text")
+    session = ah.Session(graph)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        await session.run(["more", "train"])
+    assert session.variables.snapshot() == {"number": 1, "other": 1}
+    assert session.global_step.latest.step == 0
+
+
+async def test_a_step_that_cannot_be_counted_changes_nothing() -> None:
+    """If the global step cannot advance the variables do not change either."""
+    graph = counting_graph()
+    session = ah.Session(graph, global_step=ah.MemoryStepStore(2**53 - 1))
+    with refused(ah.errors.InvalidArgumentError, "would lead to step"):
+        await session.run("train")
+    assert session.variables.snapshot() == {"total": 0}
+
+
+async def test_several_failures_are_one_flat_group() -> None:
+    """Operations that fail while others are being cancelled are reported together, in the graph's order."""
+    graph = ah.Graph()
+
+    @graph.operation
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise OSError("first")
+
+    @graph.operation
+    async def also() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("second")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await ah.Session(graph).run(["fails", "also"])
+    assert [repr(error) for error in caught.value.exceptions] == ["OSError('first')", "ValueError('second')"]
+    assert [error.__notes__ for error in caught.value.exceptions] == [
+        ["raised by operation 'fails' at step 1"],
+        ["raised by operation 'also' at step 1"],
+    ]
+
+
+async def test_an_error_says_which_operation_raised_it() -> None:
+    """The error of an operation carries a note with its name and the step, and keeps its cause."""
+    graph = ah.Graph()
+
+    @graph.train_op
+    async def train() -> None:
+        raise ValueError("bad") from KeyError("cause")
+
+    session = ah.Session(graph, global_step=ah.MemoryStepStore(7))
+    with pytest.raises(ValueError, match="bad") as caught:
+        await session.run("train")
+    assert caught.value.__notes__ == ["raised by operation 'train' at step 8"]
+    assert repr(caught.value.__cause__) == "KeyError('cause')"
+
+
+# -- variables
+
+
+async def test_a_run_reads_each_variable_at_its_start() -> None:
+    """All operations of a run see the values from before it, also those that run after an update's operation."""
+    graph = ah.Graph()
+    graph.variable("v", 1)
+    gate = asyncio.Event()
+
+    @graph.train_op(updates="v")
+    async def train(v: int) -> int:
+        await gate.wait()
+        return 10 * v
+
+    graph.operation(name="seen")(lambda train, v, global_step: (train, v, global_step))
+    session = ah.Session(graph)
+    run = asyncio.create_task(session.run(["seen", "v", "global_step"]))
+    await ticks()
+    session.variables.assign({"v": 77})
+    gate.set()
+    assert await run == [(10, 1, 0), 1, 0]
+    assert session.variables.snapshot() == {"v": 10}
+
+
+async def test_additions_of_overlapping_runs_are_all_kept() -> None:
+    """Several sessions that share variables and overlap lose nothing that they add; each read the value at its own start."""
+    graph = ah.Graph()
+    graph.placeholder("amount")
+    graph.variable("sum", 0)
+    gate = asyncio.Event()
+
+    @graph.train_op(adds_to="sum")
+    async def train(amount: int, sum: int) -> int:
+        assert sum == 0
+        await gate.wait()
+        return amount
+
+    variables, steps = ah.Variables(), ah.MemoryStepStore()
+    sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(10)]
+    runs = [asyncio.create_task(one.run("train", {"amount": 10**number})) for number, one in enumerate(sessions)]
+    await ticks()
+    gate.set()
+    assert await asyncio.gather(*runs) == [10**number for number in range(10)]
+    assert variables.snapshot() == {"sum": 1_111_111_111}
+    assert steps.latest.step == 10
+    assert sorted(one.committed_step for one in sessions) == list(range(1, 11))
+
+
+async def test_steps_and_variables_change_in_one_moment() -> None:
+    """Whoever is woken by a step finds the variables of that step."""
+    graph = counting_graph()
+    session = ah.Session(graph)
+    seen: list[tuple[int, Any]] = []
+
+    async def watch() -> None:
+        for step in (1, 2):
+            reached = await session.global_step.wait_for(step)
+            seen.append((reached, session.variables.snapshot()["total"]))
+
+    watching = asyncio.create_task(watch())
+    for _ in range(2):
+        await ticks()
+        await session.run("train")
+    await watching
+    assert seen == [(1, 1), (2, 2)]
+
+
+async def test_a_train_operation_may_train_several_steps() -> None:
+    """`steps` of all train operations of a run are added to the global step; other runs do not advance it."""
+    graph = ah.Graph()
+    graph.train_op(name="one")(lambda: None)
+    graph.train_op(name="four", steps=4)(lambda: None)
+    graph.operation(name="none")(lambda: None)
+    session = ah.Session(graph)
+    seen = []
+    for fetches in (["one"], ["four", "one"], ["none"], []):
+        await session.run(fetches)
+        seen.append((session.global_step.latest.step, session.committed_step))
+    assert seen == [(1, 1), (6, 6), (6, 6), (6, 6)]
+
+
+async def test_a_fed_train_operation_does_not_train() -> None:
+    """A node that is fed is not computed: nothing is added and no step counted."""
+    session = ah.Session(counting_graph())
+    assert await session.run("train", {"train": 5}) == 5
+    assert session.variables.snapshot() == {"total": 0}
+    assert session.global_step.latest.step == 0
+
+
+async def test_a_fed_variable_is_for_this_run_only() -> None:
+    """Feeding a variable replaces what the run reads; what is added is added to the variable's own value."""
+    session = ah.Session(counting_graph())
+    assert await session.run(["total", "train"], {"total": 100}) == [100, 1]
+    assert session.variables.snapshot() == {"total": 1}
+
+
+# -- overlapping operations
+
+
+async def test_independent_operations_overlap() -> None:
+    """Operations that need each other's events to go on run together; one that needs both comes after them."""
+    graph = ah.Graph()
+    one, two = asyncio.Event(), asyncio.Event()
+
+    @graph.operation
+    async def left() -> str:
+        one.set()
+        await two.wait()
+        return "left"
+
+    @graph.operation
+    async def right() -> str:
+        two.set()
+        await one.wait()
+        return "right"
+
+    graph.operation(name="both")(lambda left, right: f"{left} {right}")
+    assert await ah.Session(graph).run("both") == "left right"
+
+
+async def test_operations_see_the_callers_context() -> None:
+    """A context variable set by an operation is seen by those that need it, suspended or not, and by the caller."""
+    request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
+    graph = ah.Graph()
+
+    @graph.operation
+    async def first() -> str:
+        request.set("from first")
+        await asyncio.sleep(0)
+        return "first"
+
+    graph.operation(name="second")(lambda first: request.get())
+    request.set("from the caller")
+    assert await ah.Session(graph).run("second") == "from first"
+    assert request.get() == "from first"
+
+
+# -- threads
+
+
+async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
+    """`thread=True` runs a blocking function in another thread, beside the loop; a plain one runs in the loop's."""
+    graph = ah.Graph()
+    graph.placeholder("x")
+    entered, leave = threading.Event(), threading.Event()
+
+    @graph.operation(thread=True)
+    def blocks(x: int) -> tuple[int, threading.Thread]:
+        entered.set()
+        assert leave.wait(10)
+        return x, threading.current_thread()
+
+    graph.operation(name="inline")(lambda: threading.current_thread())
+    run = asyncio.create_task(ah.Session(graph).run(["blocks", "inline"], {"x": 5}))
+    await until_true(entered.is_set, 10**6)
+    leave.set()
+    (x, thread), inline = await run
+    assert x == 5
+    assert inline is threading.current_thread()
+    assert thread is not inline
+
+
+async def test_a_cancel_waits_for_the_thread() -> None:
+    """A run that is cancelled while a thread works ends when the thread does: nothing goes on behind its back."""
+    graph = ah.Graph()
+    graph.variable("v", 0)
+    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
+
+    @graph.train_op(thread=True, updates="v")
+    def train() -> int:
+        entered.set()
+        assert leave.wait(10)
+        left.set()
+        return 5
+
+    session = ah.Session(graph)
+    run = asyncio.create_task(session.run("train"))
+    await until_true(entered.is_set, 10**6)
+    run.cancel()
+    await ticks(20)
+    assert not run.done()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert left.is_set()
+    assert session.variables.snapshot() == {"v": 0}
+
+
+async def test_an_error_in_a_thread_is_the_operations_error() -> None:
+    """What a function raises in its thread reaches the caller as the same object."""
+    graph = ah.Graph()
+    error = OSError("disk")
+
+    @graph.operation(thread=True)
+    def read() -> None:
+        raise error
+
+    with pytest.raises(OSError, match="disk") as caught:
+        await ah.Session(graph).run("read")
+    assert caught.value is error
+
+
+# -- the rest
+
+
+async def test_runs_of_a_raw_session_may_overlap() -> None:
+    """A raw session does not take turns: that is the monitored session's."""
+    graph = ah.Graph()
+    graph.placeholder("mine")
+    graph.placeholder("other")
+
+    @graph.operation
+    async def meet(mine: asyncio.Event, other: asyncio.Event) -> None:
+        mine.set()
+        await other.wait()
+
+    session = ah.Session(graph)
+    one, two = asyncio.Event(), asyncio.Event()
+    await asyncio.gather(session.run("meet", {"mine": one, "other": two}), session.run("meet", {"mine": two, "other": one}))
+
+
+async def test_closing_twice_is_harmless() -> None:
+    """`aclose` may be called again; the values stay."""
+    session = ah.Session(counting_graph())
+    await session.run("train")
+    assert not session.closed
+    assert repr(session) == "<Session at step 1>"
+    await session.aclose()
+    await session.aclose()
+    assert session.closed
+    assert repr(session) == "<Session at step 1, closed>"
+    assert session.variables.snapshot() == {"total": 1}
+
+
+async def test_an_initial_value_may_be_made() -> None:
+    """A function as the initial value is called for each session that initialises, once."""
+    graph = ah.Graph()
+    graph.variable("list", list)
+    graph.variable("number", 5)
+    one, two = ah.Session(graph), ah.Session(graph)
+    first, second = await one.run("list"), await two.run("list")
+    assert first == second == []
+    assert first is not second
+    assert await one.run("list") is first

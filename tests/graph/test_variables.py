@@ -1,0 +1,154 @@
+"""Variables: the values of a graph's variables, a session's own or shared."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.models import Calling, counting_graph, refused, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+async def test_variables_of_its_own_start_anew_with_each_session() -> None:
+    """A session without `variables=` has its own; the graph keeps no values."""
+    graph = counting_graph()
+    for _ in range(2):
+        async with ah.AsyncMonitoredSession(graph) as session:
+            await session.run("train")
+            assert await session.run("total") == 1
+
+
+async def test_shared_variables_outlive_their_sessions() -> None:
+    """Sessions that share variables go on where the others are, at the same time and one after the other."""
+    graph, variables = counting_graph(), ah.Variables()
+    assert not variables.ready
+    async with ah.AsyncMonitoredSession(graph, variables=variables) as one:
+        await one.run("train")
+        async with ah.AsyncMonitoredSession(graph, variables=variables) as two:
+            await two.run("train", {"x": 10})
+        assert await one.run("total") == 11
+    assert variables.ready
+    async with ah.AsyncMonitoredSession(graph, variables=variables) as three:
+        assert await three.run("total") == 11
+        assert three.global_step.latest.step == 0
+
+
+async def test_a_graph_with_more_variables_brings_their_initial_values() -> None:
+    """Shared variables that are ready get the initial values of those they have not had, and keep the others."""
+    graph, variables = counting_graph(), ah.Variables()
+    async with ah.AsyncMonitoredSession(graph, variables=variables) as session:
+        await session.run("train")
+
+    async def add() -> None:
+        ah.get_default_graph().variable("extra", lambda: 7)
+
+    async with ah.AsyncMonitoredSession(graph, [Calling("begin", add)], variables=variables) as session:
+        assert await session.run(["total", "extra"]) == [1, 7]
+    assert variables.snapshot() == {"total": 1, "extra": 7}
+
+
+async def test_a_snapshot_is_of_one_moment() -> None:
+    """A later commit does not change a snapshot, and changing a snapshot changes nothing here."""
+    session = ah.Session(counting_graph())
+    before = session.variables.snapshot()
+    await session.run("train")
+    assert before == {"total": 0}
+    before["total"] = 99
+    assert session.variables.snapshot() == {"total": 1}
+
+
+async def test_assigning_is_all_or_nothing() -> None:
+    """`assign` puts all values at once; with a name that is no variable it changes nothing and says what is meant."""
+    session = ah.Session(counting_graph())
+    with refused(ah.errors.FetchError, "'totl' is not a variable", "did you mean 'total'?", "known are: total"):
+        session.variables.assign({"total": 5, "totl": 5})
+    assert await session.run("total") == 0
+    session.variables.assign({"total": 5})
+    assert await session.run("total") == 5
+
+
+async def test_nothing_is_known_before_a_session() -> None:
+    """Before any session no name is known."""
+    with refused(ah.errors.FetchError, "'w' is not a variable", "nothing is known by name here"):
+        ah.Variables().assign({"w": 1})
+
+
+async def test_waiting_until_they_are_ready() -> None:
+    """`wait_ready` is woken by the session that initialises them, and returns at once afterwards, also with a timeout of 0."""
+    variables = ah.Variables()
+    waiting = [asyncio.create_task(variables.wait_ready(timeout)) for timeout in (None, 60.0)]
+    await ticks()
+    assert not any(task.done() for task in waiting)
+    async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
+        await asyncio.gather(*waiting)
+    await variables.wait_ready(0)
+
+
+async def test_waiting_ends_at_its_deadline_exactly() -> None:
+    """A wait that is not served ends when its time is up and not before."""
+    with ManualClock() as clock:
+        variables = ah.Variables()
+        waiting = asyncio.create_task(variables.wait_ready(100))
+        await ticks()
+        clock.advance(99.9)
+        await ticks()
+        assert not waiting.done()
+        clock.advance(0.1)
+        with refused(
+            ah.errors.SessionNotReadyError, "not initialised within 100 s", "a chief running that shares these Variables"
+        ):
+            await waiting
+        assert isinstance(waiting.exception(), TimeoutError)
+        assert clock.pending == 0
+    with refused(ah.errors.SessionNotReadyError, "not initialised within 0 s"):
+        await variables.wait_ready(0)
+
+
+async def test_a_cancelled_wait_leaves_nothing() -> None:
+    """Cancelling a wait calls its timer off, and the others are served."""
+    with ManualClock() as clock:
+        variables = ah.Variables()
+        cancelled, other = (asyncio.create_task(variables.wait_ready(100)) for _ in range(2))
+        await ticks()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert clock.pending == 1
+        async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
+            await other
+        assert clock.pending == 0
+
+
+async def test_a_chief_that_fails_tells_those_who_wait() -> None:
+    """If the session that initialises fails before it is done, waits end with its error, also those that begin later."""
+    graph, variables = counting_graph(), ah.Variables()
+    error = OSError("no data")
+
+    async def fail(session: ah.Session) -> None:
+        await ticks()
+        raise error
+
+    waiting = asyncio.create_task(variables.wait_ready())
+    creator = ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=fail))
+    with pytest.raises(OSError, match="no data"):
+        async with ah.AsyncMonitoredSession(creator):
+            pass
+    for wait in (waiting, variables.wait_ready()):
+        with refused(ah.PublisherFailedError, "should have initialised the variables failed", "no data") as caught:
+            await wait
+        assert caught.value.__cause__ is error
+    assert not variables.ready
+    async with ah.AsyncMonitoredSession(graph, variables=variables):
+        await variables.wait_ready()
+
+
+async def test_variables_tell_what_they_are() -> None:
+    """The repr has the names and whether they are ready."""
+    variables = ah.Variables()
+    assert repr(variables) == "<Variables none, not ready>"
+    async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
+        assert repr(variables) == "<Variables total, ready>"

@@ -1,0 +1,198 @@
+"""Objects with plain methods as hooks: each call in a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import RecordingHook
+from tests.support.models import counting_graph, double, until_true
+
+PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+
+
+class Observer:
+    """A plain object that notes its calls and the threads they came in; it asks for the loss."""
+
+    def __init__(self) -> None:
+        self.record: list[str] = []
+        self.threads: set[threading.Thread] = set()
+        self.results: list[Any] = []
+        self.closed_with: list[BaseException | None] = []
+
+    def _called(self, phase: str) -> None:
+        self.record.append(phase)
+        self.threads.add(threading.current_thread())
+
+    def begin(self) -> None:
+        self._called("begin")
+
+    def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self._called("after_create_session")
+
+    def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        self._called("before_run")
+        return ah.SessionRunArgs("loss", {"batch": 21})
+
+    def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self._called("after_run")
+        self.results.append(run_values.results)
+
+    def end(self, session: ah.Session) -> None:
+        self._called("end")
+
+    def close(self, exc: BaseException | None) -> None:
+        self._called("close")
+        self.closed_with.append(exc)
+
+
+async def test_all_methods_are_called_in_worker_threads() -> None:
+    """The six methods are called as a hook's would be, never in the loop's thread; answers and results are passed on."""
+    observer = Observer()
+    async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(observer)]) as session:
+        assert await session.run("loss") == 42
+    assert observer.record == PHASES
+    assert observer.results == [42]
+    assert observer.closed_with == [None]
+    assert threading.current_thread() not in observer.threads
+
+
+async def test_methods_that_are_missing_are_not_called() -> None:
+    """The object may have any of the methods; what it lacks is left out."""
+
+    class Ends:
+        ended = 0
+
+        def end(self, session: ah.Session) -> None:
+            self.ended += 1
+
+    ends = Ends()
+    async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(ends)]) as session:
+        assert await session.run("loss") == 2
+    assert ends.ended == 1
+
+
+async def test_begin_adds_to_the_sessions_graph() -> None:
+    """In the thread of `begin` the session's graph is the default one."""
+
+    class Adds:
+        def begin(self) -> None:
+            ah.get_default_graph().operation(name="added")(lambda total: total + 5)
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.BlockingHook(Adds())]) as session:
+        assert await session.run("added") == 5
+
+
+async def test_a_thread_may_call_the_session() -> None:
+    """From the thread a stop may be asked for directly, and coroutines are called through anyio."""
+
+    class Evaluates:
+        seen: Any = None
+
+        def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            self.seen = anyio.from_thread.run(run_context.session.run, "total")
+            run_context.request_stop("seen enough")
+
+    evaluates = Evaluates()
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.BlockingHook(evaluates)]) as session:
+        assert [one async for one in session.steps("train")] == [1]
+    assert evaluates.seen == 1
+    assert session.stop_reason == "seen enough"
+
+
+async def test_errors_come_out_of_the_thread() -> None:
+    """What a method raises is the hook's error: the same object, with a note that names it."""
+    error = OSError("disk full")
+
+    class Saves:
+        def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            raise error
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(Saves())]) as session:
+            await session.run("loss")
+    assert caught.value is error
+    assert caught.value.__notes__ == ["raised by BlockingHook.after_run at step 1"]
+
+
+@pytest.mark.parametrize("error", [StopIteration("end"), ah.OutOfRangeError("end")], ids=repr)
+async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> None:
+    """A plain method may end the work as plain code does, with `StopIteration`."""
+
+    class Reads:
+        def before_run(self, run_context: ah.SessionRunContext) -> None:
+            raise error
+
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(Reads()), hook]) as session:
+        await session.run("loss")
+        raise AssertionError("the run must not return")
+    assert hook.phases()[-2:] == ["end", "close"]
+    assert hook.closed_with == [None]
+
+
+async def test_blocking_hooks_overlap() -> None:
+    """Two of them that wait for each other finish: they are in two threads at the same time."""
+
+    class Meets:
+        def __init__(self, barrier: threading.Barrier) -> None:
+            self.barrier = barrier
+
+        def before_run(self, run_context: ah.SessionRunContext) -> None:
+            self.barrier.wait(30)
+
+    barrier = threading.Barrier(2)
+    async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(Meets(barrier)) for _ in range(2)]) as session:
+        assert await session.run("loss") == 2
+
+
+async def test_a_cancel_waits_for_the_thread() -> None:
+    """A run that is cancelled ends when the thread has: nothing of the hook goes on behind its back."""
+
+    class Blocks:
+        entered, leave, left = threading.Event(), threading.Event(), threading.Event()
+
+        def before_run(self, run_context: ah.SessionRunContext) -> None:
+            self.entered.set()
+            assert self.leave.wait(30)
+            self.left.set()
+
+    blocks = Blocks()
+    async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(blocks)]) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await until_true(blocks.entered.is_set, 10**6)
+        running.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not running.done()
+        blocks.leave.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert blocks.left.is_set()
+
+
+async def test_it_takes_over_the_attributes_of_the_object() -> None:
+    """`order`, `timeout` and `on_error` of the object are the hook's; its repr names the object."""
+
+    class Logs:
+        order = -5
+        timeout = 30.0
+        on_error = "log"
+
+        def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            raise OSError("only logged")
+
+        def __repr__(self) -> str:
+            return "Logs()"
+
+    hook = ah.BlockingHook(Logs())
+    assert (hook.order, hook.timeout, hook.on_error) == (-5, 30.0, "log")
+    assert repr(hook) == "BlockingHook(Logs())"
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        assert await session.run("loss") == 2

@@ -1,0 +1,106 @@
+"""CheckpointSaverListener: what it is told and when, and that its stop wish is always honoured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from tests.support.models import QUICK
+from tests.support.saving_sessions import Listener, array_graph, on_disk, saving, train, values_at
+from tests.tensorflow.blocks import run_block
+
+pytestmark = pytest.mark.every_python
+
+both_ways = pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
+
+
+@both_ways
+async def test_the_order_of_the_calls(tmp_path: Path, background: bool) -> None:
+    """Each listener in turn: begin, around each save, end; `after_save` when the checkpoint is there."""
+    record: list[str] = []
+    there: list[list[int]] = []
+
+    class Looking(Listener):
+        async def after_save(self, session: ah.Session, global_step: int) -> object:
+            there.append(await on_disk(tmp_path))
+            return await super().after_save(session, global_step)
+
+    listeners = [Looking(record=record, name="a."), Listener(record=record, name="b.")]
+    hook = saving(tmp_path, every=ah.Every(steps=2), listeners=listeners, background=background)
+    await train(array_graph(), [hook], 3)
+    saves = [f"{name}{phase}_save({step})" for step in (0, 2, 3) for phase in ("before", "after") for name in ("a.", "b.")]
+    assert record == ["a.begin", "b.begin", *saves, "a.end(3)", "b.end(3)"]
+    assert there == [[0], [0, 2], [0, 2, 3]]
+
+
+async def test_the_state_is_taken_after_before_save(tmp_path: Path) -> None:
+    """What a listener puts into the model in `before_save` is saved."""
+
+    class Putting(ah.CheckpointSaverListener):
+        async def before_save(self, session: ah.Session, global_step: int) -> None:
+            session.variables.assign({"weights": np.full(4, 100.0 + global_step)})
+
+    await train(array_graph(), [saving(tmp_path, listeners=[Putting()])])
+    assert [(await values_at(tmp_path, step))["weights"][0] for step in (0, 1)] == [100, 101]
+
+
+@both_ways
+@pytest.mark.parametrize(("step", "runs"), [(0, 0), (2, 2)])
+async def test_a_stop_wish_is_honoured(tmp_path: Path, step: int, runs: int, background: bool) -> None:
+    """At the first save as at any other: no run begins after the listener's answer (O50)."""
+    listener = Listener({step: "enough"})
+    hook = saving(tmp_path, listeners=[listener], background=background)
+    async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+        for number in range(10):
+            await listener.wait_saved(number)
+            if session.should_stop():
+                break
+            await session.run("train")
+    assert (session.global_step.latest.step, session.stop_reason) == (runs, "enough")
+
+
+async def test_a_stop_wish_at_the_last_save_is_honoured(tmp_path: Path) -> None:
+    """There is nothing left to stop, but the reason is the session's, and a wish that gives none has one."""
+    session = await train(array_graph(), [saving(tmp_path, every=ah.Every(secs=1e6), listeners=[Listener({1: True})])])
+    assert session.stop_reason == "a listener asked for it at the save of step 1"
+
+
+async def test_a_stop_wish_is_not_lost_with_another_listener(tmp_path: Path) -> None:
+    """The next listener fails, with an error that is recovered from: the wish of the first one stands."""
+    listeners = [Listener({1: "enough"}), Listener(fails={1: ah.AbortedError("lost")})]
+    hook = saving(tmp_path, listeners=listeners, background=False)
+    async with ah.AsyncMonitoredSession(array_graph(), [hook], recovery=QUICK) as session:
+        await session.run("train")
+    assert session.stop_reason == "enough"
+
+
+async def test_before_save_fails_the_step(tmp_path: Path) -> None:
+    """Its error comes out of the run, as any hook's; that step is not saved."""
+
+    class Failing(ah.CheckpointSaverListener):
+        async def before_save(self, session: ah.Session, global_step: int) -> None:
+            if global_step == 2:
+                raise ValueError("not now")
+
+    with pytest.raises(ValueError, match="not now"):
+        await train(array_graph(), [saving(tmp_path, listeners=[Failing()])], 5)
+    assert await on_disk(tmp_path) == [0, 1]
+
+
+async def test_after_save_fails_the_next_step(tmp_path: Path) -> None:
+    """Its error comes out of the next run, whatever `on_save_error` says: what is saved is saved."""
+    listener = Listener(fails={1: ValueError("not well")})
+    hook = saving(tmp_path, listeners=[listener], on_save_error="log")
+    session = ah.AsyncMonitoredSession(array_graph(), [hook])
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("train")
+        await listener.wait_saved(1)
+        await session.run("train")
+
+    with pytest.raises(ValueError, match="not well"):
+        await run_block(session, body)
+    assert (await on_disk(tmp_path), hook.failed) == ([0, 1], 0)

@@ -1,0 +1,357 @@
+"""CheckpointSaverHook: when it saves, what goes on meanwhile, and what it saves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.models import QUICK, Asking, counting_graph, drop, refused, ticks, until_true
+from tests.support.saving_sessions import EVERY_STEP, HeldSaver, Listener, array_graph, on_disk, saving, train
+
+pytestmark = pytest.mark.every_python
+
+both_ways = pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
+
+
+# -- when
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("options", "runs", "steps"),
+    [
+        ({}, 5, [0, 2, 4, 5]),
+        ({}, 4, [0, 2, 4]),
+        ({}, 0, [0]),
+        ({"save_on_begin": False}, 5, [2, 4, 5]),
+        ({"save_on_begin": False}, 0, [0]),
+        ({"save_on_end": False}, 5, [0, 2, 4]),
+        ({"save_on_begin": False, "save_on_end": False}, 1, []),
+    ],
+)
+async def test_which_steps_are_saved(
+    tmp_path: Path, options: dict[str, bool], runs: int, steps: list[int], background: bool
+) -> None:
+    """The beginning, each crossing of `every` and the end; no step twice."""
+    hook = saving(tmp_path / "here", every=ah.Every(steps=2), background=background, **options)
+    await train(array_graph(), [hook], runs)
+    assert await on_disk(tmp_path / "here") == steps
+    assert (hook.saved, hook.failed, hook.skipped) == (len(steps), 0, 0)
+    assert (hook.latest is None) == (not steps)
+    assert hook.latest is None or hook.latest.step == steps[-1]
+
+
+async def test_a_period_of_seconds(tmp_path: Path) -> None:
+    """Counted by the clock from the beginning, and then from the last save; a step that is saved is not saved again."""
+    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10), keep=ah.checkpoint.KeepNewest(100))
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+            for secs in (9, 1, 9, 2, 3):
+                clock.advance(secs)
+                await session.run("train")
+            clock.advance(3)
+            await session.run("look")
+            clock.advance(8)
+            await session.run("look")
+            await session.run("look")
+    assert await on_disk(tmp_path) == [0, 2, 4, 5]
+
+
+async def test_looking_does_not_save_again(tmp_path: Path) -> None:
+    """Runs that do not move the step are no reason to save it again, however long they take."""
+    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10))
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+            await session.run("train")
+            for _ in range(3):
+                clock.advance(11)
+                await session.run("look")
+    assert (hook.saved, await on_disk(tmp_path)) == (2, [0, 1])
+
+
+async def test_each_session_begins_anew(tmp_path: Path) -> None:
+    """One hook object in a second session counts and saves as a new one; its directory is free in between."""
+    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2), save_on_begin=False)
+    for saved in (2, 2):
+        await train(array_graph(), [hook], 3)
+        assert hook.saved == saved
+        async with ah.Saver(tmp_path) as other:
+            assert await other.restore() is not None
+
+
+# -- in the background
+
+
+async def test_training_goes_on_while_it_writes(tmp_path: Path) -> None:
+    """Runs are made while a checkpoint is being written; it is told of when it is durable, and not before."""
+    saver, listener = HeldSaver(tmp_path), Listener()
+    hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), listeners=[listener], save_on_begin=False)
+    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+        for _ in range(3):
+            await session.run("train")
+        assert (saver.began, listener.saved, await on_disk(tmp_path)) == ([2], [], [])
+        assert session.global_step.latest.step == 3
+        saver.let()
+        await listener.wait_saved(2)
+        assert await on_disk(tmp_path) == [2]
+        saver.let()
+    assert await on_disk(tmp_path) == [2, 3]
+
+
+async def test_what_is_saved_is_the_state_of_that_step(tmp_path: Path) -> None:
+    """The variables, the tracked objects and the hooks go on changing while they are written; what they were is saved."""
+    saver, counter, tracked = HeldSaver(tmp_path), Counter(), Counter()
+    creator = ah.ChiefSessionCreator(array_graph(), scaffold=ah.Scaffold(tracked={"loader": tracked}))
+    hook = saving(saver, every=ah.Every(at=[2]), save_on_begin=False, save_on_end=False)
+    weights: list[Any] = []
+    async with saver, ah.AsyncMonitoredSession(creator, [counter, hook]) as session:
+        for _ in range(5):
+            await session.run("train")
+            tracked.seen.append("a")
+            weights.append((await session.run("weights")).copy())
+        saver.let()
+    restored = await ah.Saver(tmp_path, read_only=True).restore()
+    assert restored is not None
+    assert (restored.state["variables"]["weights"] == weights[1]).all()
+    assert restored.state["hooks"] == {"Counter": {"seen": [1, 1, 2]}}
+    assert restored.state["tracked"] == {"loader": {"seen": ["a"]}}
+
+
+class Counter(ah.SessionRunHook):
+    """A hook with a state: the steps it has seen. Its list is changed in place."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.seen.append(run_context.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+async def test_one_is_written_at_a_time(tmp_path: Path) -> None:
+    """A save that is due while the one before is written waits for it, inside its step."""
+    saver = HeldSaver(tmp_path)  # says so if there are two
+    async with saver, ah.AsyncMonitoredSession(array_graph(), [saving(saver, save_on_begin=False)]) as session:
+        await session.run("train")
+        second = asyncio.create_task(session.run("train"))
+        await ticks(20)
+        assert (saver.began, session.global_step.latest.step, second.done()) == ([1], 2, False)
+        saver.let()
+        await second
+        assert saver.began == [1, 2]
+        saver.let()
+    assert await on_disk(tmp_path) == [1, 2]
+
+
+async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
+    """With "skip" no run waits; the save is tried again after each run until there is room for it."""
+    saver, listener = HeldSaver(tmp_path), Listener()
+    hook = saving(saver, every=ah.Every(steps=3), listeners=[listener], on_busy="skip", save_on_begin=False, save_on_end=False)
+    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+        for _ in range(7):
+            await session.run("train")
+        assert (saver.began, hook.skipped) == ([3], 2)  # after 6 and after 7
+        saver.let()
+        await listener.wait_saved(3)
+        await session.run("train")
+        assert (saver.began, hook.skipped) == ([3, 8], 2)
+        saver.let()
+    assert await on_disk(tmp_path) == [3, 8]
+
+
+async def test_steps_that_never_suspend_leave_room_for_the_write(tmp_path: Path) -> None:
+    """Steps of plain functions never let the loop go on by themselves; saves begin, end and are told of all the same."""
+
+    class QuickSaver(ah.Saver):
+        async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
+            await asyncio.sleep(0)
+            return ah.checkpoint.Checkpoint(step, step)
+
+    listener = Listener()
+    hook = saving(QuickSaver(tmp_path), listeners=[listener], on_busy="skip")
+    async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+        for _ in range(20):
+            await session.run("train")
+        assert len(listener.saved) > 5
+
+
+async def test_in_the_foreground_the_step_waits(tmp_path: Path) -> None:
+    """With `background=False` a run is over when its checkpoint is durable and the listeners have been told."""
+    saver, listener = HeldSaver(tmp_path), Listener()
+    hook = saving(saver, background=False, listeners=[listener], save_on_begin=False)
+    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+        run = asyncio.create_task(session.run("train"))
+        await ticks(20)
+        assert (saver.began, run.done()) == ([1], False)
+        saver.let()
+        await run
+        assert (listener.saved, await on_disk(tmp_path)) == ([1], [1])
+
+
+@both_ways
+async def test_old_values_are_let_go_when_they_are_written(tmp_path: Path, background: bool) -> None:
+    """Not later than the write ends nothing holds the values of an earlier step, neither here nor in an idle thread."""
+    saver, listener = HeldSaver(tmp_path, held=background), Listener()
+    hook = saving(saver, every=ah.Every(steps=2), background=background, listeners=[listener], save_on_begin=False)
+    async with saver, ah.AsyncMonitoredSession(array_graph(1000), [hook]) as session:
+        kept: list[Any] = []
+        for _ in range(2):
+            kept.append(await session.run("weights"))
+            await session.run("train")
+        kept.append(await session.run("weights"))
+        of_steps = list(map(weakref.ref, kept))
+        await session.run("train")
+        drop(kept)
+        assert [ref() is not None for ref in of_steps[:2]] == [False, False]
+        if background:
+            assert of_steps[2]() is not None
+        saver.let(2)
+        await listener.wait_saved(2)
+        gc.collect()
+        await until_true(lambda: of_steps[2]() is None)  # the thread forgets its work right after it has answered
+
+
+# -- what is saved with it
+
+
+async def test_metrics_say_which_are_best(tmp_path: Path) -> None:
+    """What the metrics were in the run that is saved is in the checkpoint, and `KeepBest` goes by it."""
+    losses = iter([5.0, 1.0, 4.0, 2.0, 3.0])
+
+    async def step() -> dict[str, Any]:
+        return {"loss": np.array(next(losses)), "count": 7}
+
+    saver = ah.Saver(tmp_path, keep=ah.checkpoint.KeepBest(2, "loss"))
+    hook = saving(saver, metrics={"loss": "loss", "n": "count"})
+    async with saver, ah.AsyncMonitoredSession(step, [hook]) as session:
+        for _ in range(5):
+            await session.run("loss")
+    there = await ah.Saver(tmp_path, read_only=True).checkpoints()
+    assert {each.step: dict(each.metrics) for each in there} == {
+        2: {"loss": 1.0, "n": 7.0},
+        4: {"loss": 2.0, "n": 7.0},
+        5: {"loss": 3.0, "n": 7.0},
+    }
+
+
+@pytest.mark.parametrize("value", ["high", None, np.zeros(3)], ids=repr)
+async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
+    """Something else is refused in the step in which it would have been saved, by its name."""
+
+    async def step() -> dict[str, Any]:
+        return {"loss": value}
+
+    with refused(ah.errors.InvalidArgumentError, "metric 'shown' is ", "fetch a number"):
+        async with ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]) as session:
+            await session.run("step")
+    assert await on_disk(tmp_path) == [0]
+
+
+# -- where
+
+
+async def test_the_directory_of_the_creator(tmp_path: Path) -> None:
+    """Without a directory, or with the same one, the creator's saver is used, so there is one writer."""
+    for where in (None, tmp_path, ah.Saver(tmp_path)):
+        await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path), [saving(where)])
+    assert (await on_disk(tmp_path))[-1] == 3
+
+
+async def test_a_directory_of_its_own(tmp_path: Path) -> None:
+    """Another one than the creator's is saved to beside it; the session is restored from the creator's."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    await train(array_graph(), [saving(there)], 3)
+    await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(here)], 2)
+    assert (await on_disk(there), await on_disk(here)) == ([0, 1, 2, 3], [4, 5])
+
+
+async def test_what_is_given_stays_open(tmp_path: Path) -> None:
+    """A `Saver` that was given to the hook is not closed by it."""
+    async with ah.Saver(tmp_path) as saver:
+        await train(array_graph(), [saving(saver)])
+        with refused(ah.errors.CheckpointBusyError, "this process itself"):
+            await ah.Saver(tmp_path).restore()
+
+
+async def test_no_directory_at_all() -> None:
+    """Neither the hook nor the creator has one: refused when the session begins."""
+    with refused(
+        ah.errors.InvalidArgumentError, "CheckpointSaverHook has no directory", "ChiefSessionCreator(checkpoint_dir=...)"
+    ):
+        await train(array_graph(), [ah.CheckpointSaverHook()])
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": ah.checkpoint.KeepNewest(2)}, {"min_free_bytes": 1}], ids=["keep", "min_free_bytes"]
+)
+async def test_options_of_the_saver_are_not_passed_over(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Where another saver does the writing they would be without effect: refused, with the way out."""
+    for where in (None, ah.Saver(tmp_path)):
+        with refused(
+            ah.errors.InvalidArgumentError, "keep and min_free_bytes belong to the saver", "Saver(checkpoint_dir, keep=...)"
+        ):
+            ah.CheckpointSaverHook(where, **options)
+    creator = ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path)
+    with refused(ah.errors.InvalidArgumentError, "keep and min_free_bytes belong to the saver"):
+        await train(creator, [saving(tmp_path, **options)])
+    await train(array_graph(), [saving(tmp_path, **{**options, "keep": ah.checkpoint.KeepNewest(2)})], 5)
+    assert await on_disk(tmp_path) == [4, 5]
+
+
+async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Checkpoints that the session does not go on from are warned about, with the way to do so; once, and not if it does."""
+    await train(array_graph(), [saving(tmp_path)], 3)
+    assert caplog.messages == []
+    faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
+    await train(array_graph(), [faults, saving(tmp_path, on_save_error="log")], 2, recovery=QUICK)
+    (warning,) = [message for message in caplog.messages if "checkpoint" in message]
+    assert f"{tmp_path} has a checkpoint of step 3, and this session begins at step 0 without it" in warning
+    assert "ChiefSessionCreator(graph, checkpoint_dir=...)" in warning
+    caplog.clear()
+    await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path), [saving(None)], 1)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 10}, "every is 10"),
+        ({"metrics": ["loss"]}, "metrics is ['loss']"),
+        ({"on_busy": "drop"}, 'on_busy is \'drop\'; give "wait" or "skip"'),
+        ({"on_save_error": "ignore"}, "on_save_error is 'ignore'"),
+        ({"on_save_error": 0}, "on_save_error is 0"),
+        ({"on_save_error": True}, "on_save_error is True"),
+        ({"listeners": [Listener]}, "a listener"),
+        ({"keep": 5}, "keep is 5"),
+        ({"min_free_bytes": -1}, "min_free_bytes is -1"),
+        ({"saver": 7}, "checkpoint_dir is 7"),
+        ({"saver": ""}, "checkpoint_dir is ''"),
+    ],
+    ids=repr,
+)
+async def test_what_cannot_be_meant_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    """At once, with the value and what to give."""
+    with refused(ah.errors.InvalidArgumentError, says):
+        saving(**{"saver": tmp_path, **options})
+
+
+async def test_hooks_of_the_same_run_are_saved_as_they_are_after_it(tmp_path: Path) -> None:
+    """The hook comes last in a step, wherever it stands in the list: the others have had their `after_run`."""
+    counter, asking = Counter(), Asking("total")
+    await train(counting_graph(), [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking], 2)
+    restored = await ah.Saver(tmp_path, read_only=True).restore()
+    assert restored is not None
+    assert restored.state["hooks"] == {"Counter": {"seen": [1, 2]}}

@@ -1,0 +1,334 @@
+"""CheckpointSaverHook when a save fails, when the session does, and when it is cancelled: no checkpoint is lost or half."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook
+from tests.support.checkpoint_files import names, saver_over
+from tests.support.models import QUICK, Calling, ticks, until_true
+from tests.support.saving_sessions import Disk, HeldSaver, Listener, array_graph, full, on_disk, saving, train, values_at
+from tests.tensorflow.blocks import run_block
+
+pytestmark = pytest.mark.every_python
+
+both_ways = pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
+
+
+async def save_is_over(hook: ah.CheckpointSaverHook, saver: HeldSaver) -> None:
+    """Lets the save that waits go on, and waits until the hook knows how it ended."""
+    before = hook.saved + hook.failed
+    saver.let()
+    await until_true(lambda: hook.saved + hook.failed > before)
+
+
+# -- saves that fail
+
+
+@both_ways
+async def test_a_full_disk_ends_the_session_at_the_next_step(tmp_path: Path, background: bool) -> None:
+    """With "raise" the error comes out of a run, once; the newest good checkpoint stays, and nothing else."""
+    disk = Disk()
+    saver = saver_over(disk, tmp_path)
+    hook = saving(saver, background=background)
+    session = ah.AsyncMonitoredSession(array_graph(), [hook])
+    steps: list[int] = []
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("train")
+        await until_true(lambda: hook.saved == 2)
+        disk.full = True
+        while True:
+            await session.run("train")
+            steps.append(session.global_step.latest.step)
+            await until_true(lambda: hook.failed)
+
+    with pytest.raises(ah.errors.CheckpointError, match="step 2 was not saved") as caught:
+        await run_block(session, body)
+    assert caught.value.errno == errno.ENOSPC
+    assert not any("and then" in note for note in caught.value.__notes__)
+    assert steps == ([2] if background else [])
+    assert (hook.saved, hook.failed) == (2, 1)
+    await saver.aclose()
+    assert names(tmp_path) == ["step-000000000000.000001", "step-000000000001.000002"]
+
+
+async def test_a_failed_save_is_logged_if_told_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With "log" each is logged with its step and counted, and the next one tries again; the last state is saved."""
+    saver = HeldSaver(tmp_path, full(), full(), None, full(), held=False)
+    hook = saving(saver, background=False, on_save_error="log")
+    await train(array_graph(), [hook], 4)
+    assert [(record.getMessage(), record.exc_info is not None) for record in caplog.records] == [
+        (f"saving step {step} failed; going on, as on_save_error says", True) for step in (0, 1, 3)
+    ]
+    assert (hook.saved, hook.failed, await on_disk(tmp_path)) == (2, 3, [2, 4])
+    await saver.aclose()
+
+
+async def test_so_many_failures_in_a_row_are_too_many(tmp_path: Path) -> None:
+    """A number: fewer in a row are logged, so many end the session; a save that succeeds in between starts the count anew."""
+    saver = HeldSaver(tmp_path, full(), full(), None, full(), full(), full(), held=False)
+    hook = saving(saver, background=False, on_save_error=3)
+    with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
+        await train(array_graph(), [hook], 20)
+    assert (hook.saved, hook.failed, saver.began) == (1, 5, [0, 1, 2, 3, 4, 5])
+    await saver.aclose()
+
+
+async def test_a_failure_at_the_end_comes_out_of_the_block(tmp_path: Path) -> None:
+    """The last save fails, with nobody left to run: the block raises it, once."""
+    saver = HeldSaver(tmp_path, full(), held=False)
+    hook = saving(saver, every=ah.Every(steps=100), save_on_begin=False)
+    with pytest.raises(ah.errors.CheckpointError, match="the disk is full") as caught:
+        await train(array_graph(), [hook])
+    assert not any("and then" in note for note in caught.value.__notes__)
+    await saver.aclose()
+
+
+async def test_the_last_state_is_saved_although_a_save_failed(tmp_path: Path) -> None:
+    """A failure that no run has seen is raised at the end, and the last state is saved before: the disk may have room again."""
+    saver = HeldSaver(tmp_path, full())
+    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("train")
+        saver.let(2)
+
+    with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
+        await run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body)
+    assert (await on_disk(tmp_path), hook.saved, hook.failed) == ([1], 1, 1)
+    await saver.aclose()
+
+
+async def test_a_failure_that_nobody_has_seen_comes_out_of_close(tmp_path: Path) -> None:
+    """The block fails with an error of its own: the failed save is a note on it."""
+    saver = HeldSaver(tmp_path, full())
+    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
+    session = ah.AsyncMonitoredSession(array_graph(), [hook])
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("train")
+        saver.let()
+        raise ValueError("the body")
+
+    with pytest.raises(ValueError, match="the body") as caught:
+        await run_block(session, body)
+    assert [note for note in caught.value.__notes__ if "the disk is full" in note] == [f"and then: {full()!r}"]
+    await saver.aclose()
+
+
+async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
+    """A save fails, the session is lost before anybody has seen that, and replaced: the next run raises it all the same."""
+    saver = HeldSaver(tmp_path, full())
+    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
+    faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
+    sessions: list[ah.Session] = []
+
+    async def let(session: ah.Session, coord: ah.Coordinator) -> None:
+        sessions.append(session)
+        if len(sessions) == 2:
+            saver.let()
+
+    with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
+        await train(array_graph(), [faults, Calling("after_create_session", let), hook], 3, recovery=QUICK)
+    assert len(sessions) == 2
+    await saver.aclose()
+
+
+async def test_too_little_room_is_found_before_writing(tmp_path: Path) -> None:
+    """`min_free_bytes`: the save at the beginning fails, and so does the session's construction or first run."""
+    with pytest.raises(ah.errors.CheckpointError, match="min_free_bytes is") as caught:
+        await train(array_graph(), [saving(tmp_path, min_free_bytes=2**62, background=False)])
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path) == []
+
+
+async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> None:
+    """A value without an exact form on disk: the error names the variable."""
+    graph = ah.Graph()
+    graph.variable("names", {"a"})
+    with pytest.raises(ah.errors.InvalidArgumentError, match=r"names.*set.*sorted"):
+        await train(graph, [saving(tmp_path, background=False)], 0)
+
+
+async def test_a_save_that_somebody_cancels_is_a_failed_one(tmp_path: Path) -> None:
+    """Cancelling the task of the write, which is nobody's business, is not taken for a save; it says which step."""
+    saver = HeldSaver(tmp_path)
+    hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
+    session = ah.AsyncMonitoredSession(array_graph(), [hook])
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("train")
+        (write,) = [task for task in asyncio.all_tasks() if task.get_name() == "save of step 1"]
+        write.cancel()
+        await asyncio.wait([write])
+        saver.let()
+        await session.run("train")
+
+    with pytest.raises(ah.errors.HookCancelledError, match="the save of step 1 was cancelled"):
+        await run_block(session, body)
+    assert (hook.saved, hook.failed) == (0, 1)
+
+
+# -- sessions that fail
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("save_on_error", [True, False])
+async def test_the_last_state_before_an_error(tmp_path: Path, save_on_error: bool, error: BaseException) -> None:
+    """With `save_on_error` the steps since the last save are not lost, whatever ended the session (O51)."""
+    hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=save_on_error)
+    faults = FaultInjectionHook({("before_run", 4): error})
+    with pytest.raises(type(error)):
+        await train(array_graph(), [faults, hook], 5)
+    assert await on_disk(tmp_path) == ([0, 2, 3] if save_on_error else [0, 2])
+
+
+async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
+    """A cancelled session is saved with `save_on_error`, too; the cancellation comes out when that is durable."""
+    arrived = asyncio.Event()
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(3):
+            await session.run("train")
+        arrived.set()
+        await asyncio.Event().wait()
+
+    hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=True)
+    task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
+    await arrived.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await on_disk(tmp_path) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("failing", [1, 3])
+async def test_no_step_is_saved_twice_by_an_error(tmp_path: Path, failing: int) -> None:
+    """The last step was saved already: there is nothing to add. Before there is a session there is nothing at all."""
+    hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=True)
+    with pytest.raises(ValueError, match="x"):
+        await train(array_graph(), [FaultInjectionHook({("before_run", failing): ValueError("x")}), hook], 5)
+    assert hook.saved == {1: 1, 3: 2}[failing]
+    with pytest.raises(ValueError, match="x"):
+        await train(array_graph(), [hook, FaultInjectionHook({("begin", 1): ValueError("x")})])
+    assert hook.saved == 0
+
+
+async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) -> None:
+    """The session ends because a save failed: with `save_on_error` its step is saved then, if there is room again."""
+    saver = HeldSaver(tmp_path, full(), held=False)
+    hook = saving(saver, save_on_begin=False, background=False, save_on_error=True)
+    with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
+        await train(array_graph(), [hook], 3)
+    assert await on_disk(tmp_path) == [1]
+    await saver.aclose()
+
+
+async def test_what_was_half_restored_is_not_saved(tmp_path: Path) -> None:
+    """A recovery puts the step back, and a tracked object then fails: `save_on_error` makes no checkpoint of such a mixture."""
+
+    class Loader:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise ValueError("cannot go back")
+
+    scaffold = ah.Scaffold(tracked={"loader": Loader()})
+    creator = ah.ChiefSessionCreator(array_graph(), scaffold=scaffold, checkpoint_dir=tmp_path)
+    hook = saving(None, every=ah.Every(steps=2), save_on_error=True)
+    faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
+    with pytest.raises(ValueError, match="cannot go back"):
+        await train(creator, [faults, hook], 5, recovery=QUICK)
+    assert await on_disk(tmp_path) == [0, 2]
+
+
+# -- sessions that are cancelled
+
+
+@both_ways
+async def test_cancelled_while_it_writes(tmp_path: Path, background: bool) -> None:
+    """The write, in its thread, is finished: the checkpoint is whole, and no task, thread, file or lock is left."""
+    disk = Disk(held=True)
+    saver = saver_over(disk, tmp_path)
+    hook = saving(saver, every=ah.Every(at=[2]), save_on_begin=False, background=background)
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(3):
+            await session.run("train")
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
+    await disk.is_reached()
+    task.cancel()
+    await ticks(20)
+    assert not task.done()
+    disk.free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await saver.aclose()
+    assert names(tmp_path) == ["step-000000000002.000001"]
+    assert (await ah.Saver(tmp_path, read_only=True).verify())[0][1] is None
+
+
+async def test_cancelled_while_it_writes_on_a_full_disk(tmp_path: Path) -> None:
+    """The write fails after the cancellation: nothing of it is left, and the cancellation is what comes out."""
+    disk = Disk(held=True, full=True)
+    saver = saver_over(disk, tmp_path)
+    hook = saving(saver)
+    task = asyncio.create_task(train(array_graph(), [hook]))
+    await disk.is_reached()
+    task.cancel()
+    await ticks(20)
+    disk.free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await saver.aclose()
+    assert (names(tmp_path), hook.saved, hook.failed) == ([], 0, 1)
+
+
+async def test_cancelled_again_and_again(tmp_path: Path) -> None:
+    """However often the caller is cancelled at the end, the write is waited for."""
+    disk = Disk(held=True)
+    saver = saver_over(disk, tmp_path)
+    task = asyncio.create_task(train(array_graph(), [saving(saver, save_on_error=True)], 1))
+    await disk.is_reached()
+    for _ in range(20):
+        task.cancel()
+        await ticks(2)
+    disk.free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await saver.aclose()
+    assert await on_disk(tmp_path) == [0, 1]
+
+
+async def test_the_listeners_of_a_lost_session_are_told_first(tmp_path: Path) -> None:
+    """A session is lost while its checkpoint is written: the new one begins when that is over, at that very checkpoint."""
+    saver, listener = HeldSaver(tmp_path), Listener()
+    record: list[str] = listener.record
+
+    class Telling(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            record.append(f"a session at step {session.global_step.latest.step}")
+            saver.let(10)
+
+    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
+    hook = saving(saver, every=ah.Every(steps=2), listeners=[listener])
+    await train(array_graph(), [faults, Telling(), hook], 3, recovery=QUICK)
+    assert record == [
+        "begin",
+        "a session at step 0",
+        *("before_save(0)", "after_save(0)", "before_save(2)"),
+        "a session at step 2",
+        *("after_save(2)", "before_save(3)", "after_save(3)", "end(3)"),
+    ]
+    assert (await values_at(tmp_path)).keys() == {"weights"}
+    await saver.aclose()

@@ -1,0 +1,155 @@
+"""EarlyStoppingHook: what it keeps over a restart and through a recovery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.early_stopping import EarlyStoppingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.evaluations import Restoring, giving, stopped_at
+from tests.support.models import QUICK, Calling, counting_graph, refused
+
+pytestmark = pytest.mark.every_python
+
+
+async def resumed(first: EarlyStoppingHook, values: list[Any], second: EarlyStoppingHook, more: list[Any]) -> int | None:
+    """Where the second part stops; counted by the steps of both."""
+    await stopped_at(values, first)
+
+    async with ah.AsyncMonitoredSession(
+        giving(more), [second, Restoring(second, first.state_dict())], global_step=ah.MemoryStepStore(len(values))
+    ) as session:
+        while not session.should_stop() and session.global_step.latest.step < len(values) + len(more):
+            await session.run("step")
+    return session.global_step.latest.step if second.reason else None
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+@pytest.mark.parametrize("limit", [{"patience": 4}, {"patience_steps": 4}])
+async def test_patience_goes_on_counting(cut: int, limit: dict[str, Any]) -> None:
+    """A run cut anywhere and resumed stops where the whole one does."""
+    values = [3, 2, 2.5, 2.5, 2.5, 2.5, 1]
+    hooks = [EarlyStoppingHook("loss", **limit) for _ in range(3)]
+    assert await stopped_at(values, hooks[0]) == 6
+    assert await resumed(hooks[1], values[:cut], hooks[2], values[cut:]) == 6
+    assert hooks[2].reason == hooks[0].reason
+
+
+async def test_patience_in_seconds_goes_on_counting() -> None:
+    """Seconds that a run used count after it is resumed, the time between the two does not."""
+    with ManualClock() as clock:
+        hook = EarlyStoppingHook(patience_secs=10)
+        await hook.begin()
+        assert not hook.report(1, 2.0)
+        clock.advance(6)
+        state = hook.state_dict()
+        clock.advance(1000)
+        second = EarlyStoppingHook(patience_secs=10)
+        await second.begin()
+        second.load_state_dict(state)
+        clock.advance(3)
+        assert not second.report(2, 2.0)
+        clock.advance(1)
+        assert second.report(3, 2.0)
+
+
+@pytest.mark.parametrize(("stay", "at"), [(False, 5), (True, 3)])
+async def test_a_resumed_run_that_had_stopped(stay: bool, at: int) -> None:
+    """It goes on with all its patience, measured against the best so far; if asked, it ends before the first run."""
+    first, second = (EarlyStoppingHook("loss", patience=2, stay_stopped=stay) for _ in range(2))
+    assert await resumed(first, [1, 2, 2], second, [2, 2, 2, 2]) == at
+    assert second.best == 1.0
+    assert second.best_step == 1
+    assert second.reason is not None
+    assert (second.reason == first.reason) == stay
+
+
+async def test_state_is_plain_data() -> None:
+    """Before and after observations the state is made of None, numbers and strings, and comes back the same."""
+    hook = EarlyStoppingHook("loss", patience=5)
+    await hook.begin()
+    for values in ([], [np.float32(2), np.float32(3)]):
+        await stopped_at(values, hook) if values else None
+        state = hook.state_dict()
+        assert {type(value) for value in state.values()} <= {str, int, float, type(None)}
+        other = EarlyStoppingHook("loss", patience=5)
+        await other.begin()
+        other.load_state_dict(state)
+        again = other.state_dict()
+        if state["since_secs"] is not None:
+            assert again["since_secs"] == pytest.approx(state["since_secs"], abs=60)
+        assert {**again, "since_secs": None} == {**state, "since_secs": None}
+
+
+@pytest.mark.parametrize("other", [{"monitor": "accuracy"}, {"mode": "max"}])
+async def test_a_state_of_something_else_is_passed_over(other: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """What was the best of another value, or by another measure, is not compared with; a warning says so."""
+    hook = EarlyStoppingHook("loss", patience=2)
+    await stopped_at([1, 2], hook)
+    second = EarlyStoppingHook(**{"monitor": "loss", "patience": 2, **other})
+    await second.begin()
+    second.load_state_dict(hook.state_dict())
+    assert second.best is None
+    assert "early stopping counts anew" in caplog.text
+    with refused(ah.errors.InvalidArgumentError, "the state of an EarlyStoppingHook has no", "best_step"):
+        second.load_state_dict({"best": 1})
+
+
+async def test_a_recovery_keeps_the_counts() -> None:
+    """Without a checkpoint to go back to, the counts go on through a recovery; no observation is made twice."""
+    hook = EarlyStoppingHook("loss", patience=3)
+    lost = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(giving([1, 2, 2, 2, 2]), [hook, lost], recovery=QUICK) as session:
+        while not session.should_stop():
+            await session.run("step")
+        assert session.status().recoveries == 1
+    assert session.global_step.latest.step == 4
+
+
+async def test_a_step_that_was_taken_back_is_looked_at_again() -> None:
+    """After a recovery that took the step back, the steps that come again are due again, and the state goes with them."""
+    steps = ah.MemoryStepStore()
+    hook = EarlyStoppingHook("loss", patience=3, every=ah.Every(steps=2))
+    saved: dict[str, Any] = {}
+    seen: list[tuple[int, int]] = []
+
+    async def note(context: ah.SessionRunContext, values: object) -> None:
+        seen.append((context.global_step, hook.waited))
+        if context.global_step == 3:
+            saved.update(hook.state_dict())
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            if steps.latest.step:
+                await steps.reset(3)
+                hook.load_state_dict(saved)
+            return ah.Session(self.graph, global_step=steps)
+
+    lost = FaultInjectionHook({("before_run", 7): ah.AbortedError("lost")})
+    hooks: list[Any] = [hook, ah.configure(Calling("after_run", note), order=1), lost]
+    async with ah.AsyncMonitoredSession(Creator(), hooks, recovery=QUICK) as session:
+        while not session.should_stop():
+            await session.run("train")
+    assert seen == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 2), (4, 1), (5, 1), (6, 2), (7, 2), (8, 3)]
+
+
+async def test_a_reason_is_not_lost_in_a_recovery() -> None:
+    """Once it has asked for the stop it says why, whatever state a recovery brings back."""
+    hook = EarlyStoppingHook(stopping_threshold=1)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        before = hook.state_dict()
+        hook.report(1, 0.5)
+        hook.load_state_dict(before)
+        assert hook.reason == session.stop_reason is not None
+
+
+async def test_one_hook_in_two_sessions_starts_anew() -> None:
+    """What it has counted belongs to the session."""
+    hook = EarlyStoppingHook("loss", patience=2)
+    assert [await stopped_at([1, 2, 2], hook), await stopped_at([9, 9, 9], hook)] == [3, 3]

@@ -1,0 +1,342 @@
+"""EvaluatorHook: which steps are evaluated, on which values, and what the training sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.early_stopping import EarlyStoppingHook
+from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
+from aiohooks.testing import ManualClock, RecordingHook
+from tests.support.evaluations import Gate, total, train
+from tests.support.models import counting_graph, refused, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+MODES: tuple[Literal["inline", "background"], ...] = ("inline", "background")
+both_modes = pytest.mark.parametrize("mode", MODES)
+
+
+# -- which steps
+
+
+@both_modes
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, [4, 8, 10]),
+        ({"at_begin": True}, [0, 4, 8, 10]),
+        ({"at_end": False}, [4, 8]),
+        ({"every": ah.Every(steps=5)}, [5, 10]),
+        ({"every": ah.Every(steps=100)}, [10]),
+        ({"every": ah.Every(at=(3, 7)), "at_end": False}, [3, 7]),
+        ({"every": ah.Every(steps=1)}, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        ({"every": ah.Every(steps=1), "max_results": 3}, [8, 9, 10]),
+    ],
+)
+async def test_which_steps_are_evaluated(mode: Any, options: dict[str, Any], steps: list[int]) -> None:
+    """Every boundary, the last step once, each on the values of its own step, in order; the newest results are kept."""
+    hook = EvaluatorHook(total, **{"every": ah.Every(steps=4), "mode": mode, **options})
+    results = await train(hook, 10)
+    assert list(results.items()) == [(step, step) for step in steps]
+    assert hook.pending == ()
+
+
+@both_modes
+async def test_a_leap_is_evaluated_once(mode: Any) -> None:
+    """A run that passes several boundaries makes one evaluation due, at the step that was reached."""
+    graph = counting_graph()
+    graph.train_op(steps=25, name="leap")(lambda: None)
+    hook = EvaluatorHook(total, every=ah.Every(steps=10), mode=mode, at_end=False)
+    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
+        for _ in range(3):
+            await session.run("leap")
+    assert list(hook.results) == [25, 50, 75]
+
+
+async def test_every_by_seconds() -> None:
+    """Seconds are those of the current clock."""
+    hook = EvaluatorHook(total, every=ah.Every(secs=10), at_end=False)
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+            for secs in (9, 1, 9, 2):
+                clock.advance(secs)
+                await session.run("train")
+    assert list(hook.results) == [2, 4]
+
+
+async def test_one_hook_in_two_sessions_starts_anew() -> None:
+    """Results and counting belong to the session."""
+    hook = EvaluatorHook(total, every=ah.Every(steps=2))
+    assert await train(hook, 3) == {2: 2, 3: 3}
+    assert await train(hook, 2, start=5) == {6: 1, 7: 2}
+
+
+# -- on which values
+
+
+async def test_the_background_sees_the_values_of_its_step() -> None:
+    """Training goes on meanwhile, and does not change what is evaluated."""
+    gate = Gate()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=3), mode="background", at_end=False)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        for _ in range(5):
+            await session.run("train")
+        await ticks()
+        assert (gate.began, gate.ended, hook.pending) == ([3], [], (3,))
+        gate.let()
+        await until_true(lambda: hook.results)
+        assert hook.results == {3: 3}
+
+
+async def test_the_graph_is_run_on_those_values() -> None:
+    """`evaluation.run` computes operations on the values and the step of then, whatever the training has done since."""
+    graph = ah.Graph()
+    graph.placeholder("images")
+    graph.variable("weights", np.zeros(2))
+    graph.variable("other", 7)
+    graph.train_op(adds_to="weights")(lambda: np.ones(2)).name  # noqa: B018
+    graph.operation(name="score")(lambda images, weights, global_step: (float(images @ weights), global_step))
+    gate = asyncio.Event()
+
+    async def evaluate(evaluation: Evaluation) -> Any:
+        await gate.wait()
+        images = np.array([1, 10])
+        assert (await evaluation.session.run("weights")).tolist() == [5, 5]
+        by_node = {graph.node("images"): images, graph.node("weights"): np.ones(2)}
+        return await evaluation.run(["score", "other"], {"images": images}), await evaluation.run("score", by_node)
+
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=3), mode="background", at_end=False)
+    async with ah.AsyncMonitoredSession(graph, [hook, recorder := RecordingHook()]) as session:
+        for _ in range(5):
+            await session.run("<lambda>")
+        gate.set()
+    assert hook.results == {3: ([(33.0, 3), 7], (11.0, 3))}
+    assert recorder.phases().count("before_run") == 5
+
+
+@both_modes
+async def test_an_evaluation_does_not_train(mode: Any) -> None:
+    """Operations that change variables or advance the step are refused in it, by name, and nothing has changed."""
+
+    async def evaluate(evaluation: Evaluation) -> None:
+        await evaluation.run({"it": ["train"]})
+
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode)
+    with refused(ah.errors.FetchError, "evaluating {'it': ['train']} would train"):
+        await train(hook, 3)
+    assert hook.results == {}
+
+
+@both_modes
+@pytest.mark.parametrize("at_begin", [False, True])
+async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: bool) -> None:
+    """It could wait for a run that waits for the evaluation: an error says so, also of the one before the first run."""
+    hook = EvaluatorHook(again := Again(), every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
+    session = again.session = ah.AsyncMonitoredSession(counting_graph(), [hook])
+    kind = ah.errors.SessionClosedError if at_begin and mode == "inline" else ah.errors.NestedRunError
+    with refused(kind, "this session is opening" if kind is ah.errors.SessionClosedError else "run was called from inside a run"):
+        async with session:
+            for _ in range(3):
+                await session.run("train")
+
+
+class Again:
+    """An evaluation that runs the monitored session."""
+
+    session: ah.AsyncMonitoredSession
+
+    async def __call__(self, evaluation: Evaluation) -> Any:
+        return await self.session.run("loss")
+
+
+@both_modes
+async def test_what_is_no_variable_is_copied_by_a_function(mode: Any) -> None:
+    """`snapshot` is called when the evaluation is due; what it gave is what is evaluated."""
+    model = {"weight": 0}
+
+    async def step() -> None:
+        model["weight"] += 1
+
+    async def evaluate(evaluation: Evaluation) -> Any:
+        await ticks()
+        assert evaluation.variables == {}
+        return evaluation.snapshot
+
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode, snapshot=lambda: dict(model), at_end=False)
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        for _ in range(5):
+            await session.run("step")
+    assert hook.results == {2: {"weight": 2}, 4: {"weight": 4}}
+
+
+@both_modes
+async def test_a_blocking_function_in_a_thread(mode: Any) -> None:
+    """With `thread` a plain function is called in a worker thread."""
+    threads: set[int] = set()
+
+    def evaluate(evaluation: Evaluation) -> Any:
+        threads.add(threading.get_ident())
+        return evaluation.variables["total"]
+
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode, thread=True)
+    assert await train(hook, 4) == {2: 2, 4: 4}
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+# -- never left out, and bounded
+
+
+@pytest.mark.parametrize("room", [1, 2])
+async def test_a_run_waits_for_room(room: int) -> None:
+    """So many may be unfinished; the run at which one more is due waits until one has ended, and none is left out."""
+    gate = Gate()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode="background", max_pending=room)
+    store = ah.MemoryStepStore()
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=store) as session:
+
+        async def loop() -> None:
+            for _ in range(6):
+                await session.run("train")
+
+        looping = asyncio.create_task(loop())
+        for done in range(5 - room):
+            await ticks(20)
+            assert (store.latest.step, gate.began, gate.ended) == (done + room + 1, [*range(1, done + 2)], [*range(1, done + 1)])
+            assert not looping.done()
+            gate.let()
+        gate.let(10)
+        await looping
+    assert list(hook.results.items()) == [(step, step) for step in range(1, 7)]
+
+
+async def test_inline_the_run_waits() -> None:
+    """Inline, the run at which it is due ends when it has ended."""
+    gate = Gate()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=1))
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        running = asyncio.create_task(session.run("train"))
+        await ticks(20)
+        assert gate.began == [1]
+        assert not running.done()
+        gate.let()
+        await running
+    assert hook.results == {1: 1}
+
+
+async def test_the_end_waits_for_what_is_unfinished() -> None:
+    """A clean end comes when all that was due is evaluated, and the last step, once."""
+    gate = Gate()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=9)
+
+    async def loop() -> None:
+        await train(hook, 5)
+
+    looping = asyncio.create_task(loop())
+    await ticks(30)
+    for ended in ([2], [2, 4], [2, 4, 5]):
+        assert not looping.done()
+        gate.let()
+        await ticks(30)
+        assert gate.ended == ended
+    await looping
+
+
+# -- results go on
+
+
+@both_modes
+async def test_results_are_told(mode: Any) -> None:
+    """Each function is told of each step and result, plain or async, in turn."""
+    told: list[Any] = []
+
+    async def waits(step: int, result: Any) -> None:
+        await ticks()
+        told.append(("async", step, result))
+
+    plain = functools.partial(lambda *args: told.append(args), "plain")
+    await train(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=[plain, waits]), 3)
+    assert told == [("plain", 2, 2), ("async", 2, 2), ("plain", 3, 3), ("async", 3, 3)]
+    await train(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=waits), 2)
+    assert told[4:] == [("async", 2, 2)]
+
+
+@both_modes
+async def test_it_feeds_early_stopping(mode: Any) -> None:
+    """Results are the observations of an early stopping; its stop ends the loop, also while a run waits for room."""
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        await ticks()
+        return {"accuracy": min(evaluation.step, 5) / 10}
+
+    stopping = EarlyStoppingHook("accuracy", mode="max", patience=2, every=None)
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, on_result=stopping.report)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, stopping]) as session:
+        while not session.should_stop():
+            await session.run("train")
+        assert session.stop_reason == (
+            "early stopping at step 7: accuracy = 0.5, no better for 2 observations; the best was 0.5 at step 5"
+        )
+    step = session.global_step.latest.step
+    assert list(hook.results) == [*range(1, step + 1)]
+    assert step == 7 if mode == "inline" else 7 <= step <= 9
+
+
+async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A line says what was found, at which step, and how long it took."""
+    caplog.set_level(logging.INFO, logger="aiohooks.hooks")
+
+    async def evaluate(evaluation: Evaluation) -> Any:
+        clock.advance(2)
+        return {"accuracy": 0.123456789, "count": 5}
+
+    with ManualClock() as clock:
+        await train(EvaluatorHook(evaluate, every=ah.Every(steps=9)), 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "evaluation at step 1: accuracy = 0.123457, count = 5 (2.000 sec)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"eval_fn": 5}, ah.errors.InvalidArgumentError, "eval_fn is 5; give a function"),
+        (
+            {"eval_fn": lambda evaluation: 1},
+            ah.errors.InvalidHookError,
+            "not a coroutine function; write it as `async def`, or give",
+        ),
+        ({"thread": True}, ah.errors.InvalidHookError, "cannot run in a thread; leave out thread=True"),
+        ({"every": 5}, ah.errors.InvalidArgumentError, "every is 5; give a Every"),
+        ({"mode": "process"}, ah.errors.InvalidArgumentError, 'mode is \'process\'; give "inline" or "background"'),
+        ({"timeout_secs": 0}, ah.errors.InvalidArgumentError, "timeout_secs is 0; give seconds, above 0"),
+        ({"max_pending": 0}, ah.errors.InvalidArgumentError, "max_pending is 0; give a whole number, 1 or more"),
+        ({"max_results": True}, ah.errors.InvalidArgumentError, "max_results is True; give a whole number"),
+        ({"snapshot": 5}, ah.errors.InvalidArgumentError, "snapshot is 5; give a function"),
+        ({"on_result": 5}, ah.errors.InvalidArgumentError, "on_result is 5; give a function"),
+        ({"on_result": [print, 5]}, ah.errors.InvalidArgumentError, "on_result is 5; give a function"),
+    ],
+)
+def test_senseless_options_are_refused(options: dict[str, Any], error: Any, says: str) -> None:
+    """What cannot be meant is refused when the hook is made."""
+    with refused(error, says):
+        EvaluatorHook(**{"eval_fn": total, "every": ah.Every(steps=1), **options})
+
+
+def test_a_name_of_its_own() -> None:
+    """Several in one session have names, by which their states are told apart."""
+    hooks = [EvaluatorHook(total, every=ah.Every(steps=1), name=name) for name in (None, "mine")]
+    assert [hook.name for hook in hooks] == ["", "mine"]
+
+
+def test_its_repr() -> None:
+    """It shows what it evaluates, when, how, and how far it is."""
+    assert repr(EvaluatorHook(total, every=ah.Every(steps=1))).endswith("at=(), after=0), 'inline', evaluated step None)")

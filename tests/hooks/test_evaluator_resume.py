@@ -1,0 +1,167 @@
+"""EvaluatorHook: evaluations that were lost in a recovery or at a restart are made up for, and none is made twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.testing import FaultInjectionHook
+from tests.support.evaluations import Gate, Restoring, failing, total, train
+from tests.support.models import QUICK, counting_graph, refused, ticks
+
+pytestmark = pytest.mark.every_python
+
+both_modes = pytest.mark.parametrize("mode", ["inline", "background"])
+
+
+@both_modes
+@pytest.mark.parametrize("at_begin", [False, True])
+async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
+    """An error that the session recovers from repeats the evaluation, on the values of its own step; none is made twice."""
+    hook = EvaluatorHook(failing(None, ah.AbortedError("lost")), every=ah.Every(steps=2), mode=mode, at_begin=at_begin)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK) as session:
+        for _ in range(7):
+            await session.run("train")
+        await session.run("loss")
+        assert session.status().recoveries == 1
+        assert session.global_step.latest.step == 8  # the run whose `after_run` told of it was repeated behind its commit
+    assert list(hook.results.items()) == [(step, step) for step in ([0] if at_begin else []) + [2, 4, 6, 8]]
+
+
+async def test_a_creation_that_fails_evaluates_again() -> None:
+    """An evaluation before the first run that is lost is made after the recovery, once."""
+    hook = EvaluatorHook(failing(ah.AbortedError("lost")), every=ah.Every(steps=9), at_begin=True)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK) as session:
+        assert hook.results == {0: 0}
+        assert session.status().recoveries == 1
+
+
+async def test_what_is_unfinished_in_a_recovery_begins_again() -> None:
+    """An evaluation that goes on while the session is replaced is cancelled, and begins again with the same values."""
+    gate = Gate()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
+    lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost], recovery=QUICK) as session:
+        for _ in range(6):
+            await session.run("train")
+            await ticks()
+        assert (gate.began, gate.cancelled, hook.pending) == ([2, 2], [2], (2, 4, 6))
+        gate.let(9)
+    assert list(hook.results.items()) == [(2, 2), (4, 4), (6, 6)]
+
+
+async def test_what_a_recovery_took_back_comes_again() -> None:
+    """Evaluations of steps that were lost are dropped, and due again when these steps come again."""
+    steps, gate = ah.MemoryStepStore(), Gate()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            if steps.latest.step:
+                await steps.reset(3)
+            return ah.Session(self.graph, global_step=steps)
+
+    lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=QUICK) as session:
+        for _ in range(6):
+            await session.run("train")
+        assert hook.pending == (2, 4)
+        gate.let(9)
+    assert list(hook.results) == [2, 4]
+
+
+async def test_an_error_that_was_logged_is_not_repeated() -> None:
+    """An evaluation whose error was only logged is over: a later recovery, for something else, does not repeat it."""
+    hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=2))
+    lost = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
+    hooks = [ah.configure(hook, on_error="log"), ah.configure(lost)]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK) as session:
+        for _ in range(4):
+            await session.run("train")
+        assert session.status().recoveries == 1
+    assert hook.results == {4: 4}
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+async def test_a_recovery_does_not_make_up_for_what_is_there(unfinished: bool) -> None:
+    """What is still pending in memory is evaluated on its own values, once, also where the saved state knows less of it."""
+    steps, gate = ah.MemoryStepStore(), Gate()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3, at_end=False)
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            if steps.latest.step:
+                await steps.reset(5)
+                hook.load_state_dict({"evaluated_step": None, "counted_from": 2, "unfinished": unfinished})
+            return ah.Session(self.graph, global_step=steps)
+
+    lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=QUICK) as session:
+        for _ in range(5):
+            await session.run("train")
+        assert hook.pending == (2, 4)
+        await session.run("loss")
+        assert hook.pending == (2, 4)
+        gate.let(9)
+    assert gate.ended == [2, 4]
+
+
+def evaluator(mode: Any) -> EvaluatorHook:
+    return EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_begin=True, at_end=False)
+
+
+@both_modes
+@pytest.mark.parametrize("runs", [0, 3, 4, 5])
+async def test_a_resumed_run_evaluates_what_the_whole_one_does(mode: Any, runs: int) -> None:
+    """Cut anywhere and resumed, the same steps are evaluated, each once; the start of the second part is no new start."""
+    first, second = evaluator(mode), evaluator(mode)
+    found = [*await train(first, runs)]
+    state = first.state_dict()
+    found += await train(second, 10 - runs, Restoring(second, state), start=runs)
+    assert found == [0, 4, 8]
+
+
+@both_modes
+async def test_what_was_due_when_it_was_saved_is_made_up_for(mode: Any) -> None:
+    """An evaluation that was due and not finished in the saved state is made before the first run, on what was restored."""
+    gate = Gate()
+    first = EvaluatorHook(gate, every=ah.Every(steps=4), mode="background", at_end=False)
+    async with ah.AsyncMonitoredSession(counting_graph(), [first]) as session:
+        for _ in range(5):
+            await session.run("train")
+        state = first.state_dict()
+        gate.let()
+    assert state == {"evaluated_step": None, "counted_from": 4, "unfinished": True}
+    for restored in (4, 5):
+        second = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
+        assert [*await train(second, 1, Restoring(second, state), start=restored)] == [restored]
+
+
+@both_modes
+async def test_a_state_saved_before_it_was_noted(mode: Any) -> None:
+    """A state that was saved at a boundary before this hook had its turn counts from the one before: it is due at once."""
+    hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
+    state = {"evaluated_step": 4, "counted_from": 4, "unfinished": False}
+    assert [*await train(hook, 1, Restoring(hook, state), start=8)] == [8]
+
+
+@both_modes
+async def test_the_last_step_is_not_evaluated_again(mode: Any) -> None:
+    """A finished run that is resumed and has nothing left to do has its last evaluation already."""
+    hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode)
+    state = {"evaluated_step": 10, "counted_from": 10, "unfinished": False}
+    assert await train(hook, 0, Restoring(hook, state), start=10) == {}
+    assert await train(hook, 0, start=10) == {10: 0}
+
+
+def test_a_strange_state_is_refused() -> None:
+    """A state that is not this hook's is refused, with what is missing in it."""
+    with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'counted_from'"):
+        EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})

@@ -1,0 +1,224 @@
+"""`Every`: when something is due, by steps, by seconds, at certain steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiohooks.errors import InvalidArgumentError, NotReadyError
+from aiohooks.hooks.every import Every, EveryTimer
+
+pytestmark = pytest.mark.every_python
+
+
+def due_steps(every: Every, steps: list[int], *, start: int = 0, secs_per_step: float = 0.0) -> list[int]:
+    """At which of these steps it was due and marked."""
+    timer = every.timer()
+    timer.start(start, start * secs_per_step)
+    found: list[int] = []
+    for step in steps:
+        now = step * secs_per_step
+        if timer.due(step, now):
+            timer.mark(step, now)
+            found.append(step)
+    return found
+
+
+# --- steps
+
+
+def test_due_at_each_multiple() -> None:
+    """Counted one by one, it is due at the multiples."""
+    assert due_steps(Every(steps=10), list(range(1, 35))) == [10, 20, 30]
+
+
+def test_due_when_a_boundary_is_jumped_over() -> None:
+    """A step that passes a boundary is due as if it had reached it; several boundaries at once are due once."""
+    assert due_steps(Every(steps=25), [24, 26, 49, 50, 120, 124, 125]) == [26, 50, 120, 125]
+
+
+def test_boundaries_do_not_drift() -> None:
+    """Being late once does not move the boundaries that follow."""
+    assert due_steps(Every(steps=10), [13, 19, 20, 21, 30]) == [13, 20, 30]
+
+
+def test_start_in_the_middle() -> None:
+    """After a restart from step 95 the next boundary is 100; the one at the start is not repeated."""
+    assert due_steps(Every(steps=10), [96, 99, 100, 110], start=95) == [100, 110]
+    assert due_steps(Every(steps=10), [100, 101, 110], start=100) == [110]
+
+
+def test_steps_are_counted_from_after() -> None:
+    """`after` is where counting begins: nothing is due at it or before it."""
+    assert due_steps(Every(steps=10, after=5), list(range(1, 40))) == [15, 25, 35]
+    assert due_steps(Every(steps=10, after=15), [5, 14, 15, 16, 26, 36]) == [26, 36]
+    assert due_steps(Every(steps=3, after=4), [2, 20], start=1) == [20]
+
+
+def test_a_step_that_went_back_is_not_due_again_before_it_passes() -> None:
+    """A reset to a lower step makes nothing due; started from there, the boundaries count again."""
+    timer = Every(steps=10).timer()
+    timer.start(0, 0.0)
+    timer.mark(100, 0.0)
+    assert not timer.due(50, 0.0)
+    assert not timer.due(100, 0.0)
+    timer.start(50, 0.0)
+    assert timer.due(60, 0.0)
+
+
+# --- at
+
+
+def test_due_at_listed_steps() -> None:
+    """Each listed step is due once, when it is reached or passed."""
+    assert due_steps(Every(at=(10, 50)), list(range(1, 100))) == [10, 50]
+    assert due_steps(Every(at=[10, 50]), [9, 12, 40, 60]) == [12, 60]
+    assert due_steps(Every(at=(10, 50)), [5, 60, 70]) == [60]
+    assert due_steps(Every(at=(10, 50), after=10), [10, 20, 50]) == [50]
+    assert due_steps(Every(at=(10, 50), after=30), [40, 50]) == [50]
+
+
+# --- seconds
+
+
+def test_due_after_so_many_seconds() -> None:
+    """Seconds count from the last time it was marked, not from a grid."""
+    timer = Every(secs=60).timer()
+    timer.start(0, 1000.0)
+    assert not timer.due(1, 1059.9)
+    assert timer.due(2, 1060.0)
+    assert timer.due(3, 1090.0)
+    assert timer.mark(3, 1090.0) == (90.0, 3)
+    assert not timer.due(4, 1149.0)
+    assert timer.due(4, 1150.0)
+    assert timer.mark(4, 1150.0) == (60.0, 1)
+
+
+def test_seconds_wait_for_after() -> None:
+    """However much time has gone by, nothing is due at `after` or before it."""
+    timer = Every(secs=1, after=10).timer()
+    timer.start(0, 0.0)
+    assert not timer.due(10, 100.0)
+    assert timer.due(11, 100.0)
+
+
+# --- several units
+
+
+def test_whichever_unit_comes_first() -> None:
+    """With several units any one makes it due, and marking starts all of them again."""
+    every = Every(steps=100, secs=60, at=(5,))
+    timer = every.timer()
+    timer.start(0, 0.0)
+    assert not timer.due(4, 59.0)
+    assert timer.due(5, 0.0)
+    timer.mark(5, 30.0)
+    assert not timer.due(50, 89.0)
+    assert timer.due(50, 90.0)
+    timer.mark(50, 90.0)
+    assert timer.due(100, 91.0)
+
+
+# --- the timer
+
+
+def test_asking_changes_nothing() -> None:
+    """`due` may be asked any number of times."""
+    timer = Every(steps=10).timer()
+    timer.start(0, 0.0)
+    assert [timer.due(10, 0.0) for _ in range(3)] == [True] * 3
+
+
+def test_timer_must_be_started() -> None:
+    """Before `start` there is nothing to count from: an error that says so."""
+    timer = Every(steps=10).timer()
+    with pytest.raises(NotReadyError, match=r"EveryTimer of Every\(steps=10.*not started.*call start"):
+        timer.due(10, 0.0)
+    with pytest.raises(NotReadyError, match="call start"):
+        timer.mark(10, 0.0)
+    timer.start(3, 0.0)
+    assert "last at step 3" in repr(timer)
+
+
+def test_every_is_a_value() -> None:
+    """Equal ones are equal, can be keys, and cannot change; each timer is separate."""
+    assert Every(at=[1, 2], secs=3) == Every(at=(1, 2), secs=3)
+    assert len({Every(steps=1), Every(steps=1), Every(secs=1)}) == 2
+    with pytest.raises(AttributeError):
+        Every(steps=1).steps = 2  # type: ignore[misc]
+    every = Every(steps=1)
+    assert isinstance(every.timer(), EveryTimer)
+    assert every.timer() is not every.timer()
+
+
+# --- bad values
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"Every\(\) is never due: give steps=, secs= or at="),
+        ({"after": 5}, "is never due"),
+        ({"at": ()}, "is never due"),
+        ({"steps": 0}, r"Every\(steps=0\): give a whole number of steps, at least 1"),
+        ({"steps": -1}, r"steps=-1"),
+        ({"steps": True}, r"steps=True"),
+        ({"steps": 1.5}, r"steps=1.5"),
+        ({"steps": "10"}, r"steps='10'"),
+        ({"secs": 0}, r"Every\(secs=0\): give a positive, finite number of seconds"),
+        ({"secs": -0.5}, r"secs=-0.5"),
+        ({"secs": True}, r"secs=True"),
+        ({"secs": math.inf}, r"secs=inf"),
+        ({"secs": math.nan}, r"secs=nan"),
+        ({"secs": "60"}, r"secs='60'"),
+        ({"at": 10}, r"Every\(at=10\): give a sequence of steps"),
+        ({"at": (0, 1)}, r"at=0\): give whole steps, at least 1"),
+        ({"at": (-5,)}, r"at=-5"),
+        ({"at": (True,)}, r"at=True"),
+        ({"at": (1.0,)}, r"at=1.0"),
+        ({"at": (5, 3)}, r"at=\(5, 3\)\): give the steps in rising order"),
+        ({"at": (5, 5)}, r"rising order"),
+        ({"steps": 1, "after": -1}, r"after=-1\): give a step, at least 0"),
+        ({"steps": 1, "after": True}, r"after=True"),
+        ({"steps": 1, "after": 0.5}, r"after=0.5"),
+    ],
+)
+def test_bad_values_are_named(given: dict[str, Any], message: str) -> None:
+    """A value that cannot be meant is refused when it is given, by name and value."""
+    with pytest.raises(InvalidArgumentError, match=message):
+        Every(**given)
+
+
+def test_units_are_keywords_only() -> None:
+    """`Every(10)` could mean steps or seconds: it is refused."""
+    with pytest.raises(TypeError):
+        Every(10)  # type: ignore[call-arg]
+
+
+# --- in general
+
+
+@given(
+    period=st.integers(1, 20),
+    after=st.integers(0, 30),
+    at=st.lists(st.integers(1, 200), unique=True).map(sorted),
+    start=st.integers(0, 50),
+    jumps=st.lists(st.integers(1, 40), max_size=30),
+)
+def test_due_exactly_when_a_boundary_is_passed(period: int, after: int, at: list[int], start: int, jumps: list[int]) -> None:
+    """For any jumps: due at a step iff a boundary lies after the last time it was due and not after the step."""
+    boundaries = {step for step in at if step > after} | set(range(after + period, 3000, period))
+    timer = Every(steps=period, at=at, after=after).timer()
+    timer.start(start, 0.0)
+    last = step = start
+    for jump in jumps:
+        step += jump
+        passed = [boundary for boundary in boundaries if last < boundary <= step]
+        assert timer.due(step, 0.0) == bool(passed)
+        if passed:
+            assert timer.mark(step, 0.0) == (0.0, step - last)
+            last = step

@@ -1,0 +1,218 @@
+"""LambdaHook and @hook: functions in the place of a hook's methods."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.functions import LambdaHook, hook
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.models import QUICK, counting_graph, refused
+
+METHODS = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
+ARGUMENTS = (0, 2, 1, 2, 1, 1)
+
+
+async def run(hooks: list[ah.SessionRunHook], times: int = 1, **options: Any) -> list[Any]:
+    """What `loss` was in so many runs."""
+    found: list[Any] = []
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK, **options) as session:
+        found += [await session.run(["train", "loss"]) for _ in range(times)]
+    return found
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+async def test_each_function_is_called_as_its_method(is_async: bool) -> None:
+    """Plain and async functions get the method's arguments, in the life's order."""
+    calls: list[tuple[str, int]] = []
+
+    def function(method: str) -> Any:
+        def plain(*args: Any) -> None:
+            calls.append((method, len(args)))
+
+        async def waits(*args: Any) -> None:
+            plain(*args)
+
+        return waits if is_async else plain
+
+    await run([LambdaHook(**{method: function(method) for method in METHODS})])
+    assert calls == list(zip(METHODS, ARGUMENTS, strict=True))
+
+
+async def test_what_is_not_given_is_not_called() -> None:
+    """A method without a function is not overridden, so that the session has nothing to call there."""
+    quiet = LambdaHook(end=lambda session: None)
+    assert {*METHODS} & quiet.__dict__.keys() == {"end"}
+    session = ah.AsyncMonitoredSession(counting_graph(), [quiet])
+    assert (session._hooks.before_run, session._hooks.after_run, session._hooks.after_create_session) == ((), (), ())
+    await run([quiet])
+
+
+async def test_a_function_may_feed_and_fetch() -> None:
+    """What `before_run` returns joins the run, and `after_run` gets what it asked for."""
+    seen: list[Any] = []
+    both = LambdaHook(
+        before_run=lambda run_context: ah.SessionRunArgs("loss", {"x": run_context.global_step}),
+        after_run=lambda run_context, run_values: seen.append(run_values.results),
+    )
+    assert await run([both], 2) == [[1, 10], [2, 20]]
+    assert seen == [10, 20]
+
+
+async def test_a_decorated_function_is_a_hook() -> None:
+    """`@hook` makes a hook of a function, with what it wants fetched; it is called after the function."""
+    seen: list[tuple[int, Any]] = []
+
+    @hook("after_run", fetches={"loss": "loss"})
+    async def note(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        seen.append((run_context.global_step, run_values.results))
+
+    assert isinstance(note, ah.SessionRunHook)
+    assert note.name == "note"
+    assert hook("end", name="other")(lambda session: None).name == "other"
+    await run([note], 2)
+    assert seen == [(1, {"loss": 10}), (2, {"loss": 10})]
+
+
+@pytest.mark.parametrize("fetches", [None, "loss"])
+async def test_only_runs_that_are_due(fetches: Any) -> None:
+    """With `every` only the runs at which a boundary is crossed count, and nothing is fetched for the others."""
+    seen: list[tuple[int, Any]] = []
+
+    @hook("after_run", every=ah.Every(steps=3), fetches=fetches)
+    def note(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        seen.append((run_context.global_step, run_values.results))
+
+    for start, steps in ((0, [3, 6]), (4, [6, 9])):  # anew in each session
+        await run([note], 7, global_step=ah.MemoryStepStore(start))
+        assert seen == [(step, None if fetches is None else 10) for step in steps]
+        seen.clear()
+
+
+async def test_every_with_other_functions() -> None:
+    """Beside `every` the other methods are called as ever; `before_run` alone may be due too."""
+    calls: list[str] = []
+    names: dict[str, Any] = {
+        "begin": lambda: calls.append("begin"),
+        "after_create_session": lambda session, coord: calls.append("created"),
+        "before_run": lambda run_context: calls.append(f"before {run_context.global_step}"),
+        "end": lambda session: calls.append("end"),
+    }
+    await run([LambdaHook(every=ah.Every(steps=2), **names)], 4)
+    assert calls == ["begin", "created", "before 2", "before 4", "end"]
+
+
+async def test_every_by_seconds() -> None:
+    """Seconds are those of the current clock."""
+    seen: list[int] = []
+    with ManualClock() as clock:
+        note = hook("after_run", every=ah.Every(secs=10))(lambda context, values: seen.append(context.global_step))
+        async with ah.AsyncMonitoredSession(counting_graph(), [note]) as session:
+            for secs in (9, 1, 9, 2):
+                clock.advance(secs)
+                await session.run("train")
+    assert seen == [2, 4]
+
+
+async def test_a_step_that_was_taken_back_is_due_again() -> None:
+    """After a recovery that took the step back the runs that are repeated count again."""
+    steps, seen = ah.MemoryStepStore(), list[int]()
+    note = LambdaHook(after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2))
+    lost = FaultInjectionHook({("before_run", 5): ah.AbortedError("lost")})
+
+    async def back() -> None:
+        if steps.latest.step == 4:
+            await steps.reset(1)
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            await back()
+            return ah.Session(self.graph, global_step=steps)
+
+    async with ah.AsyncMonitoredSession(Creator(), [note, lost], recovery=QUICK) as session:
+        for _ in range(7):
+            await session.run("train")
+    assert seen == [2, 4, 2, 4]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
+    """A function that could not be called like the method is refused when the hook is made, with both signatures."""
+
+    def other(one: int, two: int, three: int) -> None: ...
+
+    parameters = {0: "()", 1: "(", 2: ", "}[ARGUMENTS[METHODS.index(method)]]
+    with refused(ah.errors.InvalidHookError, f"{method} is", "takes (one", "is called with", parameters, "missing a required"):
+        hook(method)(other)
+    fitting: Any = functools.partial(other, **dict.fromkeys(["three", "two", "one"][: 3 - ARGUMENTS[METHODS.index(method)]], 1))
+    assert isinstance(hook(method)(fitting), LambdaHook)
+
+
+def test_what_is_no_method_is_refused() -> None:
+    """A misspelt method is named, with the nearest that there is."""
+    with refused(ah.errors.InvalidHookError, "'after_rnu' is no method of a hook; did you mean 'after_run'?"):
+        LambdaHook(after_rnu=print)  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidHookError, "'beginn' is no method of a hook; did you mean 'begin'?"):
+        hook("beginn")
+    with refused(ah.errors.InvalidHookError, "give the name of a method"):
+        hook(print)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "no function was given"),
+        ({"end": 5}, "end is 5; give a function"),
+        ({"end": print, "every": ah.Every(steps=1)}, "neither before_run nor after_run"),
+        ({"after_run": print, "every": 5}, "every is 5; give a Every"),
+        ({"end": print, "fetches": "loss"}, "goes with after_run and without before_run"),
+        ({"after_run": print, "before_run": print, "fetches": "loss"}, "goes with after_run and without before_run"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], says: str) -> None:
+    """What would never be called, or contradicts itself, is refused."""
+    with refused(ah.errors.InvalidArgumentError, says):
+        LambdaHook(**options)
+
+
+def test_a_call_in_the_place_of_a_function_is_refused() -> None:
+    """A coroutine is refused, and closed."""
+
+    async def begin() -> None: ...
+
+    with refused(ah.errors.InvalidArgumentError, "a coroutine; give the function"):
+        LambdaHook(begin=begin())  # type: ignore[arg-type]
+
+
+async def test_functions_that_say_nothing_of_their_parameters() -> None:
+    """A function without a readable signature is taken as it is; so is an object that can be called."""
+
+    class Note:
+        def __call__(self, exc: BaseException | None) -> None:
+            closed.append(exc)
+
+    closed: list[BaseException | None] = []
+    quiet: Any = type("Quiet", (), {"__call__": lambda self, *args: None, "__signature__": None})()
+    await run([LambdaHook(close=Note(), end=quiet, begin=dict)])
+    assert closed == [None]
+
+
+async def test_an_error_of_a_function_names_it() -> None:
+    """An error comes out as any hook's."""
+
+    def fails(session: ah.Session) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        await run([LambdaHook(end=fails)])
+    assert any("end" in note for note in caught.value.__notes__)
+
+
+def test_its_repr_has_the_functions() -> None:
+    """A person sees which functions are in it."""
+    assert repr(LambdaHook(end=len)) == "LambdaHook(end=<built-in function len>)"

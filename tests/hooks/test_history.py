@@ -1,0 +1,228 @@
+"""Values kept in memory, and the picture of a run."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.history import HistoryHook
+from aiohooks.hooks.records import CSVHook, JSONLinesHook
+from aiohooks.testing import FaultInjectionHook
+from tests.support.extras import hide
+from tests.support.models import QUICK, counting_graph, refused
+
+
+async def run(hook: ah.SessionRunHook, runs: int, *, start: int = 0, before: ah.SessionRunHook | None = None) -> None:
+    """A session that starts at a step and makes so many runs."""
+    hooks = [hook] if before is None else [hook, before]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=ah.MemoryStepStore(start)) as session:
+        for _ in range(runs):
+            await session.run("train")
+
+
+class Loads(ah.SessionRunHook):
+    """Gives another hook its state back, when a session does."""
+
+    def __init__(self, hook: HistoryHook, state: dict[str, Any]) -> None:
+        self.hook, self.state = hook, state
+
+    async def begin(self) -> None:
+        self.hook.load_state_dict(self.state)
+
+
+async def test_it_keeps_numbers_by_step() -> None:
+    """The steps that were due, and one plain number for each under its tag."""
+    graph = counting_graph()
+    graph.operation(name="arrays")(lambda total: np.array([total], dtype=np.float32))
+    hook = HistoryHook({"sum": "total", "arrays": "arrays"}, every=ah.Every(steps=2))
+    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
+        for _ in range(7):
+            await session.run("train")
+    assert hook.steps == [2, 4, 6]
+    assert hook.values == {"sum": [1, 3, 5], "arrays": [1.0, 3.0, 5.0]}
+    assert [type(value) for value in hook.values["arrays"]] == [float] * 3
+
+
+async def test_a_second_session_begins_anew() -> None:
+    """The hook may be used again; what it had kept is gone then."""
+    hook = HistoryHook(["total"])
+    await run(hook, 3)
+    await run(hook, 2)
+    assert (hook.steps, hook.values) == ([1, 2], {"total": [0, 1]})
+
+
+@pytest.mark.parametrize(("on_full", "steps"), [("drop_oldest", [7, 8, 9, 10, 11]), ("thin", [7, 9, 10, 11])])
+async def test_it_is_bounded(on_full: Any, steps: list[int]) -> None:
+    """It never keeps more than `max_length`: it drops the oldest, or thins what there is and keeps the newest."""
+    hook = HistoryHook(["total"], max_length=5, on_full=on_full)
+    lengths: list[int] = []
+
+    class Looks(ah.SessionRunHook):
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            lengths.append(len(hook.steps))
+            assert hook.steps[-1] == run_context.global_step
+
+    await run(hook, 11, before=Looks())
+    assert max(lengths) == 5
+    assert hook.steps[-3:] == steps[-3:]
+    assert hook.values["total"] == [step - 1 for step in hook.steps]
+
+
+async def test_a_thinned_history_spans_the_run() -> None:
+    """Thinning keeps about the first step as well as the last."""
+    hook = HistoryHook(["total"], max_length=10)
+    await run(hook, 200)
+    assert len(hook.steps) <= 10
+    assert hook.steps[0] < 100
+    assert hook.steps[-1] == 200
+    assert hook.steps == sorted(set(hook.steps))
+
+
+async def test_it_is_part_of_checkpoints() -> None:
+    """A run that resumes has the whole history; steps behind the checkpoint's, which are made anew, are there once."""
+    whole = HistoryHook(["loss"])
+    await run(whole, 10)
+    before = HistoryHook(["loss"])
+    await run(before, 7)
+    resumed = HistoryHook(["loss"])
+    await run(resumed, 5, start=5, before=Loads(resumed, before.state_dict()))
+    assert resumed.state_dict() == whole.state_dict()
+
+
+async def test_tags_may_change_between_checkpoints() -> None:
+    """A tag that the checkpoint had not is None in its steps; one that is not watched any more is forgotten."""
+    hook = HistoryHook(["total"])
+    await run(hook, 1, start=2, before=Loads(hook, {"steps": [1, 2], "values": {"loss": [5, 6]}}))
+    assert (hook.steps, hook.values) == ([1, 2, 3], {"total": [None, None, 0]})
+
+
+async def test_a_recovery_that_takes_the_step_back() -> None:
+    """Steps that a recovery makes anew are there once."""
+    steps = ah.MemoryStepStore()
+
+    async def back() -> None:
+        await steps.reset(2)
+        raise ah.AbortedError("lost")
+
+    hook = HistoryHook(["loss"])
+    hooks = [hook, FaultInjectionHook({("before_run", 5): back})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=QUICK) as session:
+        for _ in range(6):
+            await session.run("train")
+    assert hook.steps == [1, 2, 3, 4]
+
+
+def test_arguments_that_cannot_be_meant() -> None:
+    """The constructor refuses what could keep nothing."""
+    with refused(ah.errors.InvalidArgumentError, "values is empty"):
+        HistoryHook([])
+    with refused(ah.errors.InvalidArgumentError, "values is 3"):
+        HistoryHook(3)  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "max_length is 1"):
+        HistoryHook(["loss"], max_length=1)
+    with refused(ah.errors.InvalidArgumentError, "on_full is 'stop'"):
+        HistoryHook(["loss"], on_full="stop")  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "every is None"):
+        HistoryHook(["loss"], every=None)  # type: ignore[arg-type]
+
+
+# -- the picture
+
+# matplotlib keeps the files of fonts open, for each thread that draws.
+draws = pytest.mark.may_leak
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height of a PNG."""
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", content[16:24])
+    return width, height
+
+
+@draws
+async def test_it_draws_a_picture_at_the_end(tmp_path: Path) -> None:
+    """One panel a value, so more values make a higher picture; nothing else is left in the folder."""
+    pytest.importorskip("matplotlib")
+    await run(HistoryHook(["loss"], plot=tmp_path / "one.png"), 3)
+    await run(HistoryHook(["loss", "total"], plot=tmp_path / "two.png"), 3)
+    (width, one), (same, two) = size_of(tmp_path / "one.png"), size_of(tmp_path / "two.png")
+    assert width == same
+    assert one < two
+    assert sorted(os.listdir(tmp_path)) == ["one.png", "two.png"]
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+@draws
+async def test_a_failed_run_has_a_picture_too(tmp_path: Path) -> None:
+    """The picture is drawn however the session ended, but not of nothing."""
+    pytest.importorskip("matplotlib")
+    for runs in (2, 0):
+        faults = FaultInjectionHook({("before_run", runs + 1): ZeroDivisionError()})
+        with pytest.raises(ZeroDivisionError):
+            await run(HistoryHook(["loss"], plot=tmp_path / f"{runs}.png"), runs + 1, before=faults)
+    assert os.listdir(tmp_path) == ["2.png"]
+
+
+@draws
+async def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    """The error is the session's, and no half picture is left."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "run.png").mkdir()
+    with pytest.raises(OSError, match=r"run\.png"):
+        await run(HistoryHook(["loss"], plot=tmp_path / "run.png"), 1)
+    assert os.listdir(tmp_path) == ["run.png"]
+
+
+def test_without_matplotlib_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes when the hook is made and not at the end of the run; without a picture nothing is needed."""
+    hide(monkeypatch, "matplotlib", "aiohooks.hooks._plot")
+    HistoryHook(["loss"])
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[matplotlib\]'"):
+        HistoryHook(["loss"], plot=tmp_path / "run.png")
+
+
+@draws
+@pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
+async def test_the_command_draws_what_the_hooks_wrote(tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """`plot` reads either file and writes the picture beside it, or where it is told to."""
+    pytest.importorskip("matplotlib")
+    from aiohooks.hooks._plot import plot
+
+    await run(make(tmp_path / "run.log", record_fn=lambda _: {"loss": math.nan, "acc": 0.5, "note": "a text"}), 3)
+    assert plot(str(tmp_path / "run.log"), None) == 0
+    assert plot(str(tmp_path / "run.log"), str(tmp_path / "other.png")) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "run.png"), str(tmp_path / "other.png")]
+    assert (tmp_path / "run.png").read_bytes() == (tmp_path / "other.png").read_bytes()
+    assert size_of(tmp_path / "run.png")[1] > 500  # two panels: the text has none
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("run.csv", None, "No such file"),
+        ("run.csv", "hello\n", "is not a file of CSVHook"),
+        ("run.csv", "step,time,loss\n", "no numbers to draw"),
+        ("run.png", "", "would replace the run"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, name: str, content: str | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that cannot be drawn gives status 1 and the reason, and no picture."""
+    pytest.importorskip("matplotlib")
+    from aiohooks.hooks._plot import plot
+
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert plot(str(tmp_path / name), None) == 1
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "run.png").exists() is (name == "run.png")

@@ -1,0 +1,208 @@
+"""Profiles of some runs: which runs they cover, where they are written, and that there is one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import os
+import pstats
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.profiler import ProfilerHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.extras import hide
+from tests.support.models import QUICK, counting_graph, refused
+
+
+def profiled_graph() -> ah.Graph:
+    """A graph whose operations call functions that a profile shows by name; `leap` goes five steps, `look` none."""
+    graph = counting_graph()
+    graph.train_op(name="work")(lambda: found_in_profile(1))
+    graph.train_op(steps=5, name="leap")(lambda: found_in_profile(1))
+    graph.operation(name="look")(lambda: found_in_profile(1))
+    return graph
+
+
+def found_in_profile(number: int) -> int:
+    """Is called once a run."""
+    return number + 1
+
+
+def calls(path: Path | str, function: Callable[..., Any] = found_in_profile) -> int:
+    """How many calls of a function a profile has."""
+    stats: Any = pstats.Stats(str(path))
+    found: int = sum(entry[1] for (_, _, name), entry in stats.stats.items() if name == function.__name__)
+    return found
+
+
+def files(folder: Path) -> list[str]:
+    """What was written, by step."""
+    return sorted(os.listdir(folder), key=lambda name: int("".join(filter(str.isdigit, name))))
+
+
+async def run(hooks: list[ah.SessionRunHook], runs: int, fetch: str = "work") -> None:
+    """A session of so many runs."""
+    async with ah.AsyncMonitoredSession(profiled_graph(), hooks, recovery=QUICK) as session:
+        for _ in range(runs):
+            await session.run(fetch)
+
+
+async def test_by_steps(tmp_path: Path) -> None:
+    """A file for each boundary that is crossed, named by the step, from its run alone."""
+    hook = ProfilerHook(tmp_path / "new" / "profiles", every=ah.Every(steps=2))
+    await run([hook], 5)
+    assert files(tmp_path / "new" / "profiles") == ["profile-2.pstats", "profile-4.pstats"]
+    assert hook.captures == [str(tmp_path / "new" / "profiles" / f"profile-{step}.pstats") for step in (2, 4)]
+    assert [calls(path) for path in hook.captures] == [1, 1]
+
+
+async def test_the_first_run_is_never_profiled(tmp_path: Path) -> None:
+    """The first run of a session does what no other does."""
+    await run([ProfilerHook(tmp_path, every=ah.Every(steps=1))], 3)
+    assert files(tmp_path) == ["profile-2.pstats", "profile-3.pstats"]
+
+
+async def test_by_time(tmp_path: Path) -> None:
+    """By time, the first run at or behind the period is profiled."""
+    found: list[list[str]] = []
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(profiled_graph(), [ProfilerHook(tmp_path, every=ah.Every(secs=2))]) as session:
+            for secs in (0, 1.9, 0.1, 1.9, 0.1):
+                clock.advance(secs)
+                await session.run("work")
+                found.append(files(tmp_path))
+    assert [len(names) for names in found] == [0, 0, 1, 1, 2]
+
+
+async def test_a_window_has_so_many_runs(tmp_path: Path) -> None:
+    """A window covers `window_steps` runs, named by the first; no other begins while it lasts."""
+    hook = ProfilerHook(tmp_path, every=ah.Every(steps=4), window_steps=6)
+    await run([hook], 20)
+    assert files(tmp_path) == ["profile-4.pstats", "profile-12.pstats", "profile-20.pstats"]
+    assert [calls(path) for path in hook.captures] == [6, 6, 1]  # the last is cut short by the end
+
+
+async def test_max_captures(tmp_path: Path) -> None:
+    """A session profiles no more than so many windows; the next session again."""
+    hook = ProfilerHook(tmp_path, every=ah.Every(steps=2), max_captures=2)
+    await run([hook], 12)
+    assert files(tmp_path) == ["profile-2.pstats", "profile-4.pstats"]
+    await run([hook], 3)
+    assert [Path(path).name for path in hook.captures] == ["profile-2.pstats"]
+
+
+async def test_leaps(tmp_path: Path) -> None:
+    """With five steps a run the run that lands on the boundary is profiled, and its real step is the name."""
+    await run([ProfilerHook(tmp_path, every=ah.Every(steps=20))], 9, "leap")
+    assert files(tmp_path) == ["profile-20.pstats", "profile-40.pstats"]
+
+
+async def test_runs_that_do_not_move_the_step(tmp_path: Path) -> None:
+    """A run that was expected to reach a step and did not leaves no profile behind."""
+    await run([ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
+    assert files(tmp_path) == []
+    assert not active()
+
+
+def active() -> bool:
+    """Whether this thread is being profiled."""
+    if sys.version_info >= (3, 12):
+        return sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None
+    return sys.getprofile() is not None
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), asyncio.CancelledError()], ids=repr)
+async def test_it_stops_however_the_session_ends(tmp_path: Path, error: BaseException) -> None:
+    """A failure or a cancel inside a window ends the profiling, without a file."""
+
+    async def fail() -> None:
+        assert active()
+        raise error
+
+    hooks = [ProfilerHook(tmp_path, every=ah.Every(steps=2), window_steps=5), FaultInjectionHook({("after_run", 3): fail})]
+    with pytest.raises(ah.errors.HookCancelledError if isinstance(error, asyncio.CancelledError) else type(error)):
+        await run(hooks, 5)
+    assert not active()
+    assert files(tmp_path) == []
+
+
+async def test_a_recovery_leaves_the_window_out(tmp_path: Path) -> None:
+    """A window that a recovery cut off is not written; the next one is."""
+    hook = ProfilerHook(tmp_path, every=ah.Every(steps=3), window_steps=2)
+    await run([hook, FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})], 8)
+    assert files(tmp_path) == ["profile-6.pstats"]
+    assert calls(tmp_path / "profile-6.pstats") == 2
+
+
+async def test_two_hooks_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """While one hook profiles, another says so and leaves its window out; the run goes on."""
+    first = ProfilerHook(tmp_path / "a", every=ah.Every(steps=2), window_steps=2)
+    second = ProfilerHook(tmp_path / "b", every=ah.Every(steps=3), window_steps=1)
+    await run([first, second], 9)
+    assert files(tmp_path / "a") == [f"profile-{step}.pstats" for step in (2, 4, 6, 8)]
+    assert files(tmp_path / "b") == []
+    assert "step 3 is not profiled: another profiler is active (ProfilerHook(" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["cprofile", "pyinstrument"])
+async def test_another_profiler_is_left_alone(tmp_path: Path, backend: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the user profiles already, the hook says so and leaves that profile whole."""
+    if backend == "pyinstrument":
+        pytest.importorskip("pyinstrument")
+    theirs = cProfile.Profile()
+    theirs.enable()
+    try:
+        await run([ProfilerHook(tmp_path, every=ah.Every(steps=2), backend=backend)], 3)
+    finally:
+        theirs.disable()
+    theirs.dump_stats(tmp_path / "theirs0.pstats")
+    assert calls(tmp_path / "theirs0.pstats") == 3
+    assert files(tmp_path) == ["theirs0.pstats"]
+    assert "step 2 is not profiled: another profiler is active" in caplog.text
+
+
+async def test_pyinstrument(tmp_path: Path) -> None:
+    """The other backend writes a page, and leaves nothing running."""
+    pytest.importorskip("pyinstrument")
+    hook = ProfilerHook(tmp_path, every=ah.Every(steps=2), backend="pyinstrument")
+    await run([hook], 3)
+    assert files(tmp_path) == ["profile-2.html"]
+    assert "<html" in (tmp_path / "profile-2.html").read_text()
+    assert not active()
+
+
+async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """The error is the session's; the profiling has stopped, and no half file is left."""
+    (tmp_path / "profile-2.pstats").mkdir()
+    with pytest.raises(OSError, match=r"profile-2\.pstats"):
+        await run([ProfilerHook(tmp_path, every=ah.Every(steps=2))], 3)
+    assert files(tmp_path) == ["profile-2.pstats"]
+    assert not active()
+
+
+def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
+    """The constructor refuses what could not profile."""
+    with refused(ah.errors.InvalidArgumentError, "every is None"):
+        ProfilerHook(tmp_path, every=None)  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "window_steps is 0"):
+        ProfilerHook(tmp_path, window_steps=0)
+    with refused(ah.errors.InvalidArgumentError, "max_captures is 1.5"):
+        ProfilerHook(tmp_path, max_captures=1.5)  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "backend is 'yappi'", '"cprofile"'):
+        ProfilerHook(tmp_path, backend="yappi")  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "output_dir is None"):
+        ProfilerHook(None)  # type: ignore[arg-type]
+
+
+def test_without_pyinstrument_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes when the hook is made; the standard library's backend needs nothing."""
+    hide(monkeypatch, "pyinstrument", "aiohooks.hooks._pyinstrument")
+    ProfilerHook(tmp_path)
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[pyinstrument\]'"):
+        ProfilerHook(tmp_path, backend="pyinstrument")

@@ -1,0 +1,328 @@
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, and a terminal that is left clean."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import re
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.progress import Progress, ProgressHook, duration
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.extras import hide
+from tests.support.models import QUICK, counting_graph, refused, until_true
+
+
+async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: int = 0, secs: float = 1.0) -> None:
+    """A session that starts at a step and makes so many runs, each of which takes `secs`."""
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=ah.MemoryStepStore(start)) as session:
+        for _ in range(runs):
+            clock.advance(secs)
+            await session.run("train")
+
+
+async def fail(hook: ah.SessionRunHook, error: BaseException, clock: ManualClock) -> None:
+    """A session that makes one run, and is left with an error."""
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        clock.advance(1)
+        await session.run("train")
+        raise error
+
+
+# -- off a terminal
+
+
+async def test_plain_lines(clock: ManualClock) -> None:
+    """A line when it is due and one at the end: step, percent, rate, time left and values, and no escape codes."""
+    file = io.StringIO()
+    hook = ProgressHook(["loss", "total"], total=50, every=ah.Every(secs=10), description="train", file=file)
+    await run(hook, 25, clock)
+    assert file.getvalue().splitlines() == [
+        "train: step 10/50 (20%), 1 steps/s, 0:00:40 left, loss = 10, total = 9",
+        "train: step 20/50 (40%), 1 steps/s, 0:00:30 left, loss = 10, total = 19",
+        "train: step 25/50 (50%), 1 steps/s, done in 0:00:25, loss = 10, total = 19",
+    ]
+
+
+async def test_the_rate_counts_from_the_resume_point(clock: ManualClock) -> None:
+    """A run that starts at step 1000 is not taken to have made these steps in no time."""
+    file = io.StringIO()
+    await run(ProgressHook(total=2000, every=ah.Every(steps=10), file=file), 10, clock, start=1000, secs=2.0)
+    assert file.getvalue().splitlines()[0] == "run: step 1010/2000 (50%), 0.5 steps/s, 0:33:00 left"
+
+
+async def test_without_a_total(clock: ManualClock) -> None:
+    """Without a total there is no share and no time left."""
+    file = io.StringIO()
+    await run(ProgressHook(every=ah.Every(steps=2), file=file), 2, clock, secs=0.25)
+    assert file.getvalue().splitlines() == ["run: step 2, 4 steps/s", "run: step 2, 4 steps/s, done in 0:00:00"]
+
+
+async def test_a_recovery_that_takes_the_step_back(clock: ManualClock) -> None:
+    """The rate counts anew from where a recovery began."""
+    file, steps = io.StringIO(), ah.MemoryStepStore(10)
+
+    async def back() -> None:
+        await steps.reset(4)
+        raise ah.AbortedError("lost")
+
+    hooks = [ProgressHook(total=100, every=ah.Every(steps=4), file=file), FaultInjectionHook({("before_run", 2): back})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=QUICK) as session:
+        for _ in range(5):
+            clock.advance(1)
+            await session.run("train")
+    assert file.getvalue().splitlines()[0] == "run: step 8/100 (8%), 1.33 steps/s, 0:01:09 left"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(ZeroDivisionError("0"), "failed: ZeroDivisionError"), (asyncio.CancelledError(), "cancelled")],
+    ids=["failed", "cancelled"],
+)
+async def test_the_last_line_says_how_it_ended(clock: ManualClock, error: BaseException, says: str) -> None:
+    """A run that did not end cleanly says so in its last line."""
+    file = io.StringIO()
+    with pytest.raises(type(error)):
+        await fail(ProgressHook(total=10, file=file), error, clock)
+    assert file.getvalue() == f"run: step 1/10 (10%), 1 steps/s, {says}\n"
+
+
+async def test_values_on_one_line_without_escape_codes(clock: ManualClock) -> None:
+    """Arrays, line breaks and escape codes in values do not break the line."""
+    graph = counting_graph()
+    graph.operation(name="array")(lambda: np.array([[1.0, 2.0], [3.0, 4.0]]))
+    graph.operation(name="text")(lambda: "a\n\x1b[31mb")
+    graph.operation(name="number")(lambda: np.float32(1 / 3))
+    file = io.StringIO()
+    hook = ProgressHook(["array", "text", "number"], every=ah.Every(steps=1), file=file)
+    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
+        await session.run("train")
+    assert file.getvalue().splitlines()[0] == "run: step 1, array = [[1. 2.] [3. 4.]], text = a ?[31mb, number = 0.3333"
+
+
+async def test_values_are_fetched_only_for_what_is_shown(clock: ManualClock) -> None:
+    """A run that is not shown does not evaluate the values."""
+    graph = counting_graph()
+    calls: list[int] = []
+    graph.operation(name="watched")(lambda: calls.append(1))
+    async with ah.AsyncMonitoredSession(
+        graph, [ProgressHook(["watched"], every=ah.Every(steps=5), file=io.StringIO())]
+    ) as session:
+        for _ in range(12):
+            await session.run("train")
+    assert len(calls) == 2
+
+
+async def test_trouble_with_the_display_is_no_trouble_for_the_run(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that was closed is said once, and the run goes on."""
+    file = io.StringIO()
+    file.close()
+    await run(ProgressHook(every=ah.Every(steps=1), file=file), 3, clock)
+    assert [(record.levelno, record.getMessage()[:35]) for record in caplog.records] == [
+        (logging.WARNING, "progress cannot be shown any more: ")
+    ]
+
+
+async def test_it_writes_to_stderr_as_it_is_then(clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a file it is the process's stderr at the time the session begins; stdout stays the program's own."""
+    await run(ProgressHook(), 1, clock)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "run: step 1, 1 steps/s, done in 0:00:01\n"
+
+
+# -- on a terminal
+
+
+class Terminal:
+    """A pseudo-terminal: `file` is the program's end, `output()` what has been written to it."""
+
+    def __init__(self) -> None:
+        self._master, slave = os.openpty()
+        os.set_blocking(self._master, False)
+        termios.tcsetwinsize(slave, (24, 100))
+        self.file = os.fdopen(slave, "w", encoding="utf-8")
+        self._read = b""
+
+    def output(self) -> str:
+        """All that was written so far."""
+        try:
+            while part := os.read(self._master, 65536):
+                self._read += part
+        except OSError:  # nothing more now
+            pass
+        return self._read.decode()
+
+    def close(self) -> None:
+        """Closes both ends."""
+        self.file.close()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A terminal that is used in this test."""
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+def plain(output: str) -> str:
+    """What was written, without the escape codes."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
+
+
+def assert_clean(terminal: Terminal) -> None:
+    """The cursor is visible, at the beginning of a line, and without colour."""
+    output = terminal.output()
+    assert output.rfind("\x1b[?25h") > output.rfind("\x1b[?25l")
+    after = output.rsplit("\n", 1)[1]
+    assert plain(after).strip("\r") == ""
+    assert output.rfind("\x1b[0m") >= max(output.rfind(code) for code in ("\x1b[1m", "\x1b[2", "\x1b[36m", "\x1b[31m"))
+
+
+async def test_a_bar_on_a_terminal(clock: ManualClock, terminal: Terminal) -> None:
+    """A terminal gets a bar that ends in the last state, below it the values; the terminal is left clean."""
+    await run(ProgressHook({"loss": "loss"}, total=20, description="[train]", file=terminal.file), 20, clock)
+    shown = plain(terminal.output())
+    assert "━" in shown
+    assert re.search(r"\[train\] ━+ 20/20 1 steps/s, done in 0:00:20 *\r*\n *loss = 10", shown)
+    assert_clean(terminal)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(ZeroDivisionError("0"), "failed: ZeroDivisionError"), (asyncio.CancelledError(), "cancelled")],
+    ids=["failed", "cancelled"],
+)
+async def test_a_terminal_is_left_clean(clock: ManualClock, terminal: Terminal, error: BaseException, says: str) -> None:
+    """However the run ends, the terminal is clean, the last state stays, and the process's streams are its own again."""
+    streams = sys.stdout, sys.stderr
+    with pytest.raises(type(error)):
+        await fail(ProgressHook(total=10, file=terminal.file), error, clock)
+    assert f"1/10 1 steps/s, {says}" in plain(terminal.output())
+    assert_clean(terminal)
+    assert (sys.stdout, sys.stderr) == streams
+
+
+async def test_what_others_print_goes_above(clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prints and logs to the same terminal stand in lines of their own, and the handlers are given their stream back."""
+    monkeypatch.setattr(sys, "stderr", terminal.file)
+    handler = logging.StreamHandler()
+    logging.getLogger().addHandler(handler)
+    try:
+        async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=10, refresh_secs=0.01)]) as session:
+            await until_true(lambda: sys.stderr is not terminal.file and handler.stream is not terminal.file, 10**6)
+            logging.getLogger("some").error("from a log")
+            print("from a print", file=sys.stderr)
+            await session.run("train")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    lines = [line.strip() for line in plain(terminal.output()).replace("\r", "\n").splitlines()]
+    assert "from a log" in lines
+    assert "from a print" in lines
+    assert sys.stderr is terminal.file
+    assert handler.stream is terminal.file
+    assert_clean(terminal)
+
+
+async def test_a_redirected_stdout_stays_redirected(
+    clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bar on the terminal, what is printed to a stdout that is a file goes to the file."""
+    stdout = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal.file)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook()]) as session:
+        await until_true(lambda: sys.stderr is not terminal.file, 10**6)
+        print("a result")
+        await session.run("train")
+    assert stdout.getvalue() == "a result\n"
+    assert "a result" not in terminal.output()
+
+
+async def test_several_sessions_share_a_terminal(clock: ManualClock, terminal: Terminal) -> None:
+    """Sessions that run at the same time have a line each, which stays until the last one has ended."""
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ProgressHook(total=5, description="chief", file=terminal.file)]
+    ) as outer:
+        await run(ProgressHook(total=3, description="worker", file=terminal.file), 3, clock)
+        await outer.run("train")
+    shown = plain(terminal.output())
+    assert re.search(r"chief [━╺]+ 1/5 [^\n]*\n *worker ━+ 3/3 ", shown.replace("\r", ""))
+    assert_clean(terminal)
+
+
+async def test_a_dumb_terminal_gets_plain_lines(clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that knows no codes gets none; so does any with `display="plain"`."""
+    await run(ProgressHook(total=2, file=terminal.file, display="plain"), 2, clock)
+    monkeypatch.setenv("TERM", "dumb")
+    await run(ProgressHook(total=2, file=terminal.file), 2, clock)
+    assert "\x1b" not in terminal.output()
+    assert terminal.output().count("step 2/2") == 2
+
+
+async def test_a_hook_may_be_used_again(clock: ManualClock, terminal: Terminal) -> None:
+    """A second session with the same hook counts for itself."""
+    hook = ProgressHook(total=20, file=terminal.file)
+    await run(hook, 20, clock)
+    await run(hook, 2, clock, start=4)
+    assert "6/20 1 steps/s, done" in plain(terminal.output())
+    assert hook.progress == Progress("run", 20, 6, 4, 2.0, "", "done in 0:00:02")
+
+
+async def test_a_terminal_without_rich(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without rich a terminal gets plain lines and a hint; who asks for the bar is told what to install."""
+    monkeypatch.setenv("TERM", "xterm")
+    hide(monkeypatch, "rich", "aiohooks.hooks._rich")
+    caplog.set_level(logging.INFO, logger="aiohooks.hooks")
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[rich\]'"):
+        ProgressHook(display="rich")
+    terminal = Terminal()
+    try:
+        await run(ProgressHook(total=2, file=terminal.file), 2, clock)
+        assert terminal.output() == "run: step 2/2 (100%), 1 steps/s, done in 0:00:02\r\n"
+    finally:
+        terminal.close()
+    assert "pip install 'aiohooks[rich]'" in caplog.text
+
+
+# -- the rest
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05"), (183_600, "2d 3:00:00"), (-5, "0:00:00")]
+)
+def test_durations(secs: float, text: str) -> None:
+    """Hours, minutes and seconds, and days where there are any."""
+    assert duration(secs) == text
+
+
+def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
+    """The constructor refuses what could not be shown."""
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"total": 0}, "total is 0"),
+        ({"total": 1.5}, "total is 1.5"),
+        ({"every": 10}, "every is 10"),
+        ({"display": "html"}, "display is 'html'"),
+        ({"refresh_secs": 0}, "refresh_secs is 0"),
+        ({"description": None}, "description is None"),
+        ({"values": "loss"}, "values is the str 'loss'"),
+    ]
+    for arguments, says in cases:
+        with refused(ah.errors.InvalidArgumentError, says):
+            ProgressHook(**arguments)

@@ -1,0 +1,158 @@
+"""A run that was interrupted leaves the file of one that was not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.records import CSVFormat, CSVHook, JSONLinesFormat, JSONLinesHook, Record, RecordFile
+from aiohooks.testing import FaultInjectionHook
+from tests.support.models import QUICK, counting_graph, refused
+from tests.support.record_files import Hook, aside_of, both, file_of, run, steps, without_time
+
+
+@both
+async def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """Killed behind its checkpoint and resumed from it: every step once, in order; what was taken out is kept aside."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    every = ah.Every(steps=3)
+    await run(make(file_of(make, whole), ["loss"], every=every), 20)
+    await run(make(file_of(make, parts), ["loss"], every=every), 13)
+    await run(make(file_of(make, parts), ["loss"], every=every), 10, start=10)
+    assert without_time(file_of(make, parts)) == without_time(file_of(make, whole))
+    aside = aside_of(file_of(make, parts))
+    assert aside.count("\n") == 1
+    assert "12" in aside
+
+
+@both
+async def test_a_new_run_over_an_old_file_keeps_the_old_lines_aside(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """A run from step 0 begins the file anew; the old lines are not lost, and that they were moved is said."""
+    path = file_of(make, tmp_path)
+    await run(make(path, ["loss"]), 3)
+    await run(make(path, ["loss"]), 2, x=7)
+    assert steps(path) == [1, 2]
+    assert aside_of(path).count("\n") == 3
+
+
+@both
+async def test_every_torn_tail_is_repaired(tmp_path: Path, make: Callable[..., Hook], caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever byte a crash ended the file at, the next session goes on with whole lines."""
+    path = file_of(make, tmp_path)
+    await run(make(path, ["loss"]), 3)
+    whole = path.read_bytes()
+    starts = [0] + [number + 1 for number, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(starts[-3], len(whole)):
+        path.write_bytes(whole[:length] + (b"\0" * 5 if length not in starts else b""))
+        form = CSVFormat(["loss"]) if make is CSVHook else JSONLinesFormat()
+        file = RecordFile(str(path), form, fsync=False)
+        file.open_at(3)
+        kept = max(start for start in starts if start <= length)
+        assert path.read_bytes() == whole[:kept]
+        file.write([Record(4, 1.0, {"loss": 1.0})])
+        file.close()
+        assert steps(path)[-1] == 4
+    assert all(record.levelno == logging.WARNING and "torn by a crash" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_torn_line_of_names_is_repaired(tmp_path: Path) -> None:
+    """A file that a crash left with a part of its first line begins anew."""
+    path = tmp_path / "run.csv"
+    path.write_text("step,ti")
+    await run(CSVHook(path, ["loss"]), 1)
+    assert path.read_text().startswith("step,time,loss\n1,")
+
+
+@both
+async def test_a_recovery_that_takes_the_step_back(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """Lines of steps that a recovery makes anew are there once, as made anew."""
+    path = file_of(make, tmp_path)
+    store = ah.MemoryStepStore()
+
+    async def back() -> None:
+        await store.reset(2)
+        raise ah.AbortedError("lost")
+
+    hooks = [make(path, ["loss", "total"]), FaultInjectionHook({("before_run", 5): back})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=QUICK) as session:
+        for _ in range(6):
+            await session.run("train")
+    assert steps(path) == [1, 2, 3, 4]
+
+
+@both
+async def test_lines_on_their_way_are_part_of_a_checkpoint(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """Lines that had not reached the file when the process was killed are there after the restart from its checkpoint."""
+    path = file_of(make, tmp_path)
+    await run(make(path, ["loss"]), 2)
+    pending = [[2, 5.0, {"loss": 1.0}], [3, 6.0, {"loss": 2.0}], [4, 7.0, {"loss": 3.0}], [5, 8.0, {"loss": 4.0}]]
+    await run(make(path, ["loss"]), 1, start=4, state={"pending": pending})
+    assert steps(path) == [1, 2, 3, 4, 5]
+    assert [float(str(line["loss"])) for line in without_time(path)] == [10, 10, 2.0, 3.0, 10]
+
+
+async def test_state_has_what_is_not_written_yet(tmp_path: Path) -> None:
+    """`state_dict` has the lines that the writer still holds, as plain data, and nothing once they are written."""
+    hook = JSONLinesHook(tmp_path / "run.jsonl", ["loss"])
+    states: list[Any] = []
+
+    class Looks(ah.SessionRunHook):
+        order = 1
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            assert hook._writer is not None
+            await hook._writer.drain()
+            states.append(hook.state_dict())
+            hook._writer._in_hand = [Record(1, 2.0, {"loss": 3})]
+            states.append(hook.state_dict())
+            hook._writer._in_hand = []
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Looks()]) as session:
+        await session.run("train")
+    assert states == [{"pending": []}, {"pending": [[1, 2.0, {"loss": 3}]]}]
+
+
+@both
+@pytest.mark.parametrize("content", ["not ours\n", "1,2\n", '{"a": 1}\n', '"unclosed\n', "\x00\x00\n"], ids=repr)
+async def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[..., Hook], content: str) -> None:
+    """A file with something else in it is refused by name and line, and not changed."""
+    path = file_of(make, tmp_path)
+    path.write_text(content)
+    with refused(ah.errors.InvalidArgumentError, str(path), "line 1", "give another path"):
+        await run(make(path, ["loss"]), 1)
+    assert path.read_text() == content
+
+
+async def test_a_file_with_other_columns_is_left_alone(tmp_path: Path) -> None:
+    """Lines with other columns do not go under old names."""
+    path = tmp_path / "run.csv"
+    await run(CSVHook(path, ["loss"]), 1)
+    before = path.read_text()
+    with refused(ah.errors.InvalidArgumentError, "its columns are 'step,time,loss' and not 'step,time,loss,total'"):
+        await run(CSVHook(path, ["loss", "total"]), 1, start=1)
+    assert path.read_text() == before
+
+
+async def test_columns_of_the_file_are_taken_over(tmp_path: Path) -> None:
+    """With `record_fn` and no `columns`, a resumed run keeps to the names in the file."""
+    path = tmp_path / "run.csv"
+    await run(CSVHook(path, record_fn=lambda _: {"a": 1, "b": 2}), 1)
+    await run(CSVHook(path, record_fn=lambda _: {"b": 3}), 1, start=1)
+    assert without_time(path) == [{"step": "1", "a": "1", "b": "2"}, {"step": "2", "a": "", "b": "3"}]
+
+
+async def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
+    """Damage that no crash of a writer leaves is not cut away, but said."""
+    path = tmp_path / "run.jsonl"
+    await run(JSONLinesHook(path, ["loss"]), 3)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + '{"step": 2, "time"\n' + lines[2])
+    with refused(ah.errors.InvalidArgumentError, "line 2"):
+        await run(JSONLinesHook(path, ["loss"]), 1, start=3)

@@ -1,0 +1,218 @@
+"""StopAtTimeHook: no run begins after the moment, whoever moves the time."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._aio.clock import set_current_clock
+from aiohooks.hooks.stopping import StopAtTimeHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.evaluations import Restoring
+from tests.support.models import QUICK, Sessions, counting_graph, refused, ticks
+
+NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+class BusyClock(ManualClock):
+    """A clock whose timers come too late: the event loop had no time for them."""
+
+    def call_later(self, secs: float, callback: Callable[[], object]) -> Any:
+        return super().call_later(secs + 1e9, callback)
+
+
+async def seconds_run(hook: StopAtTimeHook, clock: ManualClock, most: int = 100) -> int:
+    """How many runs of one second each there are until the stop."""
+    runs = 0
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        while not session.should_stop() and runs < most:
+            await session.run("train")
+            runs += 1
+            clock.advance(1)
+    return runs
+
+
+@pytest.mark.parametrize(("margin", "runs"), [(0.0, 10), (3.0, 7), (2.5, 8), (99.0, 0)])
+async def test_it_stops_when_so_much_time_has_passed(margin: float, runs: int) -> None:
+    """Runs begin as long as the time is not up; the margin is taken off it."""
+    with ManualClock(now=500.0) as clock:
+        assert await seconds_run(StopAtTimeHook(secs=10, margin_secs=margin), clock) == runs
+
+
+@pytest.mark.parametrize("deadline", [NOON, NOON.timestamp(), NOON.astimezone(datetime.timezone(datetime.timedelta(hours=5)))])
+async def test_it_stops_at_a_moment_of_the_calendar(deadline: Any) -> None:
+    """A deadline is a moment, in any time zone; what is left until then is counted by the clock."""
+    with ManualClock() as clock:
+        hook = StopAtTimeHook(deadline=deadline, margin_secs=2, wall_time=lambda: NOON.timestamp() - 10)
+        assert await seconds_run(hook, clock) == 8
+
+
+async def test_a_deadline_that_is_over_allows_no_run() -> None:
+    """With the moment in the past nothing is run, and the reason says which moment it was."""
+    with ManualClock():
+        hook = StopAtTimeHook(deadline=NOON, wall_time=lambda: NOON.timestamp() + 1)
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+            assert session.should_stop()
+        assert session.stop_reason == "the deadline is reached: 2030-01-01 12:00:00+00:00"
+        assert session.global_step.latest.step == 0
+
+
+async def test_the_run_at_that_moment_finishes() -> None:
+    """The time being up in the middle of a run is seen at once, and that run counts."""
+    gate = asyncio.Event()
+
+    async def step() -> None:
+        await gate.wait()
+
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(step, [StopAtTimeHook(secs=10)]) as session:
+            running = asyncio.create_task(session.run("step"))
+            await ticks()
+            clock.advance(10)
+            assert session.should_stop()
+            assert session.stop_reason == "the time is up: 10 s"
+            gate.set()
+            await running
+        assert session.global_step.latest.step == 1
+        assert clock.pending == 0
+
+
+async def test_a_wait_for_the_next_feed_ends() -> None:
+    """The stop comes by a timer: a loop that waits for its feeds ends when the time is up, without another run."""
+
+    async def feeds() -> Any:
+        yield 1
+        await asyncio.Event().wait()
+
+    async def step(batch: int) -> dict[str, int]:
+        return {"loss": batch}
+
+    with ManualClock() as clock:
+
+        async def loop() -> list[Any]:
+            found: list[Any] = []
+            async with ah.AsyncMonitoredSession(step, [StopAtTimeHook(secs=10)]) as session:
+                async for value in session.steps("loss", feeds=feeds()):
+                    found.append(value)  # noqa: PERF401 - what came before the end is kept
+            return found
+
+        looping = asyncio.create_task(loop())
+        await ticks(20)
+        assert not looping.done()
+        clock.advance(10)
+        assert await looping == [1]
+
+
+async def test_no_run_begins_late_in_a_busy_loop() -> None:
+    """Where the timer had no chance the hook itself refuses the run: nothing is run, and the end is clean."""
+    restore = set_current_clock(clock := BusyClock())
+    try:
+        late = StopAtTimeHook(secs=10)
+        async with ah.AsyncMonitoredSession(counting_graph(), [late]) as session:
+            await session.run("train")
+            clock.advance(10)
+            assert not session.should_stop()
+            await session.run("train")
+            raise AssertionError("it ran")
+        assert session.global_step.latest.step == 1
+        assert session.stop_reason == "the time is up: 10 s"
+
+        async def slow() -> None:
+            clock.advance(10)
+
+        async with ah.AsyncMonitoredSession(slow, [StopAtTimeHook(secs=10)]) as session:
+            await session.run("slow")
+            assert session.should_stop()
+    finally:
+        restore()
+
+
+async def test_a_recovery_does_not_start_the_time_anew() -> None:
+    """Seconds count from the beginning, through recoveries, and a state that a recovery brings back is passed over."""
+    with ManualClock() as clock:
+        hook, seen = StopAtTimeHook(secs=10, keep_elapsed=True), Sessions()
+        lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost, seen], recovery=QUICK) as session:
+            await session.run("train")
+            clock.advance(6)
+            hook.load_state_dict({"elapsed_secs": 3.0})
+            await session.run("train")
+            assert len(seen.sessions) == 2
+            assert hook.elapsed_secs == 6
+            assert hook.remaining_secs == 4
+            clock.advance(4)
+            assert session.should_stop()
+        clock.advance(100)
+        assert hook.elapsed_secs == 10
+
+
+@pytest.mark.parametrize(("keep", "runs"), [(True, 4), (False, 10)])
+async def test_time_used_before_a_restart_counts_if_asked(keep: bool, runs: int) -> None:
+    """With `keep_elapsed` the time is for all parts of the run together, otherwise for each."""
+    with ManualClock() as clock:
+        first = StopAtTimeHook(secs=10, keep_elapsed=keep)
+        assert await seconds_run(first, clock, most=6) == 6
+        state = first.state_dict()
+        assert state == {"elapsed_secs": 6.0}
+        hook = StopAtTimeHook(secs=10, keep_elapsed=keep)
+        count = 0
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook, Restoring(hook, state)]) as session:
+            while not session.should_stop():
+                await session.run("train")
+                count += 1
+                clock.advance(1)
+        assert count == runs
+
+
+async def test_one_hook_in_two_sessions_counts_twice() -> None:
+    """Counting belongs to the session: the same object has its whole time again in the next one."""
+    with ManualClock() as clock:
+        hook = StopAtTimeHook(secs=3)
+        assert hook.elapsed_secs == hook.remaining_secs == 0.0
+        assert [await seconds_run(hook, clock), await seconds_run(hook, clock)] == [3, 3]
+        assert clock.pending == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "give one of them"),
+        ({"secs": 1, "deadline": 1}, "give one of them"),
+        ({"secs": -1}, "secs is -1; give seconds"),
+        ({"secs": 1, "margin_secs": math.nan}, "margin_secs is nan; give seconds"),
+        ({"secs": 1, "wall_time": 5}, "wall_time is 5; give a function"),
+        ({"deadline": 1, "keep_elapsed": True}, "keep_elapsed is for secs="),
+        ({"deadline": math.inf}, "deadline is inf; give a datetime"),
+        ({"deadline": "noon"}, "deadline is 'noon'; give a datetime"),
+        ({"deadline": NOON.replace(tzinfo=None)}, "has no time zone"),
+    ],
+)
+def test_senseless_times_are_refused(options: dict[str, Any], says: str) -> None:
+    """What cannot be meant is refused when the hook is made."""
+    with refused(ah.errors.InvalidArgumentError, says):
+        StopAtTimeHook(**options)
+
+
+def test_a_strange_state_is_refused() -> None:
+    """A state that is not this hook's is refused, and says what is wrong in it."""
+    with refused(ah.errors.InvalidArgumentError, "elapsed_secs in the state", "None"):
+        StopAtTimeHook(secs=1).load_state_dict({})
+
+
+def test_a_name_of_its_own() -> None:
+    """Several in one session have names, by which their states are told apart."""
+    assert [StopAtTimeHook(secs=1, name=name).name for name in (None, "mine")] == ["", "mine"]
+
+
+def test_it_shows_what_it_was_given() -> None:
+    """Its repr has the time; a deadline beyond every calendar is one, too."""
+    assert repr(StopAtTimeHook(secs=5)) == "StopAtTimeHook(secs=5, margin_secs=0.0)"
+    far = StopAtTimeHook(deadline=1e15)
+    assert repr(far) == "StopAtTimeHook(deadline=1000000000000000.0, margin_secs=0.0)"
+    assert far._reason() == "the deadline is reached: 1e+15 s since 1970"

@@ -1,0 +1,310 @@
+"""Summaries for TensorBoard: its own reader must find in the files what was written."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.summary import SummarySaverHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.extras import hide
+from tests.support.models import QUICK, counting_graph, refused
+
+pytest.importorskip("tensorboardX")
+pytest.importorskip("tensorboard")
+
+
+def events(folder: Path) -> list[Any]:
+    """All events of a folder's files, as TensorBoard's loader gives them."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
+
+    return [event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()]
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    """What TensorBoard shows for a tag: steps and values, without what a restart has made void."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    if tag in accumulator.Tags()["scalars"]:
+        return [(event.step, event.value) for event in accumulator.Scalars(tag)]
+    return [(event.step, event.tensor_proto.float_val[0]) for event in accumulator.Tensors(tag)]
+
+
+def restarts(folder: Path) -> list[int]:
+    """The steps at which a session is said to start."""
+    return [event.step for event in events(folder) if event.HasField("session_log")]
+
+
+def graph_with_look() -> ah.Graph:
+    """A graph whose `train` advances the step by one, `leap` by five, and `look` not at all."""
+    graph = counting_graph()
+    graph.train_op(steps=5, name="leap")(lambda: None)
+    graph.operation(name="look")(lambda: 42)
+    return graph
+
+
+async def train(session: ah.AsyncMonitoredSession, runs: int) -> None:
+    """So many runs."""
+    for _ in range(runs):
+        await session.run("train")
+
+
+async def run(hook: ah.SessionRunHook, fetch: str, runs: int, clock: ManualClock | None = None, secs: float = 0.0) -> None:
+    """A session of so many runs; the clock moves by `secs` before each."""
+    async with ah.AsyncMonitoredSession(graph_with_look(), [hook]) as session:
+        for number in range(runs):
+            if clock is not None and number:
+                clock.advance(secs)
+            await session.run(fetch)
+
+
+async def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    """The values of the first run and of each step that crosses a boundary, under their tags."""
+    hook = SummarySaverHook(tmp_path, {"a/total": "total", "loss": "loss"}, every=ah.Every(steps=8))
+    await run(hook, "train", 30)
+    assert scalars(tmp_path, "a/total") == [(1, 0), (8, 7), (16, 15), (24, 23)]
+    assert scalars(tmp_path, "loss") == [(step, 10) for step in (1, 8, 16, 24)]
+    assert restarts(tmp_path) == [1]
+
+
+async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
+    """What is watched is fetched for the runs that are written, and for no other."""
+    graph = counting_graph()
+    calls: list[int] = []
+    graph.operation(name="watched")(lambda: calls.append(1) or len(calls))
+    async with ah.AsyncMonitoredSession(graph, [SummarySaverHook(tmp_path, ["watched"], every=ah.Every(steps=8))]) as session:
+        for _ in range(30):
+            await session.run("train")
+    assert len(calls) == 4
+    assert scalars(tmp_path, "watched") == [(1, 1), (8, 2), (16, 3), (24, 4)]
+
+
+@pytest.mark.parametrize(
+    ("every_secs", "run_secs", "steps"), [(5.0, 3.0, [1, 3, 5]), (0.5, 0.5, [1, 2, 3, 4, 5, 6]), (9.0, 3.1, [1, 4])]
+)
+async def test_by_time(tmp_path: Path, every_secs: float, run_secs: float, steps: list[int]) -> None:
+    """By time it writes at the first run at or behind the period; the events' times pass as the clock does."""
+    with ManualClock() as clock:
+        await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(secs=every_secs)), "train", 6, clock, run_secs)
+    assert [step for step, _ in scalars(tmp_path, "loss")] == steps
+    times = [event.wall_time for event in events(tmp_path) if event.HasField("summary")]
+    assert times[-1] - times[0] == pytest.approx((steps[-1] - steps[0]) * run_secs)
+
+
+async def test_a_step_that_stands_still_is_written_once(tmp_path: Path) -> None:
+    """Runs that do not move the step are not taken for steps (the original writes step 0 four times)."""
+    await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=2)), "look", 8)
+    assert [step for step, _ in scalars(tmp_path, "loss")] == [0]
+
+
+async def test_steps_that_leap_are_known_by_where_they_land(tmp_path: Path) -> None:
+    """With five steps a run, the run that lands on the boundary is written, not the next one."""
+    await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=10)), "leap", 8)
+    assert [step for step, _ in scalars(tmp_path, "loss")] == [5, 10, 20, 30, 40]
+
+
+async def test_summary_fn_makes_the_mapping(tmp_path: Path) -> None:
+    """`summary_fn` gets the fetched values and says what is written; alone it is asked without any."""
+
+    def norms(values: dict[str, Any]) -> dict[str, Any]:
+        return {"norm": np.linalg.norm([values["total"], values["loss"]]), "wrong": math.inf}
+
+    await run(SummarySaverHook(tmp_path / "a", ["total", "loss"], summary_fn=norms), "train", 1)
+    assert scalars(tmp_path / "a", "norm") == [(1, 10)]
+    assert scalars(tmp_path / "a", "wrong") == [(1, math.inf)]
+    await run(SummarySaverHook(tmp_path / "b", summary_fn=lambda values: {"count": np.float32(len(values))}), "train", 1)
+    assert scalars(tmp_path / "b", "count") == [(1, 0)]
+
+
+async def test_a_second_session_voids_what_lies_behind_its_start(tmp_path: Path) -> None:
+    """After a restart from an older step TensorBoard shows each step once, as the later session wrote it."""
+    for start, runs in ((0, 7), (4, 4)):
+        graph = counting_graph()
+        hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1))
+        async with ah.AsyncMonitoredSession(graph, [hook], global_step=ah.MemoryStepStore(start)) as session:
+            for _ in range(runs):
+                await session.run("train")
+    assert len(os.listdir(tmp_path)) == 2
+    assert restarts(tmp_path) == [1, 5]
+    assert scalars(tmp_path, "total") == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 0), (6, 1), (7, 2), (8, 3)]
+
+
+async def test_a_recovery_that_takes_the_step_back_is_a_restart_too(tmp_path: Path) -> None:
+    """Steps that a recovery makes anew are written anew, and TensorBoard drops what it had of them."""
+    steps = ah.MemoryStepStore()
+
+    async def back() -> None:
+        await steps.reset(2)
+        raise ah.AbortedError("lost")
+
+    hook = SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=1))
+    hooks = [hook, FaultInjectionHook({("before_run", 5): back})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=QUICK) as session:
+        for _ in range(6):
+            await session.run("train")
+    assert restarts(tmp_path) == [1, 3]
+    assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3, 4]
+
+
+async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
+    """What was written before the session failed is on disk and whole."""
+    faults = FaultInjectionHook({("before_run", 2): ZeroDivisionError()})
+    with pytest.raises(ZeroDivisionError):
+        async with ah.AsyncMonitoredSession(counting_graph(), [SummarySaverHook(tmp_path, ["loss"]), faults]) as session:
+            await train(session, 2)
+    assert scalars(tmp_path, "loss") == [(1, 10)]
+
+
+async def test_a_folder_that_cannot_be_made_is_said_at_the_start(tmp_path: Path) -> None:
+    """The file is opened in `begin`: a wrong folder does not show only when there is something to lose."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        async with ah.AsyncMonitoredSession(counting_graph(), [SummarySaverHook(tmp_path / "file" / "runs", ["loss"])]):
+            raise AssertionError("it must not open")
+
+
+class FullDisk:
+    """Makes the event files fail, the n-th write and so many after it."""
+
+    def __init__(self, first: int, count: int = 1) -> None:
+        self.calls = 0
+        self.fails = range(first, first + count)
+
+    def wrap(self, write: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+        def call(records: list[Any]) -> None:
+            self.calls += 1
+            if self.calls in self.fails:
+                raise OSError(28, "No space left on device")
+            write(records)
+
+        return call
+
+
+def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.SessionRunHook:
+    """A hook that makes the disk full for another one's writer, once that has begun."""
+    disk = FullDisk(first, count)
+
+    class Fills(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            writer = hook._writer
+            assert writer is not None
+            writer._write = disk.wrap(writer._write)
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            if hook._writer is not None:  # one batch a run, so that the failures are where they are meant to be
+                while hook._writer._under_way():
+                    await hook._writer._progress()
+
+    return Fills()
+
+
+async def test_a_failed_write_surfaces_in_the_next_run(tmp_path: Path) -> None:
+    """With `on_write_error="raise"` the writer's own error comes out of the next run, whether that is due or not."""
+    hook = SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=10))
+    store = ah.MemoryStepStore()
+    with pytest.raises(OSError, match="No space left") as caught:
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 1)], global_step=store) as session:
+            await train(session, 4)
+    assert store.latest.step == 1
+    assert f"raised by the writer of the summaries in {tmp_path}" in caught.value.__notes__
+
+
+async def test_a_failed_write_at_the_end_surfaces(tmp_path: Path) -> None:
+    """The last write's failure is not lost with the session."""
+    hook = SummarySaverHook(tmp_path, ["loss"])
+    with pytest.raises(OSError, match="No space left"):
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 1)]) as session:
+            await session.run("train")
+
+
+async def test_failed_writes_are_logged_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With `on_write_error="log"` a failure is logged once, what was lost is counted, and later values are written."""
+    hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), on_write_error="log")
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 2, 2)]) as session:
+        for _ in range(5):
+            await session.run("train")
+    logged = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in logged] == [logging.ERROR, logging.WARNING]
+    assert "cannot be written; going on" in logged[0][1]
+    assert logged[1][1].endswith("2 records were lost to failed writes")
+    assert scalars(tmp_path, "total") == [(1, 0), (4, 3), (5, 4)]
+
+
+async def test_nothing_is_written_behind_a_torn_record(tmp_path: Path) -> None:
+    """After a write that failed half-way a new file is begun, as readers stop at a torn record."""
+    from aiohooks.hooks._tensorboard import EventFile, Scalars
+
+    file = EventFile(str(tmp_path))
+    file.open()
+    file.write([Scalars(1, 1.0, {"loss": 1.0})])
+    torn = file._writer._py_recordio_writer
+    torn._writer.write(b"half a record")
+    torn.flush = lambda: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        file.write([Scalars(2, 2.0, {"loss": 2.0})])
+    file.write([Scalars(3, 3.0, {"loss": 3.0})])
+    file.close()
+    torn.close()
+    assert len(os.listdir(tmp_path)) == 2
+    assert scalars(tmp_path, "loss")[-1] == (3, 3.0)
+
+
+async def test_the_queue_is_bounded(tmp_path: Path) -> None:
+    """With room for one record each run waits for the one before, and all arrive."""
+    await run(SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), max_queue=1), "train", 20)
+    assert scalars(tmp_path, "total") == [(step, step - 1) for step in range(1, 21)]
+
+
+async def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
+    """A value that is not one number is an error that names its tag and shape."""
+    graph = counting_graph()
+    graph.operation(name="weights")(lambda: np.zeros((2, 3)))
+    with refused(ah.errors.InvalidArgumentError, "'weights' is a ndarray of shape (2, 3)", "give one number"):
+        async with ah.AsyncMonitoredSession(graph, [SummarySaverHook(tmp_path, ["weights"])]) as session:
+            await session.run("train")
+
+
+def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
+    """The constructor refuses what could never write, and what is no period."""
+    with refused(ah.errors.InvalidArgumentError, "nothing to write"):
+        SummarySaverHook(tmp_path)
+    with refused(ah.errors.InvalidArgumentError, "values is empty"):
+        SummarySaverHook(tmp_path, {})
+    with refused(ah.errors.InvalidArgumentError, "values is the str 'loss'", "['loss']"):
+        SummarySaverHook(tmp_path, "loss")
+    with refused(ah.errors.InvalidArgumentError, "tag 3"):
+        SummarySaverHook(tmp_path, {3: "loss"})
+    with refused(ah.errors.InvalidArgumentError, "every is 5"):
+        SummarySaverHook(tmp_path, ["loss"], every=5)  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "output_dir is ''"):
+        SummarySaverHook("", ["loss"])
+    with refused(ah.errors.InvalidArgumentError, "max_queue is 0"):
+        SummarySaverHook(tmp_path, ["loss"], max_queue=0)
+    with refused(ah.errors.InvalidArgumentError, "on_write_error is 'ignore'"):
+        SummarySaverHook(tmp_path, ["loss"], on_write_error="ignore")  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "summary_fn is 3"):
+        SummarySaverHook(tmp_path, summary_fn=3)  # type: ignore[arg-type]
+
+
+async def test_what_summary_fn_returns_is_looked_at(tmp_path: Path) -> None:
+    """A `summary_fn` that returns no mapping is told so."""
+    hook = SummarySaverHook(tmp_path, ["loss"], summary_fn=lambda values: 3)  # type: ignore[arg-type, return-value]
+    with refused(ah.errors.InvalidArgumentError, "summary_fn returned 3"):
+        await run(hook, "train", 1)
+
+
+def test_without_the_package_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes when the hook is made, and names the extra."""
+    hide(monkeypatch, "tensorboardX", "aiohooks.hooks._tensorboard")
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[tensorboard\]'"):
+        SummarySaverHook(tmp_path, ["loss"])

@@ -1,0 +1,320 @@
+"""How long hooks take: what blocks the loop, what only waits, and who is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._aio.clock import set_current_clock
+from aiohooks.hooks.stopping import StopAtStepHook
+from aiohooks.hooks.timing import HookTimingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from tests.support.models import QUICK, Calling, counting_graph, double, refused, until_true
+
+
+class Busy(ah.SessionRunHook):
+    """Blocks for a while, waits for a while, and blocks again, in every `before_run`; blocks in `after_run`."""
+
+    def __init__(self, clock: ManualClock, block: float, wait: float = 0.0) -> None:
+        self.clock, self.block, self.wait = clock, block, wait
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        self.clock.advance(self.block)
+        if self.wait:
+            asyncio.get_running_loop().call_soon(self.clock.advance, self.wait)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.clock.advance(self.block)
+        return ah.SessionRunArgs("loss")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        assert run_values.results == 2
+        self.clock.advance(self.block / 2)
+
+
+def found(timing: HookTimingHook) -> dict[str, tuple[int, float, float, float]]:
+    """Calls, blocking and waiting seconds and the longest block, by hook and phase."""
+    return {
+        f"{one.hook}.{one.phase}": (one.calls, one.blocking_secs, one.waiting_secs, one.longest_block_secs)
+        for one in timing.statistics().phases
+    }
+
+
+async def test_blocking_and_waiting_are_told_apart(clock: ManualClock) -> None:
+    """Time between being resumed and suspending is blocking, the rest is waiting; each method by itself."""
+    timing = HookTimingHook(warn_secs=100)
+    hooks = timing.watch([Busy(clock, 1.0, 8.0)])
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        for _ in range(3):
+            await session.run("loss")
+    assert found(timing) == {"Busy.before_run": (3, 6.0, 24.0, 1.0), "Busy.after_run": (3, 1.5, 0.0, 0.5)}
+
+
+async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None:
+    """Each hook is counted by itself; the one that blocks longest comes first."""
+    timing = HookTimingHook(warn_secs=100)
+    async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])) as session:
+        await session.run("loss")
+    assert [f"{one.hook}.{one.phase}" for one in timing.statistics().phases] == [
+        "Busy#2.before_run",
+        "Busy#1.before_run",
+        "Busy#2.after_run",
+        "Busy#1.after_run",
+    ]
+
+
+async def test_watched_hooks_do_what_they_did() -> None:
+    """All phases are called in order with what they were called with; results, registrations and names stay."""
+    record: list[tuple[str, str]] = []
+    plain = RecordingHook("plain", record=record, fetches="loss")
+    suspending = RecordingHook("suspending", record=record, suspend=True)
+    timing = HookTimingHook()
+    hooks = timing.watch([ah.configure(plain, order=3), suspending, StopAtStepHook(num_steps=2)])
+    assert hooks[0] is timing
+    assert hooks[2] is suspending
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        while not session.should_stop():
+            await session.run("train")
+    assert plain.results == [10, 10]
+    both = [("suspending", "before_run"), ("plain", "before_run"), ("suspending", "after_run"), ("plain", "after_run")]
+    names = ("plain", "suspending")
+    begun = [(name, "begin") for name in names]
+    created = [(name, "after_create_session") for name in ("suspending", "plain")]
+    ended = [("plain", "end"), ("suspending", "end"), ("suspending", "close"), ("plain", "close")]
+    assert record == [*begun, *created, *both, *both, *ended]
+    counted = {f"{one.hook}.{one.phase}": one.calls for one in timing.statistics().phases}
+    assert counted == {
+        **{f"{name}.{phase}": 1 for name in names for phase in ("begin", "after_create_session", "end", "close")},
+        **{f"{name}.{phase}": 2 for name in names for phase in ("before_run", "after_run")},
+        "StopAtStepHook.begin": 1,
+        "StopAtStepHook.after_create_session": 1,
+        "StopAtStepHook.after_run": 2,
+    }
+
+
+async def test_hooks_are_given_back_as_they_were() -> None:
+    """After the session the hooks have their own methods and nothing more, and may be watched again."""
+    own = RecordingHook("own")
+    special = RecordingHook("special")
+
+    async def mine(run_context: ah.SessionRunContext) -> None:
+        own.record.append(("mine", "before_run"))
+
+    special.before_run = mine  # type: ignore[method-assign]
+    before = dict(vars(own)), dict(vars(special))
+    timing = HookTimingHook()
+    for _ in range(2):
+        hooks = timing.watch([own, special])
+        assert vars(own) != before[0]
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            await session.run("loss")
+        assert (vars(own), vars(special)) == before
+        assert found(timing)["special.before_run"][0] == 1
+    assert own.record.count(("mine", "before_run")) == 2
+
+
+async def test_errors_and_cancels_pass_through() -> None:
+    """What a watched hook raises is the same object; it counts as a call."""
+    error = ValueError("no")
+    timing = HookTimingHook()
+    hooks = timing.watch([FaultInjectionHook({("before_run", 1): error})])
+    with pytest.raises(ValueError, match="no") as caught:
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            await session.run("loss")
+    assert caught.value is error
+    assert [note.endswith(".before_run at step 1") for note in caught.value.__notes__] == [True]
+    assert found(timing)["fault.before_run"][0] == 1
+
+    never = asyncio.Event()
+    waits = Calling("before_run", lambda *_: never.wait())
+    async with ah.AsyncMonitoredSession(double, timing.watch([waits])) as session:
+        running = asyncio.create_task(session.run("loss"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert found(timing)["Calling.before_run"][0] == 1
+
+
+async def test_watched_hooks_still_overlap() -> None:
+    """Two hooks that wait for each other meet, although they are watched."""
+    here, there = asyncio.Event(), asyncio.Event()
+
+    def meets(mine: asyncio.Event, other: asyncio.Event) -> Calling:
+        async def meet(*_: Any) -> None:
+            mine.set()
+            await other.wait()
+
+        return Calling("before_run", meet)
+
+    timing = HookTimingHook()
+    async with ah.AsyncMonitoredSession(double, timing.watch([meets(here, there), meets(there, here)])) as session:
+        assert await session.run("loss") == 2
+
+
+async def test_hooks_that_block_are_warned_about(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A block longer than `warn_secs` is logged with hook and step, five times at most; shorter ones are not."""
+    timing = HookTimingHook(warn_secs=0.4)
+    async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])) as session:
+        for _ in range(8):
+            await session.run("loss")
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == [f"Busy.before_run blocked the event loop for 0.500 s at step {step}" for step in range(1, 6)]
+
+
+async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """On each crossing of `every` and at the end, as a table."""
+    caplog.set_level(logging.INFO, logger="aiohooks.hooks")
+    timing = HookTimingHook(every=ah.Every(steps=2), warn_secs=100)
+    async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])) as session:
+        for _ in range(3):
+            await session.run("loss")
+    logged = [record.getMessage() for record in caplog.records if "hook times" in record.getMessage()]
+    assert [text.splitlines()[0] for text in logged] == ["hook times at step 2:", "hook times at the end, step 3:"]
+    assert "Busy.before_run        3    1.500s   0.000s  0.500000s at step 1" in logged[1]
+    assert timing.report() in logged[1]
+
+
+class LateClock:
+    """A clock whose calls are made when the test says so."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.calls: list[Callable[[], object]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, secs: float, callback: Callable[[], object]) -> LateClock:
+        self.calls.append(callback)
+        return self
+
+    def cancel(self) -> None:
+        self.calls.clear()
+
+
+async def test_the_lag_of_the_loop() -> None:
+    """How much later than it was due the loop's timer was called."""
+    clock = LateClock()
+    restore = set_current_clock(clock)
+    try:
+        timing = HookTimingHook(beat_secs=0.5)
+        async with ah.AsyncMonitoredSession(double, timing.watch([])) as session:
+            for passed in (0.5, 0.75, 0.5, 2.5):
+                clock.time += passed
+                clock.calls.pop()()
+            await session.run("loss")
+    finally:
+        restore()
+    measured = timing.statistics()
+    assert (measured.beats, measured.longest_lag_secs, measured.mean_lag_secs) == (4, 2.0, 2.25 / 4)
+
+
+async def test_who_blocks_the_loop_is_found() -> None:
+    """Whoever blocks the loop, hook or not, is named by function, file and line."""
+    timing = HookTimingHook(warn_secs=0.01, beat_secs=0.002)
+    patience = time.monotonic() + 30
+
+    async def stubborn_step() -> dict[str, int]:
+        beats = timing.statistics().beats
+        await until_true(lambda: timing.statistics().beats > beats, 10**6)  # what was in the way before is told by now
+        before = len(timing.statistics().blockers)
+        while len(timing.statistics().blockers) == before and time.monotonic() < patience:
+            pass
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(stubborn_step, timing.watch([])) as session:
+        await session.run("loss")
+    blocker = timing.statistics().blockers[-1]
+    assert "stubborn_step" in blocker.where
+    assert __file__ in blocker.where
+    assert blocker.secs > 0.01
+    assert "stubborn_step" in timing.report()
+
+
+async def test_a_loop_that_waits_is_not_blocked() -> None:
+    """A loop that has nothing to do is not taken for a blocked one, however often it is asked: it answers."""
+    from aiohooks.hooks._blocked_loop import BlockedLoopWatch
+
+    class Counted(threading.Event):
+        asked = 0
+
+        def clear(self) -> None:
+            self.asked += 1
+            if self.asked > 3:
+                loop.call_soon_threadsafe(enough.set)
+            super().clear()
+
+    enough, loop = asyncio.Event(), asyncio.get_running_loop()
+    told: list[object] = []
+    watch = BlockedLoopWatch(0.1, lambda *found: told.append(found))
+    watch._answered = Counted()
+    watch.start()
+    await enough.wait()
+    watch.stop()
+    assert told == []
+
+
+async def test_a_watch_is_stopped_while_it_asks() -> None:
+    """It ends at once also if the loop, which waits for its end, cannot answer the question that it is about to ask."""
+    from aiohooks.hooks._blocked_loop import BlockedLoopWatch
+
+    asks, stopped = threading.Event(), threading.Event()
+
+    class Late(threading.Event):
+        def set(self) -> None:
+            super().set()
+            stopped.set()
+
+        def clear(self) -> None:
+            asks.set()
+            stopped.wait()
+            super().clear()
+
+    watch = BlockedLoopWatch(0.01, lambda *_: None)
+    watch._answered = Late()
+    watch.start()
+    asks.wait()
+    stopping = threading.Thread(target=watch.stop, daemon=True)
+    stopping.start()
+    stopping.join(10.0)  # the loop stands still meanwhile
+    assert not stopping.is_alive()
+
+
+async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
+    """A second session is measured by itself, and a recovery does not begin anew."""
+    timing = HookTimingHook(warn_secs=100)
+    for runs in (3, 1):
+        faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
+        async with ah.AsyncMonitoredSession(double, [*timing.watch([Busy(clock, 1.0)]), faults], recovery=QUICK) as session:
+            for _ in range(runs):
+                await session.run("loss")
+        assert found(timing)["Busy.before_run"][:2] == (runs + 1, runs + 1.0)
+
+
+def test_arguments_that_cannot_be_meant() -> None:
+    """What is no hook, or is watched already, is refused, and so are numbers that cannot be meant."""
+    with refused(ah.errors.InvalidArgumentError, "warn_secs is 0"):
+        HookTimingHook(warn_secs=0)
+    with refused(ah.errors.InvalidArgumentError, "every is 3"):
+        HookTimingHook(every=3)  # type: ignore[arg-type]
+    timing, hook = HookTimingHook(), RecordingHook()
+    with refused(ah.errors.InvalidHookError, "watch got 3"):
+        timing.watch([3])  # type: ignore[list-item]
+    with refused(ah.errors.InvalidHookError, "other than this one"):
+        timing.watch([timing])
+    with refused(ah.errors.InvalidHookError, "watched already"):
+        timing.watch([hook, hook])
+    timing.watch([hook])
+    with refused(ah.errors.InvalidHookError, "watched already"):
+        HookTimingHook().watch([hook])
+    timing.unwatch()
+    assert HookTimingHook().watch([hook])[1] is hook

@@ -1,0 +1,330 @@
+"""WatchdogHook: what goes on for too long is noticed by its phase, named, and ended if asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
+from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
+from aiohooks.hooks.watchdog import WatchdogHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.models import QUICK, Calling, double, refused, ticks, until_true
+
+
+class Gate:
+    """Something to wait at, which may be closed again."""
+
+    def __init__(self, *, closed: bool = True) -> None:
+        self.opened = asyncio.Event()
+        if not closed:
+            self.opened.set()
+
+    async def pass_through(self, *_: object) -> None:
+        await self.opened.wait()
+
+
+def found(watchdog: WatchdogHook) -> list[tuple[str, str, float]]:
+    return [(stall.phase, stall.what, stall.secs) for stall in watchdog.stalls]
+
+
+async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """At the limit, and not before, one report names the hook, and shows where it waits, with all tasks of the session."""
+    gate = Gate()
+    watchdog = WatchdogHook(30)
+
+    async def refresh() -> None:
+        await gate.pass_through()
+
+    hooks = [watchdog, Calling("before_run", nothing), Calling("before_run", gate.pass_through)]
+    async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
+        session.start_soon(refresh, name="refresh")
+        run = asyncio.create_task(session.run("loss"), name="the run")
+        stranger = asyncio.create_task(gate.pass_through(), name="a stranger")
+        await ticks()
+        clock.advance(29.9)
+        assert found(watchdog) == []
+        clock.advance(0.1)
+        assert found(watchdog) == [("first step", "Calling#2.before_run at step 1", 30)]
+        clock.advance(1000)
+        assert len(watchdog.stalls) == 1
+        gate.opened.set()
+        await asyncio.gather(run, stranger)
+        clock.advance(1000)
+    assert len(watchdog.stalls) == 1
+    (record,) = [record for record in caplog.records if record.name == "aiohooks.hooks"]
+    assert record.levelno == logging.ERROR
+    text = record.getMessage()
+    assert text.startswith("the session stalls: first step: Calling#2.before_run at step 1 for 30 s, at Gate.pass_through")
+    assert "the limit is 30 s" in text
+    assert "session trainer: open for 30 s, at step 0, in run 1 for 30 s" in text
+    assert "background task 'refresh'" in text
+    assert f"refresh ({__file__}:" in text
+    assert text.index("task 'the run'") < text.index("other tasks of the event loop: 1\ntask 'a stranger'")
+
+
+async def nothing(*_: object) -> None:
+    """Suspends nowhere."""
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
+    """Whatever hangs from `begin` to `close`, it is found."""
+    gate = Gate()
+    watchdog = WatchdogHook(5)
+
+    async def main() -> None:
+        # `begin` and `end` go in this order, `close` in reverse.
+        watched = Calling(phase, gate.pass_through)
+        async with ah.AsyncMonitoredSession(double, [watchdog, watched]) as session:
+            await session.run("loss")
+
+    task = asyncio.create_task(main())
+    await ticks(20)
+    clock.advance(11)
+    (stall,) = watchdog.stalls
+    assert "Gate.pass_through" in stall.report
+    if phase != "begin":  # before there is a coordinator nobody can say whose the await is
+        assert stall.what.startswith(f"Calling.{phase}")
+    gate.opened.set()
+    await task
+    assert clock.pending == 0
+
+
+async def test_the_first_step_has_a_limit_of_its_own(clock: ManualClock) -> None:
+    """The first run of each created session may take longer; the later ones have the limit of a step."""
+    gate = Gate(closed=False)
+
+    async def step() -> None:
+        await gate.pass_through()
+
+    watchdog = WatchdogHook(10, first_step_secs=100)
+    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(step, [watchdog, faults], recovery=QUICK) as session:
+        for _ in range(3):
+            gate.opened.clear()
+            run = asyncio.create_task(session.run("step"))
+            await ticks(30)
+            clock.advance(50)
+            gate.opened.set()
+            await run
+        assert found(watchdog) == [("step", "operation 'step' at step 2", 10)]
+        assert session.status().recoveries == 1
+
+
+class SlowListener(CheckpointSaverListener):
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    async def before_save(self, session: ah.Session, global_step: int) -> None:
+        await self.gate.pass_through()
+
+
+async def test_a_save_has_a_limit_of_its_own(clock: ManualClock, tmp_path: Path) -> None:
+    """A step that a save holds up has the save's limit; other hooks of that step keep theirs."""
+    gate = Gate()
+    watchdog = WatchdogHook(10, save_secs=60)
+    saver = CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), listeners=[SlowListener(gate)], save_on_begin=False)
+    async with ah.AsyncMonitoredSession(double, [watchdog, saver]) as session:
+        run = asyncio.create_task(session.run("loss"))
+        await until_true(lambda: session.status().doing[0].what.startswith("CheckpointSaverHook"))
+        clock.advance(59)
+        assert found(watchdog) == []
+        clock.advance(1)
+        assert found(watchdog) == [("save", "CheckpointSaverHook.after_run at step 1", 60)]
+        gate.opened.set()
+        await run
+
+
+async def test_an_evaluation_has_a_limit_of_its_own(clock: ManualClock) -> None:
+    """A step that an evaluation holds up has the evaluation's limit, and no limit if that is infinite."""
+    for secs, stalls in ((300.0, 1), (math.inf, 0)):
+        gate = Gate()
+        watchdog = WatchdogHook(10, evaluation_secs=secs)
+        evaluator = EvaluatorHook(gate.pass_through, every=ah.Every(steps=1), at_end=False)
+        async with ah.AsyncMonitoredSession(double, [watchdog, evaluator]) as session:
+            run = asyncio.create_task(session.run("loss"))
+            await ticks()
+            clock.advance(299)
+            assert found(watchdog) == []
+            clock.advance(1)
+            assert [stall.phase for stall in watchdog.stalls] == ["evaluation"] * stalls
+            gate.opened.set()
+            await run
+
+
+async def test_a_wait_for_a_step_is_limited_only_if_asked(clock: ManualClock) -> None:
+    """Others may take their time: a wait for a step, and the block between runs, have no limit but their own."""
+    for secs in (None, 500.0):
+        watchdog = WatchdogHook(10, wait_secs=secs)
+        steps = ah.MemoryStepStore(run="digits")
+        async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
+            await ticks()
+            clock.advance(200)  # in the block
+            run = asyncio.create_task(session.run("loss"))
+            await ticks()
+            clock.advance(499)
+            assert found(watchdog) == []
+            clock.advance(1)
+            assert [(one.phase, one.secs) for one in watchdog.stalls] == ([] if secs is None else [("wait", 500)])
+            if secs is not None:
+                assert "waiting for step 7 of digits" in watchdog.stalls[0].report
+            await steps.raise_to(7)
+            await run
+
+
+async def test_the_block_between_runs(clock: ManualClock) -> None:
+    """A block that waits for its next batch too long is found by where it waits."""
+    watchdog = WatchdogHook(10, wait_secs=30)
+    queue: asyncio.Queue[int] = asyncio.Queue()
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
+            await session.run("loss")
+            await queue.get()
+
+    task = asyncio.create_task(main())
+    await ticks()
+    clock.advance(100)
+    (stall,) = watchdog.stalls
+    assert (stall.phase, stall.what) == ("wait", "the session's block")
+    assert "Queue.get" in stall.report
+    queue.put_nowait(1)
+    await task
+
+
+async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
+    """With "stop" a wait that stalls ends cleanly, and the reason says what was waited for."""
+    watchdog = WatchdogHook(10, wait_secs=20, on_stall="stop")
+    steps = ah.MemoryStepStore(run="digits")
+    async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
+        run = asyncio.create_task(session.run("loss"))
+        await ticks()
+        clock.advance(21)
+        with pytest.raises(ah.StopRequestedError, match=r"wait: GlobalStepWaiterHook.before_run .* step 7 of digits"):
+            await run
+    assert session.stop_reason is not None
+    assert session.stop_reason.startswith("the session stalls: wait: GlobalStepWaiterHook.before_run")
+
+
+async def test_an_error_breaks_the_run_off(clock: ManualClock) -> None:
+    """With "raise" the run that stalls is cancelled, and the block gets the error, which names the hook."""
+    gate = Gate()
+    watchdog = WatchdogHook(10, on_stall="raise")
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [watchdog, Calling("after_run", gate.pass_through)]) as session:
+            await session.run("loss")
+
+    task = asyncio.create_task(main())
+    await ticks()
+    clock.advance(10)
+    with refused(ah.errors.SessionStalledError, "Calling.after_run at step 1 for 10 s", "Gate.pass_through"):
+        await task
+    assert isinstance(task.exception(), TimeoutError)
+
+
+async def test_a_stall_may_be_recovered_from(clock: ManualClock) -> None:
+    """A policy that recovers from stalls gets the run repeated in a new session."""
+    gate = Gate()
+    calls: list[int] = []
+
+    async def hang_once(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            await gate.pass_through()
+
+    policy = ah.RecoveryPolicy((ah.errors.SessionStalledError,), backoff=ah.Backoff(initial_secs=0, jitter=False))
+    watchdog = WatchdogHook(10, on_stall="raise")
+    async with ah.AsyncMonitoredSession(double, [watchdog, Calling("before_run", hang_once)], recovery=policy) as session:
+        run = asyncio.create_task(session.run("loss"))
+        await ticks()
+        clock.advance(10)
+        await ticks(30)
+        assert await run is not None
+        assert session.status().recoveries == 1
+
+
+async def test_a_blocked_loop_is_told_by_a_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that blocks the event loop is named, with the line, while it does so; the loop itself could not."""
+    watchdog = WatchdogHook(1000, blocked_secs=0.01)
+    told = threading.Event()
+
+    class Blocking(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            assert told.wait(30)
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.set()
+
+    logger = logging.getLogger("aiohooks.hooks")
+    handler = Listening()
+    logger.addHandler(handler)
+    try:
+        async with ah.AsyncMonitoredSession(double, [watchdog, Blocking()]) as session:
+            await session.run("loss")
+    finally:
+        logger.removeHandler(handler)
+    stall = watchdog.stalls[0]
+    assert (stall.phase, stall.what, stall.step) == ("blocked loop", "Blocking.before_run", 1)
+    assert stall.secs >= 0.01
+    assert "told.wait(30)" in stall.report
+    assert f'File "{__file__}"' in stall.report
+    assert not [thread for thread in threading.enumerate() if thread.name == "blocked loop watch"]
+
+
+async def test_a_blocked_loop_may_end_the_session() -> None:
+    """With "raise" the run ends as soon as the loop is free again."""
+    watchdog = WatchdogHook(1000, blocked_secs=0.01, on_stall="raise")
+
+    async def block(*_: object) -> None:
+        while not watchdog.stalls:  # keeps the loop, until it is told
+            pass
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [watchdog, Calling("before_run", block)]) as session:
+            await session.run("loss")
+
+    with refused(ah.errors.SessionStalledError, "blocked loop", "Calling.before_run"):
+        await main()
+
+
+async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
+    """A second session begins with a clean record, and without a thread nothing is left of the first."""
+    watchdog = WatchdogHook(10, wait_secs=10)
+    for _ in range(2):
+        async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
+            await session.run("loss")
+            clock.advance(25)
+            assert len(watchdog.stalls) == 1
+        assert clock.pending == 0
+    assert repr(watchdog) == "WatchdogHook(10, on_stall='report', stalls: 1)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"step_secs": 0}, "step_secs is 0"),
+        ({"step_secs": math.inf}, "step_secs is inf"),
+        ({"first_step_secs": -1}, "first_step_secs is -1"),
+        ({"save_secs": "1"}, "save_secs is '1'"),
+        ({"evaluation_secs": math.nan}, "evaluation_secs is nan"),
+        ({"wait_secs": 0}, "wait_secs is 0"),
+        ({"blocked_secs": 0}, "blocked_secs is 0"),
+        ({"on_stall": "abort"}, "on_stall is 'abort'"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], says: str) -> None:
+    """Limits are positive numbers of seconds, and there are three things to do."""
+    with refused(ah.errors.InvalidArgumentError, says):
+        WatchdogHook(**{"step_secs": 1, **arguments})

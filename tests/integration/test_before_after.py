@@ -1,0 +1,62 @@
+"""The pairs of programs under examples/before_after: after the same fault the old one waits, ours says who is dead."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from examples.before_after import compare
+from examples.before_after.shape import Shape
+from tests.support.source import ROOT
+
+BOUND_SECS = 0.2  # how long the old ones are watched
+STALE_SECS = 1.0  # the old heartbeat is noticed after half of this
+PERIOD_SECS = 0.05  # no old one looks more often
+
+shapes = pytest.mark.parametrize("shape", compare.SHAPES, ids=lambda shape: shape.name)
+
+
+@shapes
+def test_ours_notices_and_names_the_dead_side(shape: Shape) -> None:
+    """Ours ends with an error that names the dead side; where nobody dies it goes on. How soon is in docs/replace-polling.md."""
+    outcome = compare.observe(shape.ours, 30)
+    assert not outcome.hangs, outcome
+    assert bool(outcome.error) == bool(shape.names)
+    assert shape.names in outcome.error
+
+
+@shapes
+def test_the_old_one_hangs_or_is_late(shape: Shape) -> None:
+    """The same fault leaves the old one waiting, or late by its own period, and its error names nobody."""
+    outcome = compare.observe(shape.old, STALE_SECS if shape.name == "poll with a heartbeat" else BOUND_SECS)
+    if not outcome.hangs:
+        assert outcome.secs > PERIOD_SECS
+        assert "RuntimeError: no heartbeat" in outcome.error or not shape.names
+
+
+def test_the_table_is_printed() -> None:
+    """`python -m examples.before_after` prints a row for each shape, and nothing on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "examples.before_after", "--bound", "0.1"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"shape: +(.+)", done.stdout) == [shape.name for shape in compare.SHAPES]
+    refused = subprocess.run(
+        [sys.executable, "-m", "examples.before_after", "--bound", "0"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--bound is 0.0: give seconds, above 0" in refused.stderr
+
+
+def test_the_page_has_all_rows() -> None:
+    """The table of docs/replace-polling.md has the code of every shape, as the programs have it."""
+    page = (ROOT / "docs" / "replace-polling.md").read_text(encoding="utf-8")
+    for shape in compare.SHAPES:
+        row = f"| {shape.name} | {shape.fault} | `{shape.old_code}` |"
+        assert row in page
+        assert f"| `{shape.our_code}` |" in page

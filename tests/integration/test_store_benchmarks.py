@@ -1,0 +1,71 @@
+"""The benchmarks of the stores over processes work: a few rounds of each row, with real servers and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiohooks import open_step_store
+from tests.benchmarks.measure import TINY, measure
+from tests.benchmarks.report import load
+from tests.benchmarks.rows import ROWS, SECTIONS, STORES
+from tests.benchmarks.store_peers import peers
+from tests.support.ray_cluster import cluster as cluster
+from tests.support.ray_cluster import keeper_of
+from tests.support.source import ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.may_leak,  # a server of its own, with a thread that reads what it prints
+    pytest.mark.asyncio(loop_factories=["asyncio"]),
+]
+
+# A cluster takes long to start: rows about Ray are measured on the one that all tests share.
+WITHOUT_CLUSTER = [name for name in SECTIONS["stores"] if name not in STORES["ray"]]
+
+
+@pytest.mark.parametrize("name", WITHOUT_CLUSTER)
+async def test_each_row_can_be_measured(name: str) -> None:
+    """Every row gives figures, or says what is not installed."""
+    results = await measure(name, ROWS[name], TINY)
+    assert results
+    for result in results:
+        assert result.missing or (result.figure is not None and result.figure > 0)
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_a_row_on_the_other_loop() -> None:
+    """The waiters of other processes are on uvloop as well, and a row about them gives its figure."""
+    (result,) = await measure("local-crowd", ROWS["local-crowd"], TINY)
+    assert result.figure is not None
+    assert result.figure > 0
+
+
+async def test_rows_about_ray_can_be_measured(cluster: str, tmp_path: Path) -> None:
+    """The command, a process of its own, measures them and saves the figures."""
+    file = tmp_path / "figures.json"
+    rows = ["ray-wake", "ray-callers"]  # the others have more processes, and nothing else of Ray
+    counts = ["--loop", "asyncio", "--rounds", "1", "--slice", "0"]
+    command = [sys.executable, "-m", "tests.benchmarks", "--rows", *rows, *counts, "--json", str(file)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env={**os.environ, "AIOHOOKS_TEST_RAY": cluster})
+    assert await process.wait() in (0, 1)  # 1: a bar is missed, as it may be where nothing is quiet
+    (report,) = load(file)
+    assert {result.row for result in report.results} == set(rows)
+    assert all(result.figure is not None and result.figure > 0 for result in report.results)
+
+
+async def test_all_waiters_of_a_process_are_one_call_of_the_actor(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes with ten waiters each: two calls wait in the actor."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    async with open_step_store("ray://benchmarks", run="ours") as store:
+        async with peers("ray", "ours", "ray://benchmarks", 2, 10) as others:
+            await others.arm(1)
+            waiting = await asyncio.wrap_future(keeper_of("ours", "benchmarks").statistics.remote().future())
+            assert waiting["waiting"] == 3, "one of each process, and one of this one"
+            await store.advance()
+            await others.woken()
+        await store.forget()

@@ -1,0 +1,267 @@
+"""The order of the packages, and the other rules that can be read off the imports."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.support.source import PACKAGE, ROOT, Import, defined_names, imports, modules, python_files, tree
+
+# In this order: each imports from those above it and from itself. docs/architecture.md says what is in each.
+PACKAGES = (
+    *("errors", "_validate", "_aio", "dispatch", "stores", "version_gate", "checkpoint", "graph", "session", "hooks", "training"),
+    *("distributed", "adapters", "testing", "__init__", "__main__"),
+)
+# What a built-in hook knows of a session: the contract of every hook, and what hooks are handed.
+KNOWN_TO_HOOKS = {"session", "session.hook", "session.coordinator", "session.status"}
+
+# What an extra brings (by the name it is imported as), and the one module that may import it.
+EXTRAS: dict[str, str] = {
+    "uvloop": "aiohooks.session.runner",
+    "numpy": "aiohooks.checkpoint._encoding",
+    "safetensors": "aiohooks.checkpoint._encoding",
+    "msgspec": "aiohooks.checkpoint._encoding",
+    "tensorboardX": "aiohooks.hooks._tensorboard",
+    "rich": "aiohooks.hooks._rich",
+    "matplotlib": "aiohooks.hooks._plot",
+    "pyinstrument": "aiohooks.hooks._pyinstrument",
+    "redis": "aiohooks.stores.redis.store",
+    "nats": "aiohooks.stores.nats._connection",
+    "ray": "aiohooks.stores.ray._cluster",
+    "starlette": "aiohooks.adapters.asgi.app",
+}
+
+FORBIDDEN_ATTRIBUTES = {
+    ("asyncio", "TaskGroup"),  # these three lose errors or wake-ups on supported Pythons
+    ("asyncio", "wait_for"),
+    ("asyncio", "Condition"),
+    ("time", "sleep"),
+}
+FORBIDDEN_MODULES = {"marshal", "pickle", "shelve"}
+FORBIDDEN_CALLS = {"eval", "exec"}
+
+
+def package(module: str) -> str:
+    """Return the entry of PACKAGES that a module belongs to."""
+    parts = module.split(".")[1:]
+    return parts[0] if parts else "__init__"
+
+
+def position(module: str) -> int:
+    """Return the place of a module's package in the order."""
+    assert package(module) in PACKAGES, f"{module} has no place yet: add its package to PACKAGES"
+    return PACKAGES.index(package(module))
+
+
+def inside(*kinds: str) -> list[Import]:
+    """The library's imports of itself, of these kinds."""
+    return [one for module in modules() for one in imports(module) if one.kind in kinds and one.module.split(".")[0] == PACKAGE]
+
+
+def lines(found: list[Import]) -> str:
+    """What a failing test shows."""
+    return "\n".join(map(str, found))
+
+
+def test_every_module_has_a_place() -> None:
+    """The order names every package of the library and nothing else."""
+    assert {package(module) for module in modules()} == set(PACKAGES)
+
+
+def test_imports_go_one_way() -> None:
+    """A package imports only from those above it, on a module's own level, inside functions and for annotations alike."""
+    wrong = [one for one in inside("top", "inner", "types") if position(one.module) > position(one.importer)]
+    assert not wrong, lines(wrong)
+
+
+def test_imports_make_no_circle() -> None:
+    """Modules import each other in one direction only, also on one floor and inside functions."""
+    sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
+    for one in inside("top", "inner"):
+        sorter.add(one.importer, one.module)
+    sorter.prepare()  # raises CycleError, which names the circle
+
+
+def test_hooks_never_import_the_session() -> None:
+    """A built-in hook is a user of the hook contract like any other: it imports nothing else of the session package."""
+    allowed = {f"{PACKAGE}.{name}" for name in KNOWN_TO_HOOKS}
+    wrong = [
+        one
+        for one in inside("top", "inner", "types")
+        if package(one.importer) == "hooks" and package(one.module) == "session" and one.module not in allowed
+    ]
+    assert not wrong, lines(wrong)
+
+
+def test_nothing_inside_imports_the_front_door_or_the_testing_helpers() -> None:
+    """`aiohooks` and `aiohooks.testing` are for users; no other module of the library imports them."""
+    wrong = [
+        one
+        for one in inside("top", "inner", "types")
+        if package(one.module) in ("__init__", "testing") and package(one.importer) not in ("__init__", "testing")
+    ]
+    assert not wrong, lines(wrong)
+
+
+def test_names_come_from_the_module_that_defines_them() -> None:
+    """A name is imported from where it is made, or through the front door of a folder from outside of that folder."""
+    wrong: list[Import] = []
+    for one in inside("top", "inner", "types"):
+        if one.name is None or one.name in defined_names(one.module):
+            continue
+        is_front_door = modules()[one.module].name == "__init__.py"
+        handed_on = {each.name for each in imports(one.module) if each.kind == "top"}
+        if not (is_front_door and one.name in handed_on and package(one.importer) != package(one.module)):
+            wrong.append(one)
+    assert not wrong, lines(wrong)
+
+
+def test_only_anyio_is_imported_besides_the_standard_library() -> None:
+    """The core needs anyio alone; each extra is imported at the top of the one module that is about it."""
+    wrong: list[Import] = []
+    seen: set[str] = set()
+    for module in modules():
+        for one in imports(module):
+            root = one.module.split(".")[0]
+            if root in EXTRAS:
+                seen.add(root)
+                allowed = one.kind in ("top", "types") and module == EXTRAS[root]
+            else:
+                allowed = root in {PACKAGE, "anyio"} or root in sys.stdlib_module_names
+            if not allowed:
+                wrong.append(one)
+    assert not wrong, lines(wrong)
+    assert seen == set(EXTRAS)
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    """Each module of the library and the examples opens with a docstring."""
+    silent = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE, "examples") if not ast.get_docstring(tree(path))]
+    assert not silent
+
+
+def test_what_is_forbidden_is_not_used() -> None:
+    """The library has no asyncio primitive known to be broken, no blocking or polling sleep, no pickle, no shell."""
+    found = [
+        f"{module}:{node.lineno}: {what}"
+        for module, path in modules().items()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.expr | ast.stmt) and (what := forbidden(node)) is not None
+    ]
+    assert not found, "\n".join(found)
+
+
+def forbidden(node: ast.AST) -> str | None:
+    """What is wrong with a node, if anything."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if (owner, name) in FORBIDDEN_ATTRIBUTES:
+            return f"{owner}.{name}"
+        case ast.ImportFrom(module=str(owner)):
+            if owner in FORBIDDEN_MODULES:
+                return owner
+            return next((f"{owner}.{a.name}" for a in node.names if (owner, a.name) in FORBIDDEN_ATTRIBUTES), None)
+        case ast.Import():
+            return next((a.name for a in node.names if a.name in FORBIDDEN_MODULES), None)
+        case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
+            return name
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="asyncio" | "anyio"), attr="sleep")):
+            if not (len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0):
+                return "a sleep; sleep(0) is a suspension point, anything else a poll"
+        case ast.keyword(arg="shell", value=ast.Constant(value=True)):
+            return "shell=True"
+        case ast.Call() if any(forbidden(keyword) for keyword in node.keywords):
+            return "shell=True"
+        case _:
+            pass
+    return None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "asyncio.TaskGroup()",
+        "from asyncio import wait_for",
+        "time.sleep(0)",
+        "asyncio.sleep(0.1)",
+        "asyncio.sleep(secs)",
+        "import pickle",
+        "from marshal import loads",
+        "eval('1')",
+        "run('ls', shell=True)",
+    ],
+)
+def test_the_search_finds_what_is_forbidden(code: str) -> None:
+    """Each forbidden thing is found in a line that has it (the search itself works)."""
+    assert any(forbidden(node) for node in ast.walk(ast.parse(code)))
+
+
+def test_the_stores_reach_no_session() -> None:
+    """The step stores reach nothing but what is above them in the order: they can be used without any session."""
+    reached: set[str] = set()
+    ahead = [module for module in modules() if package(module) == "stores"]
+    while ahead:
+        module = ahead.pop()
+        if module not in reached:
+            reached.add(module)
+            ahead += [one.module for one in imports(module) if one.module in modules() and one.kind != "types"]
+    assert {package(module) for module in reached} <= {"errors", "_validate", "_aio", "stores"}
+
+
+# Refuses what is neither standard library nor anyio's own need, so a missing extra is what it would be for a user.
+ONLY_CORE = """
+    import importlib.abc, sys
+    allowed = {"aiohooks", "anyio", "idna", "sniffio", "typing_extensions", *sys.stdlib_module_names}
+
+    class Refuse(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] not in allowed:
+                raise ModuleNotFoundError(f"No module named {name!r} here", name=name)
+
+    sys.meta_path.insert(0, Refuse())
+"""
+
+# A bare package in place of the front door, which would import everything.
+NO_FRONT_DOOR = """
+    import pathlib, types
+    package = types.ModuleType("aiohooks")
+    package.__path__ = [str(pathlib.Path.cwd() / "aiohooks")]
+    sys.modules["aiohooks"] = package
+"""
+
+STORES_ALONE = """
+    import asyncio
+    from aiohooks.stores import MemoryStepStore
+
+    async def main():
+        store = MemoryStepStore()
+        waiter = asyncio.create_task(store.wait_for(3))
+        await asyncio.sleep(0)
+        await store.advance(3)
+        assert await waiter == 3
+        await store.aclose()
+
+    asyncio.run(main())
+    loaded = sorted(name for name in sys.modules if name.startswith("aiohooks."))
+    assert "aiohooks.graph.session" not in loaded and "aiohooks.graph.graph" not in loaded, loaded
+"""
+
+WHOLE_CORE = """
+    import aiohooks, aiohooks.testing
+    async def main(): return 42
+    assert aiohooks.run(main) == 42
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [pytest.param((NO_FRONT_DOOR, STORES_ALONE), id="stores alone"), pytest.param((WHOLE_CORE,), id="the core")],
+)
+def test_it_runs_on_the_standard_library_and_anyio(parts: tuple[str, ...]) -> None:
+    """The stores without the session, and the whole core without any extra, import and work with anyio alone."""
+    program = "".join(map(textwrap.dedent, (ONLY_CORE, *parts)))
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=60)

@@ -1,0 +1,383 @@
+"""The benchmarks work, and costs that can be counted are what they should be. Nothing here looks at a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.stores._waiting import Waiters
+from aiohooks.testing import ManualClock, RecordingHook
+from tests.benchmarks.__main__ import main
+from tests.benchmarks.measure import TINY, Result, measure
+from tests.benchmarks.report import COMPARED, Report, header, line, load, markdown, marks, save
+from tests.benchmarks.rows import GROUPS, OF_EACH_STORE, ROWS, SECTIONS, SESSION
+from tests.support.five_hooks import HOOKS, hooks
+from tests.support.source import ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+OTHERS = ("ignite", "tensorflow")
+METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run", "end", "close"})
+
+
+# -- the benchmarks themselves
+
+
+@pytest.mark.parametrize("name", [name for name in SESSION if name not in OTHERS])
+async def test_each_row_can_be_measured(name: str) -> None:
+    """Every row gives a bar, a figure and times; those with other processes are in `test_store_benchmarks`."""
+    results = await measure(name, ROWS[name], TINY)
+    assert results
+    for result in results:
+        assert_measured(result)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_row_about_another_engine_is_measured_or_says_what_is_missing(name: str) -> None:
+    """Such a row gives its figure where that engine is installed, and one line that names the package where it is not."""
+    # Not in the loop of a test: what these engines leave behind is theirs.
+    results = asyncio.run(measure(name, ROWS[name], TINY))
+    if results[0].missing is None:
+        for result in results:
+            assert_measured(result)
+    else:
+        assert [result.verdict for result in results] == ["-"]
+        assert results[0].missing.endswith("is not installed")
+        assert results[0].missing.split()[0] in line(results[0])
+
+
+def assert_measured(result: Result) -> None:
+    """Checks that all of a line is there; a slope, or a loss, out of one round may be anything."""
+    assert result.bar is not None or result.row == "checkpoint"
+    assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
+    assert result.figure is not None
+    assert result.figure > 0 or result.row in ("marginal", "checkpoint")
+    assert result.ours_secs is not None
+    assert result.theirs_secs is not None
+
+
+def test_the_command_prints_a_table_and_saves_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each figure, with bar, figure, verdict and times; the file has the same."""
+    file = tmp_path / "figures.json"
+    counts = ["--rounds", "1", "--slice", "0", "--parked", "20", "--woken", "20"]
+    status = main(["--loop", "asyncio", "--rows", "silent", "waiting", "wake", *counts, "--json", str(file)])
+    (report,) = load(file)
+    printed = capsys.readouterr().out.splitlines()
+    assert header() in printed
+    assert [line(result) for result in report.results] == [one for one in printed if one.startswith(("silent", "wa"))]
+    assert [result.row for result in report.results] == ["silent", "waiting", "wake", "wake"]
+    assert status == (1 if report.missed else 0)
+    assert (printed[-1] == "All bars are met.") is not bool(report.missed)
+
+
+WORK = "ours / theirs"
+MEASURED = Result("gather", WORK, 0.25, 0.2, 0.1, 0.3, 1e-5, 5e-5, rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict", "words"),
+    [
+        (MEASURED, "ok", ["<=0.25", "0.200", "0.100-0.300", "ok", "10.00", "50.00", "3"]),
+        (dataclasses.replace(MEASURED, figure=0.251), "MISSED", ["<=0.25", "0.251", "0.100-0.300", "MISSED"]),
+        (dataclasses.replace(MEASURED, bar=None), "-", ["0.200", "0.100-0.300", "-", "10.00", "50.00", "3"]),
+        (Result("gather", WORK, missing="x is not installed"), "-", ["-", "x is not installed"]),
+    ],
+)
+def test_a_line_says_whether_the_bar_is_met(result: Result, verdict: str, words: list[str]) -> None:
+    """At the bar or below is ok, above is MISSED, and what was not measured says why."""
+    assert result.verdict == verdict
+    assert " ".join(line(result).split()).startswith(f"gather {WORK} {' '.join(words)}")
+
+
+def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
+    """A column for each interpreter and loop; a missed bar is bold, what was not measured a dash; the rest stays."""
+    page, files = tmp_path / "page.md", [tmp_path / "first.json", tmp_path / "second.json"]
+    other = dataclasses.replace(MEASURED, work="other / work", figure=0.3)
+    packages = {"uvloop": "0.2", "ray": "3"}
+    first = Report("3.11.7", "asyncio", 2, packages, [MEASURED])
+    rest = Report("3.11.7", "asyncio", 2, packages, [other])
+    last = Report("3.13.0", "uvloop", 2, packages, [MEASURED, Result("gather", "against x", missing="no x")])
+    save([first, last], files[0])
+    save([rest], files[1])
+    assert load(files[0]) == [first, last]
+    (begin, end), (begin_stores, end_stores) = map(marks, SECTIONS)
+    stores = f"{begin_stores}\n\nof stores\n\n{end_stores}"
+    page.write_text(f"before\n\n{begin}\nold\n{end}\n\n{stores}\n", encoding="utf-8")
+    assert main(["--page", str(page), *map(str, files)]) == 0
+    text = page.read_text(encoding="utf-8")
+    whole = dataclasses.replace(first, results=[MEASURED, other])
+    assert text == f"before\n\n{begin}\n\n{markdown([whole, last], COMPARED['session'])}\n\n{end}\n\n{stores}\n"
+    assert "; uvloop 0.2. " in text
+    assert "| work: ours / theirs | bar | 3.11.7 asyncio | 3.13.0 uvloop |" in text
+    assert f"| {WORK} | ≤ 0.25 | 0.20 | 0.20 |" in text
+    assert "| other / work | ≤ 0.25 | **0.300** | - |" in text
+    assert f"| {WORK} | 10.00 / 50.00 | 10.00 / 50.00 |" in text
+    with pytest.raises(ValueError, match="has no place between"):
+        main(["--page", str(files[0]), str(files[1])])
+
+
+def test_the_page_explains_every_row() -> None:
+    """docs/benchmarks.md has a line for each row by name, and a place for the figures of each section."""
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [*SESSION, *(f"*-{name}" for name in OF_EACH_STORE), "local-redis"]
+    assert [name for name in rows if f"| `{name}` |" not in text] == []
+    assert [mark for section in SECTIONS for mark in marks(section) if mark not in text] == []
+
+
+def test_rows_are_asked_for_by_name_or_together() -> None:
+    """A section or a store stands for all of its rows; what there is none of is refused."""
+    assert {name for group in GROUPS.values() for name in group} == set(ROWS)
+    assert [name for name in ROWS if name in GROUPS] == []
+    with pytest.raises(SystemExit):
+        main(["--rows", "no such row"])
+
+
+# -- costs that can be counted: a run
+
+
+def driven_by_hand(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine that does not suspend to its end, without the loop; what does suspend fails."""
+    with pytest.raises(StopIteration) as ended:
+        coroutine.send(None)
+    return ended.value.value
+
+
+def small_graph(graph: ah.Graph | None = None) -> ah.Graph:
+    """A graph with a plain, an asynchronous and a train operation, and a variable."""
+    graph = graph or ah.Graph()
+    graph.placeholder("batch")
+    graph.variable("weight", 1)
+
+    @graph.operation
+    def loss(batch: int, weight: int) -> int:
+        return batch * weight
+
+    @graph.operation
+    async def accuracy(batch: int) -> int:
+        return batch
+
+    @graph.train_op(adds_to="weight")
+    async def train(loss: int) -> int:
+        return loss
+
+    return graph
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+async def test_a_run_whose_hooks_do_not_suspend_makes_no_task(count: int) -> None:
+    """Such a run never goes back to the event loop, and no task exists during it or after it that did not before."""
+    before = asyncio.all_tasks()
+    tasks: list[set[asyncio.Task[Any]]] = []
+
+    async def act(number: int, phase: str) -> ah.SessionRunArgs | None:
+        tasks.append(asyncio.all_tasks())
+        return ah.SessionRunArgs(["loss", "accuracy"]) if phase == "before_run" else None
+
+    async with ah.AsyncMonitoredSession(small_graph(), hooks(act)[:count]) as session:
+        for step in range(1, 4):
+            driven_by_hand(session.run("train", {"batch": 2}))
+            assert session.global_step.latest.step == step
+            assert asyncio.all_tasks() == before
+    assert tasks == [before] * count * 7
+
+
+@pytest.mark.parametrize("suspends", HOOKS)
+async def test_a_run_makes_tasks_only_for_hooks_behind_the_first_that_suspends(suspends: int) -> None:
+    """Five hooks of which the n-th suspends first make 5 - n tasks in that phase, and none in the other."""
+    before = asyncio.all_tasks()
+    most = {"before_run": 0, "after_run": 0}
+
+    async def act(number: int, phase: str) -> None:
+        if phase in most:
+            most[phase] = max(most[phase], len(asyncio.all_tasks() - before))
+        if phase == "before_run" and number >= suspends:
+            await asyncio.sleep(0)
+
+    async with ah.AsyncMonitoredSession(small_graph(), hooks(act)) as session:
+        await session.run("train", {"batch": 2})
+    assert most == {"before_run": len(HOOKS) - 1 - suspends, "after_run": 0}
+
+
+class LookedAt(ah.SessionRunHook):
+    """Overrides nothing, and counts how often one of its methods is looked up."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in METHODS:
+            self.looks += 1
+        return super().__getattribute__(name)
+
+
+async def test_methods_that_are_not_overridden_are_never_called() -> None:
+    """After the session has been opened nobody so much as looks up a method that a hook does not override."""
+    silent = [LookedAt() for _ in HOOKS]
+    record: list[tuple[str, str]] = []
+    async with ah.AsyncMonitoredSession(small_graph(), [*silent, RecordingHook("loud", record=record)]) as session:
+        looks = [hook.looks for hook in silent]
+        for _ in range(3):
+            await session.run("train", {"batch": 2})
+        assert [hook.looks for hook in silent] == looks
+    assert record.count(("loud", "before_run")) == 3
+
+
+class CountingGraph(ah.Graph):
+    """Counts how often a node is looked up in it."""
+
+    looks = 0
+
+    def node(self, key: object) -> Any:
+        self.looks += 1
+        return super().node(key)
+
+    @property
+    def nodes(self) -> Mapping[str, Any]:
+        self.looks += 1
+        return super().nodes
+
+
+async def test_one_plan_is_made_for_each_set_of_fetches() -> None:
+    """Only the first run of a set of fetches and feeds looks anything up in the graph; another set is planned once more."""
+    graph = CountingGraph()
+    small_graph(graph)
+    wanted = [""]
+
+    async def act(number: int, phase: str) -> ah.SessionRunArgs | None:
+        return ah.SessionRunArgs(wanted[0]) if phase == "before_run" else None
+
+    async with ah.AsyncMonitoredSession(graph, hooks(act)) as session:
+        looks: list[int] = []
+        for wanted[0] in ("loss", "loss", "loss", "accuracy", "accuracy", "loss", "accuracy"):
+            before = graph.looks
+            await session.run("train", {"batch": 2})
+            looks.append(graph.looks - before)
+    assert [count > 0 for count in looks] == [True, False, False, True, False, False, False]
+
+
+class CountingClock(ManualClock):
+    """Counts the timers."""
+
+    timers = 0
+
+    def call_later(self, secs: float, callback: Callable[[], object]) -> Any:
+        self.timers += 1
+        return super().call_later(secs, callback)
+
+
+async def test_a_timeout_costs_nothing_until_its_hook_suspends() -> None:
+    """A limited hook that does not suspend makes no timer; each one that is running when its phase overlaps makes one."""
+    suspends = False
+
+    async def act(number: int, phase: str) -> None:
+        if suspends and number == 1:
+            await asyncio.sleep(0)
+
+    with CountingClock() as clock:
+        given = [ah.configure(hook, timeout=5) for hook in hooks(act)]
+        async with ah.AsyncMonitoredSession(small_graph(), given) as session:
+            before = clock.timers
+            await session.run("train", {"batch": 2})
+            assert clock.timers == before
+            suspends = True
+            await session.run("train", {"batch": 2})
+            assert clock.timers == before + 2 * (len(HOOKS) - 1)
+
+
+# -- costs that can be counted: a step store
+
+
+class Step(int):
+    """A step that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Step.compared += 1
+        return int(self) < int(other)
+
+    def __le__(self, other: int) -> bool:
+        Step.compared += 1
+        return int(self) <= int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Step.compared += 1
+        return int(self) > int(other)
+
+    @classmethod
+    def comparisons(cls, call: Callable[[], object]) -> int:
+        """How many comparisons a call makes."""
+        cls.compared = 0
+        call()
+        return cls.compared
+
+
+def parked(count: int, first: int) -> Waiters:
+    """Waiters for as many different steps."""
+    waiters = Waiters()
+    for number in range(count):
+        waiters.park(Step(first + number), asyncio.get_running_loop().create_future())
+    return waiters
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000])
+async def test_advancing_with_nobody_due_compares_one_step(count: int) -> None:
+    """However many wait, an advance that nobody waits for looks at the lowest step and at no waiter."""
+    waiters = parked(count, first=100)
+    assert Step.comparisons(partial(waiters.wake, 99)) <= 1
+    assert waiters.count == count
+
+
+async def test_waking_some_of_many_costs_the_logarithm_for_each() -> None:
+    """Waking k of n waiters at different steps compares O(k log n) steps."""
+    n, k = 1024, 8
+    waiters = parked(n, first=0)
+    assert Step.comparisons(partial(waiters.wake, k - 1)) <= k * (2 * 10 + 2)
+    assert waiters.count == n - k
+
+
+async def test_waking_many_at_one_step_compares_it_once() -> None:
+    """Waiters of one step are one entry: waking all of them compares two steps, this one and the next."""
+    waiters = parked(100, first=1000)
+    for _ in range(1000):
+        waiters.park(7, asyncio.get_running_loop().create_future())
+    assert Step.comparisons(partial(waiters.wake, 7)) <= 2 * 10
+    assert waiters.count == 100
+
+
+class Armed(ah.MemoryStepStore):
+    """Counts how often the engine is told what to look out for."""
+
+    told = 0
+
+    def _arm(self, step: int | None) -> None:
+        self.told += 1
+
+
+async def test_advancing_with_nobody_due_tells_nobody() -> None:
+    """Neither the engine nor a waiting task hears of an advance that nobody waits for; the due one is woken once."""
+    woken: list[int] = []
+
+    async def wait(step: int) -> None:
+        woken.append(await store.wait_for(step))
+
+    async with Armed() as store:
+        waits = [asyncio.create_task(wait(10 + number)) for number in range(20)]
+        await asyncio.sleep(0)
+        told = store.told
+        for _ in range(9):
+            driven_by_hand(store.advance())
+            await asyncio.sleep(0)
+        assert (woken, store.told) == ([], told)
+        await store.advance()
+        await asyncio.sleep(0)
+        assert (woken, store.told) == ([10], told + 1)
+        await store.raise_to(29)
+        await asyncio.wait(waits)
+    assert woken == [10, *[29] * 19]

@@ -1,0 +1,158 @@
+"""The README and the pages under docs/: every block runs, every link leads somewhere."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.source import ROOT, python_files
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+NOT_RUN = re.compile(r"# not run: (?P<reason>.+)")
+# Blocks that say `# not run: why` in their first line, over all pages. They are the exception.
+MOST_NOT_RUN = 3
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, its first line's number and its text."""
+
+    language: str
+    line: int
+    text: str
+
+    @property
+    def reason_not_run(self) -> str | None:
+        """Why this block is not run, if it says so."""
+        found = NOT_RUN.match(self.text)
+        return found["reason"] if found else None
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, found.start(3)) + 1
+        yield Block(found[2], line, inspect.cleandoc(f"\n{found[3]}") + "\n" if found[1] else found[3])
+
+
+def python_blocks(page: Path) -> list[Block]:
+    """Those of a page that are Python."""
+    return [block for block in blocks(page) if block.language == "python"]
+
+
+@pages
+def test_every_python_block_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The Python blocks of a page run from top to bottom, each seeing what the ones above it made.
+
+    A block may use `await` outside of a function. Files it writes go to a folder of its own.
+    """
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with asyncio.Runner() as runner:
+        for block in python_blocks(page):
+            if block.reason_not_run is None:
+                # Empty lines above make tracebacks name the page's own line numbers.
+                code = compile("\n" * (block.line - 1) + block.text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+                result = eval(code, names)
+                if inspect.iscoroutine(result):
+                    runner.run(result)
+    unheard = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
+    assert not unheard
+
+
+def test_few_blocks_are_not_run() -> None:
+    """A block that is not run says why, and there are few of them."""
+    reasons = [
+        f"{page.name}:{block.line}: {block.reason_not_run}"
+        for page in PAGES
+        for block in python_blocks(page)
+        if block.reason_not_run is not None
+    ]
+    assert len(reasons) <= MOST_NOT_RUN, "\n".join(reasons)
+
+
+@pages
+def test_every_block_names_its_language(page: Path) -> None:
+    """A block without a language, or with another name for Python or the shell, would escape these tests."""
+    assert {block.language for block in blocks(page)} <= {"python", "sh", "text", "toml", "yaml", "json"}
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"^ *```", text, flags=re.MULTILINE)) == 2 * len(list(blocks(page)))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings in links, as the usual viewers of Markdown make them."""
+    text = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pages
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    """A link to a file of the repository has that file, and a link to a heading has that heading."""
+    prose = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    wrong: list[str] = []
+    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or not file.is_relative_to(ROOT) or (anchor and anchor not in anchors(file)):
+            wrong.append(target)
+    assert not wrong
+
+
+def test_every_page_can_be_reached() -> None:
+    """Each page under docs/ is linked from the README or from another page."""
+    linked = {
+        (page.parent / target).resolve()
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)\s#:]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    }
+    assert {page for page in PAGES if page.name != "README.md"} <= linked
+
+
+@pytest.mark.parametrize(("heading", "needs"), [("Run it", "examples/"), ("Test it", "-m pytest")])
+def test_the_readme_has_one_command(heading: str, needs: str) -> None:
+    """Under "Run it" and "Test it" stands one command each, which makes its own environment and installs into it."""
+    script = ROOT / ".ci" / "readme_command"
+    done = subprocess.run([sys.executable, script, heading], capture_output=True, text=True, check=True, timeout=60)
+    (command,) = done.stdout.splitlines()
+    assert command.startswith("python3 -m venv ")
+    assert "pip install" in command
+    assert needs in command
+
+
+# What is only imported by an example is run by it.
+PARTS = {"__init__.py", "train_digits_processes.py"}
+EXAMPLES = [path for path in python_files("examples") if path.parent.name == "examples" and path.name not in PARTS]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_run_by_a_test(example: Path) -> None:
+    """Each example is run by tests/integration/test_examples.py, or has a test file of its own."""
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests" / "integration").glob("test_example*.py"))
+    )
+    assert re.search(rf'["/]{re.escape(example.name)}"', tests)
+
+
+def test_asyncio_logs_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    """What asyncio says about an error that nobody retrieved reaches the check of the blocks (the check works)."""
+    logging.getLogger("asyncio").error("Task exception was never retrieved")
+    assert [record.name for record in caplog.records] == ["asyncio"]

@@ -1,0 +1,400 @@
+"""The public names, what they are called with, and where they say they come from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+
+# Every error and the class it derives from besides AiohooksError: what a caller would expect to catch.
+ERRORS: dict[str, type[BaseException] | None] = {
+    "AiohooksError": None,
+    "AbortedError": None,
+    "CheckpointBusyError": ah.errors.CheckpointError,
+    "CheckpointError": OSError,
+    "CheckpointMismatchError": ah.errors.CheckpointError,
+    "CorruptCheckpointError": ah.errors.CheckpointError,
+    "FeedConflictError": RuntimeError,
+    "FetchError": ValueError,
+    "GraphError": ValueError,
+    "GraphFinalizedError": RuntimeError,
+    "HookCancelledError": None,
+    "HookTimeoutError": TimeoutError,
+    "InvalidArgumentError": ValueError,
+    "InvalidHookError": TypeError,
+    "NanLossDuringTrainingError": RuntimeError,
+    "NestedRunError": RuntimeError,
+    "NotReadyError": RuntimeError,
+    "OutOfRangeError": None,
+    "PublisherFailedError": None,
+    "PublisherFinishedError": ah.StopRequestedError,
+    "RecoveryExhaustedError": None,
+    "SessionClosedError": RuntimeError,
+    "SessionNotReadyError": TimeoutError,
+    "SessionStalledError": TimeoutError,
+    "StaleTermError": None,
+    "StepResetError": None,
+    "StepTimeoutError": TimeoutError,
+    "StopRequestedError": RuntimeError,
+    "StoreClosedError": None,
+    "StoreDamagedError": None,
+    "StoreRefusedError": ah.errors.StoreUnavailableError,
+    "StoreUnavailableError": ah.UnavailableError,
+    "TaskDiedError": None,
+    "UnavailableError": None,
+    "WrongLoopError": RuntimeError,
+}
+
+# What users call, and with what. A default that is no plain value shows as the name of its type.
+# Names without a signature are made by the library and not by users.
+SIGNATURES: dict[str, str | None] = {
+    "AsyncMonitoredSession": (
+        "(source, hooks=(), *, global_step=None, variables=None, recovery=<RecoveryPolicy>, "
+        "stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+    ),
+    "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
+    "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
+    "AsyncMonitoredSession.steps": "(self, fetches, *, feeds=None)",
+    "AsyncMonitoredSession.should_stop": "(self)",
+    "AsyncMonitoredSession.request_stop": "(self, reason=None)",
+    "AsyncMonitoredSession.stop_reason": "property",
+    "AsyncMonitoredSession.stop_signal": "property",
+    "AsyncMonitoredSession.start_soon": "(self, fn, *args, name=None)",
+    "AsyncMonitoredSession.until": "async (self, awaitable)",
+    "AsyncMonitoredSession.coord": "property",
+    "AsyncMonitoredSession.graph": "property",
+    "AsyncMonitoredSession.global_step": "property",
+    "AsyncMonitoredSession.status": "(self)",
+    "AsyncMonitoredSession.aclose": "async (self)",
+    "AsyncSingularMonitoredSession": (
+        "(source, hooks=(), *, global_step=None, variables=None, stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+    ),
+    "AsyncSingularMonitoredSession.raw_session": "(self)",
+    "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
+    "session.Activity": None,
+    "hooks.Blocker": None,
+    "BlockingHook": "(obj, *, grace_secs=120.0)",
+    "checkpoint.Checkpoint": None,
+    "CheckpointSaverHook": (
+        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, keep=None, background=True, "
+        "on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False, on_save_error='raise', "
+        "min_free_bytes=0)"
+    ),
+    "CheckpointSaverListener": "()",
+    "CheckpointSaverListener.begin": "async (self)",
+    "CheckpointSaverListener.before_save": "async (self, session, global_step)",
+    "CheckpointSaverListener.after_save": "async (self, session, global_step)",
+    "CheckpointSaverListener.end": "async (self, session, global_step)",
+    "ChiefSessionCreator": "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None, lead=True)",
+    "ChiefSessionCreator.create_session": "async (self)",
+    "ChiefSessionCreator.aclose": "async (self)",
+    "Clock": None,
+    "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>)",
+    "Coordinator": "(clean_stop_exception_types=(), *, parent=None, survives=None)",
+    "Coordinator.start_soon": "(self, fn, *args, name=None)",
+    "Coordinator.request_stop": "(self, reason=None)",
+    "Coordinator.should_stop": "(self)",
+    "Coordinator.stop_reason": "property",
+    "Coordinator.until": "async (self, awaitable)",
+    "Coordinator.wait_for_stop": "async (self, timeout=None)",
+    "Coordinator.join": "async (self, stop_grace_period_secs=120.0)",
+    "Coordinator.joined": "property",
+    "Coordinator.status": "(self)",
+    "Coordinator.tasks": "property",
+    "Coordinator.stop_on_exception": "(self)",
+    "Coordinator.clear_stop": "(self)",
+    "Coordinator.raise_requested_exception": "(self)",
+    "CSVHook": (
+        "(path, values=None, *, every=<Every>, columns=None, record_fn=None, max_queue=1000, on_write_error='raise', "
+        "fsync=False, name=None)"
+    ),
+    "current_clock": "()",
+    "EarlyStoppingHook": (
+        "(monitor=None, *, mode='min', patience=None, patience_steps=None, patience_secs=None, min_delta=0.0, "
+        "min_delta_mode='abs', stopping_threshold=None, divergence_threshold=None, check_finite=True, "
+        "start_from_step=0, every=<Every>, stay_stopped=False, name=None)"
+    ),
+    "EarlyStoppingHook.report": "(self, step, value)",
+    "EarlyStoppingHook.state_dict": "(self)",
+    "EarlyStoppingHook.load_state_dict": "(self, state)",
+    "hooks.Evaluation": None,
+    "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
+    "EvaluatorHook": (
+        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True, timeout_secs=None, max_pending=1, "
+        "snapshot=None, on_result=(), max_results=1000, thread=False, name=None)"
+    ),
+    "Every": "(*, steps=None, secs=None, at=(), after=0)",
+    "Every.timer": "(self)",
+    "hooks.EveryTimer": None,
+    "hooks.EveryTimer.start": "(self, step, now)",
+    "hooks.EveryTimer.due": "(self, step, now)",
+    "hooks.EveryTimer.mark": "(self, step, now)",
+    "FeedFnHook": "(feed_fn)",
+    "FinalOpsHook": "(final_ops, *, feed_dict=None)",
+    "get_default_graph": "()",
+    "GlobalStepWaiterHook": "(wait_until_step, *, timeout=None)",
+    "Graph": "()",
+    "Graph.placeholder": "(self, name, *, default=<_Missing>)",
+    "Graph.variable": "(self, name, initial)",
+    "Graph.operation": "(self, fn=None, *, updates=None, adds_to=None, thread=False, name=None)",
+    "Graph.train_op": "(self, fn=None, *, updates=None, adds_to=None, thread=False, name=None, steps=1)",
+    "Graph.finalize": "(self)",
+    "Graph.finalized": "property",
+    "Graph.as_default": "(self)",
+    "HistoryHook": "(values, *, every=<Every>, max_length=10000, on_full='thin', plot=None, name=None)",
+    "hook": "(method, *, fetches=None, every=None, name=None)",
+    "dispatch.HookRegistration": None,
+    "hooks.HookTimes": None,
+    "HookTimingHook": "(*, every=None, warn_secs=0.1, beat_secs=0.05, logger=None)",
+    "HookTimingHook.watch": "(self, hooks)",
+    "HookTimingHook.unwatch": "(self)",
+    "HookTimingHook.statistics": "(self)",
+    "HookTimingHook.report": "(self)",
+    "JSONLinesHook": (
+        "(path, values=None, *, every=<Every>, record_fn=None, max_queue=1000, on_write_error='raise', fsync=False, name=None)"
+    ),
+    "checkpoint.KeepBest": "(k, metric, mode='min')",
+    "checkpoint.KeepEvery": "(steps)",
+    "checkpoint.KeepNewest": "(n=5)",
+    "checkpoint.KeepPolicy": None,
+    "checkpoint.KeepPolicy.kept": "(self, checkpoints)",
+    "LambdaHook": (
+        "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None, close=None, "
+        "fetches=None, every=None, name=None, **unknown)"
+    ),
+    "LoggingHook": "(values, *, every=None, at_end=False, formatter=None, logger=None)",
+    "Position": "(epoch, step)",
+    "MemoryStepStore": "(step=0, *, run='default')",
+    "monitored_training_session": (
+        "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(), chief_only_hooks=(), "
+        "save_checkpoint=<Every>, save_summaries=<Every>, log_step_count=<Every>, summaries=None, summary_dir=None, "
+        "global_step=None, variables=None, max_wait_secs=7200.0, recovery=<RecoveryPolicy>, "
+        "stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+    ),
+    "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
+    "Operation": None,
+    "hooks.PhaseTime": None,
+    "Placeholder": None,
+    "ProfilerHook": "(output_dir, *, every=<Every>, window_steps=1, backend='cprofile', max_captures=None)",
+    "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None, refresh_secs=0.1)",
+    "RecoveryPolicy": "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3)",
+    "checkpoint.Restored": None,
+    "run": "(main, *args)",
+    "Saver": "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False)",
+    "Saver.save": "async (self, state, step, *, metrics=None)",
+    "Saver.restore": "async (self, step=None)",
+    "Saver.checkpoints": "async (self)",
+    "Saver.verify": "async (self)",
+    "Saver.aclose": "async (self)",
+    "Scaffold": (
+        "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, tracked=None, "
+        "copy_from_scaffold=None)"
+    ),
+    "Session": "(graph, *, global_step=None, variables=None, grace_secs=120.0)",
+    "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
+    "Session.aclose": "async (self)",
+    "Session.closed": "property",
+    "Session.state_dict": "(self)",
+    "SessionCreator": None,
+    "SessionCreator.graph": "property",
+    "SessionCreator.create_session": "async (self)",
+    "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
+    "SessionRunContext": "(original_args, session, coord=None, *, global_step=0, attempt=1)",
+    "SessionRunContext.original_args": "property",
+    "SessionRunContext.stop_requested": "property",
+    "SessionRunContext.request_stop": "(self, reason=None)",
+    "SessionRunHook": "()",
+    "SessionRunHook.begin": "async (self)",
+    "SessionRunHook.after_create_session": "async (self, session, coord)",
+    "SessionRunHook.before_run": "async (self, run_context)",
+    "SessionRunHook.after_run": "async (self, run_context, run_values)",
+    "SessionRunHook.end": "async (self, session)",
+    "SessionRunHook.close": "async (self, exc)",
+    "SessionRunValues": "(results, options, run_metadata)",
+    "session.SessionStatus": None,
+    "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None)",
+    "hooks.Stall": None,
+    "WatchdogHook": (
+        "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, blocked_secs=None, "
+        "on_stall='report', logger=None)"
+    ),
+    "Stateful": None,
+    "Stateful.state_dict": "(self)",
+    "Stateful.load_state_dict": "(self, state, /)",
+    "session.StepContext": None,
+    "session.StepContext.session": "property",
+    "session.StepContext.run_with_hooks": "async (self, fetches, feed_dict=None, options=None)",
+    "session.StepContext.request_stop": "(self, reason=None)",
+    "StepCounterHook": "(every=<Every>, *, on_rate=None, logger=None)",
+    "session.Steps": None,
+    "stores.Term": None,
+    "open_step_store": "(url=None, *, run=None, **options)",
+    "StepStore": None,
+    "StepStore.latest": "property",
+    "StepStore.value": "async (self)",
+    "StepStore.advance": "async (self, by=1)",
+    "StepStore.advance_threadsafe": "(self, by=1)",
+    "StepStore.raise_to": "async (self, step)",
+    "StepStore.wait_for": "async (self, step, *, timeout=None, on_reset='keep')",
+    "StepStore.changes": "(self)",
+    "StepStore.reset": "async (self, step)",
+    "StepStore.fail": "(self, exc)",
+    "StepStore.publisher": "(self, name)",
+    "StepStore.statistics": "(self)",
+    "StepStore.aclose": "async (self)",
+    "StepStore.lead": "(self, ttl=None)",
+    "StepStore.mark_initialised": "async (self)",
+    "StepStore.wait_initialised": "async (self, timeout=None)",
+    "StepStore.flush": "async (self, timeout=None)",
+    "StopAtStepHook": "(*, num_steps=None, last_step=None)",
+    "StopAtTimeHook": (
+        "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, wall_time=<builtin_function_or_method>, name=None)"
+    ),
+    "SummarySaverHook": "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000, on_write_error='raise')",
+    "Variable": None,
+    "version_gate.Ticket": None,
+    "version_gate.Ticket.drop": "(self)",
+    "version_gate.Ticket.hand_on": "(self)",
+    "version_gate.Ticket.lag": "property",
+    "version_gate.Ticket.use": "(self)",
+    "version_gate.Ticket.version": "property",
+    "VersionGate": "(versions, *, max_lag, per_version=1)",
+    "VersionGate.admit": "(self, *, timeout=None, until=None)",
+    "VersionGate.due": "property",
+    "VersionGate.lag_of": "(self, position)",
+    "VersionGate.statistics": "(self)",
+    "VersionGateHook": "(versions, *, max_lag, timeout=None)",
+    "Variables": "()",
+    "Variables.ready": "property",
+    "Variables.wait_ready": "async (self, timeout=None)",
+    "Variables.snapshot": "(self)",
+    "WorkerSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0)",
+    "WorkerSessionCreator.create_session": "async (self)",
+}
+
+# Errors that most programs name; the others are in aiohooks.errors alone.
+COMMON_ERRORS = {
+    *("AiohooksError", "AbortedError", "OutOfRangeError", "PublisherFailedError", "StepTimeoutError", "StopRequestedError"),
+    "UnavailableError",
+}
+PUBLIC = {*COMMON_ERRORS, *(name for name in SIGNATURES if "." not in name)}
+MOST_NAMES = 70
+
+# Packages of their own: what they offer beside what the front door has.
+PACKAGES = (
+    *(
+        "aiohooks.adapters.asgi",
+        "aiohooks.checkpoint",
+        "aiohooks.dispatch",
+        "aiohooks.distributed",
+        "aiohooks.errors",
+        "aiohooks.hooks",
+    ),
+    *("aiohooks.session", "aiohooks.stores", "aiohooks.stores.local", "aiohooks.stores.nats", "aiohooks.stores.ray"),
+    *("aiohooks.stores.redis", "aiohooks.testing", "aiohooks.version_gate"),
+)
+
+
+class Shown:
+    """Stands for a default in a signature's text."""
+
+    def __init__(self, default: object) -> None:
+        self.default = default
+
+    def __repr__(self) -> str:
+        if isinstance(self.default, tuple) and all(isinstance(each, type) for each in self.default):
+            names = ", ".join(each.__name__ for each in self.default)
+            return f"({names})"
+        plain = self.default is None or isinstance(self.default, bool | int | float | str)
+        return repr(self.default) if plain else f"<{type(self.default).__name__}>"
+
+
+def shown(thing: Callable[..., Any] | property) -> str:
+    """How something is called, without its types."""
+    if not callable(thing):
+        return "property"
+    signature = inspect.signature(thing)
+    parameters = [
+        each.replace(annotation=each.empty, default=each.default if each.default is each.empty else Shown(each.default))
+        for each in signature.parameters.values()
+    ]
+    text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    return f"async {text}" if inspect.iscoroutinefunction(thing) else text
+
+
+def find(path: str) -> Any:
+    """A public object, or an attribute of a public class as it stands in the class."""
+    first, *rest = path.split(".")
+    found = getattr(ah, first)
+    if inspect.ismodule(found):
+        found = getattr(found, rest.pop(0))
+    return inspect.getattr_static(found, rest.pop(0)) if rest else found
+
+
+def test_the_public_names_are_these() -> None:
+    """`aiohooks.__all__` is exactly the list of this file, in order, without doubles and short."""
+    assert len(ah.__all__) <= MOST_NAMES
+    assert set(ah.__all__) == PUBLIC
+    assert list(ah.__all__) == sorted(set(ah.__all__))
+
+
+def test_nothing_public_is_left_out() -> None:
+    """What stands in the front door without an underscore is in `__all__`, submodules left aside."""
+    visible = {name for name, thing in vars(ah).items() if not name.startswith("_") and not inspect.ismodule(thing)}
+    assert visible == PUBLIC
+
+
+@pytest.mark.parametrize("path", [path for path, text in SIGNATURES.items() if text is not None])
+def test_signatures(path: str) -> None:
+    """Names, kinds and defaults of parameters, and what must be awaited, are as designed."""
+    assert shown(find(path)) == SIGNATURES[path]
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_tree(name: str) -> None:
+    """An error derives from AiohooksError, and from the builtin that a caller would expect."""
+    error = getattr(ah.errors, name)
+    assert issubclass(error, ah.AiohooksError)
+    builtin = ERRORS[name]
+    if builtin is None:
+        assert not issubclass(error, RuntimeError | ValueError | TypeError | TimeoutError)
+    else:
+        assert issubclass(error, builtin)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_what_is_public_says_so(name: str) -> None:
+    """A public object names the package as its module, carries the name it is found by, and has a docstring."""
+    thing = getattr(ah, name)
+    assert (thing.__module__, thing.__qualname__) == ("aiohooks.errors" if name in COMMON_ERRORS else "aiohooks", name)
+    assert inspect.getdoc(thing)
+
+
+def test_what_is_public_is_explained() -> None:
+    """Each method and property of a public class has a docstring, its own or the one it overrides."""
+    silent = [
+        f"{name}.{attribute}"
+        for name in sorted(PUBLIC)
+        if inspect.isclass(thing := getattr(ah, name))
+        for attribute, value in vars(thing).items()
+        if not attribute.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+        if not inspect.getdoc(getattr(thing, attribute))
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_have_a_front_door_too(package: str) -> None:
+    """A public package lists its names; the classes and functions among them have docstrings."""
+    module = importlib.import_module(package)
+    names = {name for name, thing in vars(module).items() if not name.startswith("_") and not inspect.ismodule(thing)}
+    assert list(module.__all__) == sorted(set(module.__all__))
+    assert set(module.__all__) <= names
+    things = {name: getattr(module, name) for name in module.__all__}
+    made = {name: thing for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+    assert [name for name, thing in made.items() if not inspect.getdoc(thing)] == []

@@ -1,0 +1,132 @@
+"""House rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.source import ROOT, own_functions, python_files, tree
+
+TEST_FILES = python_files("tests")
+# Measures how long hooks take that do wait: a sleep is what is measured there, not what a test leans on.
+MAY_SLEEP = ROOT / "tests" / "benchmarks"
+# A fault comes at a random moment of a real server's life: a pause of random length, and nothing is waited for by it.
+RANDOM_MOMENTS = "chance.random()"
+
+SKIPPED_FOLDERS = {".git", ".venv", "venv", "build", "dist", "htmlcov", "__pycache__"}
+# Written so that the patterns do not find themselves.
+NOT_FOR_THE_TREE = {
+    "a path of one machine": re.compile(r"(?<![\w.])/(?:work|farm|root|home)/\w|/tmp/(?:v|w|team|bash_jobs)\b"),
+    "a host of a package registry": re.compile(r"(?:pypi|debian|npmjs)[.](?:org|com)|pythonhosted[.]org"),
+}
+
+
+def relative(path: Path) -> str:
+    """How a file is named in a test's name."""
+    return str(path.relative_to(ROOT))
+
+
+def public_parts(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    """Functions, classes and methods of a file that no underscore hides."""
+    for name, node in own_functions(tree(path).body):
+        if not any(part.startswith("_") for part in name.split(".")):
+            yield name, node
+
+
+def test_what_is_public_says_what_it_does() -> None:
+    """A function or class without an underscore has a docstring.
+
+    So has a method, unless it is in an example or in a private module: for what is public of those,
+    tests/project/test_public_api.py looks at the methods too.
+    """
+    silent = [
+        f"{relative(path)}: {name}"
+        for path in python_files("aiohooks", "examples")
+        for name, node in public_parts(path)
+        if ast.get_docstring(node) is None and not is_form(node) and (shows_methods(path) or "." not in name)
+    ]
+    assert not silent
+
+
+def shows_methods(path: Path) -> bool:
+    """Whether the methods of a module's classes are read by users."""
+    return "examples" not in path.parts and (path.stem == "__init__" or not path.stem.startswith("_"))
+
+
+def is_form(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Whether this is one form of an overload, which the whole function's docstring covers, or a setter."""
+    return any(ast.unparse(each).endswith(("overload", "override", ".setter")) for each in node.decorator_list)
+
+
+def test_a_test_says_which_law_it_checks() -> None:
+    """Every test function has a docstring: the law that it checks."""
+    silent = [
+        f"{relative(path)}: {name}"
+        for path in TEST_FILES
+        for name, node in own_functions(tree(path).body)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and ast.get_docstring(node) is None
+    ]
+    assert not silent
+
+
+def test_no_test_sleeps() -> None:
+    """No test waits for time to pass; `sleep(0)` is a suspension point and nothing else."""
+    found = [
+        f"{relative(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path in TEST_FILES
+        if not path.is_relative_to(MAY_SLEEP)
+        for node in ast.walk(tree(path))
+        if sleeps(node) and isinstance(node, ast.Call)
+    ]
+    assert [text for text in found if RANDOM_MOMENTS not in text] == []
+
+
+def sleeps(node: ast.AST) -> bool:
+    """Whether this is a call of a `sleep` for anything but a literal 0."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="asyncio" | "anyio"), attr="sleep")):
+            return not (node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr="sleep")):
+            return True
+        case _:
+            return False
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [("asyncio.sleep(0)", False), ("asyncio.sleep(0.1)", True), ("anyio.sleep(secs)", True), ("time.sleep(0)", True)],
+)
+def test_the_search_finds_sleeps(code: str, answer: bool) -> None:
+    """A sleep is found, a suspension point is not (the search itself works)."""
+    assert any(map(sleeps, ast.walk(ast.parse(code)))) is answer
+
+
+def text_files() -> Iterator[tuple[Path, str]]:
+    """Every text file of the repository."""
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        hidden = any(part in SKIPPED_FOLDERS or part.endswith(("_cache", ".egg-info")) for part in parts)
+        if path.is_file() and not hidden and parts[0] not in (".hypothesis", ".coverage"):
+            try:
+                yield path, path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue
+
+
+def test_nothing_of_one_machine_is_in_the_tree() -> None:
+    """No file names a path of the machine it was written on, or a registry that packages come from."""
+    found = [
+        f"{relative(path)}:{number}: {what}: {line[:80]}"
+        for path, text in text_files()
+        for number, line in enumerate(text.splitlines(), 1)
+        for what, pattern in NOT_FOR_THE_TREE.items()
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(itertools.islice(found, 20))

@@ -1,0 +1,283 @@
+"""Senseless values: every constructor of a public class refuses them, and says which and what to give instead."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.models import counting_graph, double, refused
+
+GRAPH = counting_graph()
+NAN = math.nan
+
+
+def plain(session: object) -> None:
+    """Not a coroutine function."""
+
+
+class Observer:
+    """A plain object with a method of a hook."""
+
+    def begin(self) -> None: ...
+
+
+class NoGraph:
+    """Creates sessions, and does not say of which graph."""
+
+    async def create_session(self) -> ah.Session:
+        return ah.Session(GRAPH)
+
+
+class PlainCreator:
+    """Its `create_session` is a plain function."""
+
+    graph = GRAPH
+
+    def create_session(self) -> ah.Session:
+        return ah.Session(GRAPH)
+
+
+def worker(**options: Any) -> ah.WorkerSessionCreator:
+    return ah.WorkerSessionCreator(GRAPH, **{"variables": ah.Variables(), **options})
+
+
+def monitored(**options: Any) -> ah.AsyncMonitoredSession:
+    return ah.AsyncMonitoredSession(double, **options)
+
+
+Case = tuple[Callable[..., Any], dict[str, Any], str, str]
+
+# What is made, with which arguments, and what the message says: the offender, and the way out.
+VALUES: list[Case] = [
+    (monitored, {"stop_grace_period_secs": -1}, "stop_grace_period_secs is -1", "seconds, 0 or more"),
+    (monitored, {"stop_grace_period_secs": math.inf}, "stop_grace_period_secs is inf", "seconds, 0 or more"),
+    (monitored, {"stop_grace_period_secs": NAN}, "stop_grace_period_secs is nan", "seconds, 0 or more"),
+    (monitored, {"stop_grace_period_secs": "1"}, "stop_grace_period_secs is '1'", "seconds, 0 or more"),
+    (monitored, {"stop_grace_period_secs": True}, "stop_grace_period_secs is True", "seconds, 0 or more"),
+    (monitored, {"global_step": 5}, "global_step is 5", "give a StepStore"),
+    (monitored, {"global_step": ah.MemoryStepStore}, "global_step is <class", "give a StepStore"),
+    (monitored, {"variables": {"w": 1}}, "variables is {'w': 1}", "give a Variables"),
+    (monitored, {"recovery": None}, "recovery is None", "RecoveryPolicy"),
+    (monitored, {"recovery": ah.AbortedError}, "recovery is <class", "RecoveryPolicy"),
+    (monitored, {"name": 5}, "name", "5"),
+    (monitored, {"name": ""}, "name", "''"),
+    (ah.AsyncSingularMonitoredSession, {"source": double, "global_step": 5}, "global_step is 5", "give a StepStore"),
+    (ah.AsyncMonitoredSession, {"source": 5}, "5 cannot be run", "give a Graph, a SessionCreator, or an `async def`"),
+    (ah.AsyncMonitoredSession, {"source": None}, "None cannot be run", "give a Graph, a SessionCreator"),
+    (ah.AsyncMonitoredSession, {"source": ah.Graph}, "Graph'> cannot be run", "give a Graph"),
+    (ah.AsyncMonitoredSession, {"source": plain}, "plain", "not a coroutine function; write the step as `async def`"),
+    (ah.AsyncMonitoredSession, {"source": print}, "print", "operation(thread=True) for a blocking one"),
+    (ah.AsyncMonitoredSession, {"source": NoGraph()}, "NoGraph object", "graph"),
+    (ah.AsyncMonitoredSession, {"source": PlainCreator()}, "PlainCreator", "async def"),
+    (
+        ah.AsyncMonitoredSession,
+        {"source": worker(), "global_step": ah.MemoryStepStore()},
+        "are those of the SessionCreator's sessions",
+        "give them to it",
+    ),
+    (ah.AsyncMonitoredSession, {"source": worker(), "variables": ah.Variables()}, "SessionCreator", "give them to it"),
+    (ah.Session, {"graph": "graph"}, "graph is 'graph'", "give a Graph"),
+    (ah.Session, {"graph": GRAPH, "global_step": 5}, "global_step is 5", "give a StepStore"),
+    (ah.Session, {"graph": GRAPH, "variables": {}}, "variables is {}", "give a Variables"),
+    (ah.Session, {"graph": GRAPH, "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
+    (ah.ChiefSessionCreator, {"graph": None}, "graph is None", "give a Graph"),
+    (ah.ChiefSessionCreator, {"graph": GRAPH, "scaffold": 3}, "scaffold is 3", "give a Scaffold"),
+    (ah.ChiefSessionCreator, {"graph": GRAPH, "global_step": 3}, "global_step is 3", "give a StepStore"),
+    (ah.ChiefSessionCreator, {"graph": GRAPH, "variables": {}}, "variables is {}", "give a Variables"),
+    (ah.WorkerSessionCreator, {"graph": GRAPH}, "a worker waits for a chief's variables", "give both the same Variables()"),
+    (ah.WorkerSessionCreator, {"graph": 3, "variables": ah.Variables()}, "graph is 3", "give a Graph"),
+    (worker, {"variables": {}}, "variables is {}", "give a Variables"),
+    (worker, {"scaffold": "s"}, "scaffold is 's'", "give a Scaffold"),
+    (worker, {"global_step": 3}, "global_step is 3", "give a StepStore"),
+    (worker, {"max_wait_secs": -1}, "max_wait_secs is -1", "seconds"),
+    (worker, {"max_wait_secs": NAN}, "max_wait_secs is nan", "seconds"),
+    (worker, {"max_wait_secs": "1"}, "max_wait_secs is '1'", "seconds"),
+    (ah.Scaffold, {"init_fn": 5}, "init_fn is 5", "give a coroutine function"),
+    (ah.Scaffold, {"ready_fn": plain}, "ready_fn is <function plain", "give a coroutine function"),
+    (ah.Scaffold, {"local_init_fn": plain}, "local_init_fn is <function plain", "give a coroutine function"),
+    (ah.Scaffold, {"ready_for_local_init_fn": "x"}, "ready_for_local_init_fn is 'x'", "give a coroutine function"),
+    (ah.Scaffold, {"copy_from_scaffold": 3}, "copy_from_scaffold is 3", "give a Scaffold"),
+    (ah.Backoff, {"initial_secs": -0.1}, "initial_secs is -0.1", "seconds, 0 or more"),
+    (ah.Backoff, {"initial_secs": True}, "initial_secs is True", "seconds, 0 or more"),
+    (ah.Backoff, {"max_secs": math.inf}, "max_secs is inf", "seconds, 0 or more"),
+    (ah.Backoff, {"max_secs": None}, "max_secs is None", "seconds, 0 or more"),
+    (ah.RecoveryPolicy, {"max_attempts": -1}, "max_attempts is -1", "give a whole number, 0 for never"),
+    (ah.RecoveryPolicy, {"max_attempts": 1.5}, "max_attempts is 1.5", "give a whole number"),
+    (ah.RecoveryPolicy, {"max_attempts": True}, "max_attempts is True", "give a whole number"),
+    (ah.RecoveryPolicy, {"no_progress_limit": -1}, "no_progress_limit is -1", "give a whole number"),
+    (ah.RecoveryPolicy, {"no_progress_limit": None}, "no_progress_limit is None", "give a whole number"),
+    (ah.RecoveryPolicy, {"backoff": 3}, "backoff is 3", "Backoff"),
+    (ah.RecoveryPolicy, {"on": OSError}, "on is <class 'OSError'>", "give a tuple of exception classes"),
+    (ah.RecoveryPolicy, {"on": (OSError("x"),)}, "on is (OSError('x'),)", "give a tuple of exception classes"),
+    (ah.RecoveryPolicy, {"on": (asyncio.CancelledError,)}, "CancelledError", "cancellation is never recovered"),
+    (ah.RecoveryPolicy, {"on": (KeyboardInterrupt,)}, "KeyboardInterrupt", "give a tuple of exception classes"),
+    (ah.Coordinator, {"clean_stop_exception_types": 5}, "clean_stop_exception_types is 5", "tuple of exception classes"),
+    (ah.Coordinator, {"clean_stop_exception_types": OSError}, "clean_stop_exception_types is <class", "tuple"),
+    (ah.MemoryStepStore, {"step": -1}, "step -1", "give a whole number from 0"),
+    (ah.MemoryStepStore, {"step": 1.0}, "step 1.0", "give a whole number from 0"),
+    (ah.MemoryStepStore, {"step": True}, "step True", "give a whole number from 0"),
+    (ah.MemoryStepStore, {"step": 2**53}, f"step {2**53}", "give a whole number from 0"),
+    (ah.MemoryStepStore, {"run": ""}, "run=''", "give a printable name"),
+    (ah.MemoryStepStore, {"run": 5}, "run=5", "give a printable name"),
+    (ah.MemoryStepStore, {"run": "a\nb"}, r"run='a\nb'", "give a printable name"),
+    (ah.Every, {}, "Every() is never due", "give steps=, secs= or at="),
+    (ah.Every, {"steps": 0}, "Every(steps=0)", "at least 1"),
+    (ah.Every, {"steps": -5}, "Every(steps=-5)", "at least 1"),
+    (ah.Every, {"steps": 1.5}, "Every(steps=1.5)", "a whole number of steps"),
+    (ah.Every, {"steps": True}, "Every(steps=True)", "a whole number of steps"),
+    (ah.Every, {"secs": 0}, "Every(secs=0)", "positive"),
+    (ah.Every, {"secs": NAN}, "Every(secs=nan)", "positive, finite"),
+    (ah.Every, {"secs": math.inf}, "Every(secs=inf)", "positive, finite"),
+    (ah.Every, {"secs": "1"}, "Every(secs='1')", "positive, finite number of seconds"),
+    (ah.Every, {"at": 5}, "Every(at=5)", "give a sequence of steps"),
+    (ah.Every, {"at": (5, 5)}, "Every(at=(5, 5))", "rising order"),
+    (ah.Every, {"at": (0,)}, "Every(at=0)", "at least 1"),
+    (ah.Every, {"steps": 1, "after": -1}, "Every(after=-1)", "at least 0"),
+    (ah.StopAtStepHook, {}, "one of num_steps or last_step must be given", ""),
+    (ah.StopAtStepHook, {"num_steps": 1, "last_step": 2}, "only one of num_steps (1) or last_step (2)", ""),
+    (ah.StopAtStepHook, {"num_steps": -1}, "-1 is not a number of steps", "give a whole number, 0 or more"),
+    (ah.StopAtStepHook, {"last_step": -1}, "-1 is not a number of steps", "give a whole number, 0 or more"),
+    (ah.StopAtStepHook, {"last_step": 1.0}, "1.0 is not a number of steps", "give a whole number"),
+    (ah.StopAtStepHook, {"num_steps": True}, "True is not a number of steps", "give a whole number"),
+    (ah.GlobalStepWaiterHook, {"wait_until_step": -1}, "wait_until_step is -1", "0 for no wait"),
+    (ah.GlobalStepWaiterHook, {"wait_until_step": 2.5}, "wait_until_step is 2.5", "give a whole number"),
+    (ah.GlobalStepWaiterHook, {"wait_until_step": True}, "wait_until_step is True", "give a whole number"),
+    (ah.GlobalStepWaiterHook, {"wait_until_step": 1, "timeout": 0}, "timeout is 0", "None for no limit"),
+    (ah.GlobalStepWaiterHook, {"wait_until_step": 1, "timeout": NAN}, "timeout is nan", "None for no limit"),
+    (ah.GlobalStepWaiterHook, {"wait_until_step": 1, "timeout": "1"}, "timeout is '1'", "give seconds"),
+    (ah.LoggingHook, {"values": "loss", "at_end": True}, "values is the str 'loss'", "['loss']"),
+    (ah.LoggingHook, {"values": [], "at_end": True}, "values is empty", "give a mapping"),
+    (ah.LoggingHook, {"values": ["loss"]}, "it would never log", "every=Every(...), at_end=True"),
+    (ah.LoggingHook, {"values": 5, "at_end": True}, "values is 5", "give a mapping"),
+    (ah.LoggingHook, {"values": ["loss"], "every": 100}, "every is 100", "Every"),
+    (ah.LoggingHook, {"values": ["loss"], "at_end": True, "formatter": "%s"}, "formatter is '%s'", "function"),
+    (ah.NanHook, {"value": None}, "value is None", "give the node or name to watch"),
+    (ah.NanHook, {"value": "loss", "check": "inf"}, "check is 'inf'", '"nan" or "non-finite"'),
+    (ah.StepCounterHook, {"every": 100}, "every is 100", "Every"),
+    (ah.StepCounterHook, {"on_rate": 5}, "on_rate is 5", "function"),
+    (ah.FeedFnHook, {"feed_fn": {"x": 1}}, "feed_fn is {'x': 1}", "give a function"),
+    (ah.FinalOpsHook, {"final_ops": "loss", "feed_dict": 5}, "feed_dict is 5", "give a mapping"),
+    (ah.BlockingHook, {"obj": Observer(), "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
+    (FaultInjectionHook, {"faults": {("run", 1): OSError()}}, "('run', 1) is no call", "phases are begin,"),
+    (FaultInjectionHook, {"faults": {("begin", 0): OSError()}}, "('begin', 0) is no call", "from 1 on"),
+]  # fmt: skip
+
+
+def case_id(case: Case) -> str:
+    make, arguments, *_ = case
+    shown = ",".join(f"{name}={re.sub(r' object.*| at 0x.*|^<Graph.*', '', repr(value))}" for name, value in arguments.items())
+    return f"{make.__name__}({shown})"
+
+
+@pytest.mark.parametrize("case", VALUES, ids=case_id)
+def test_a_senseless_argument_is_refused(case: Case) -> None:
+    """A constructor refuses a value that cannot be meant, when it is given: a ValueError with the value and a way out."""
+    make, arguments, offender, way_out = case
+    with refused(ah.errors.InvalidArgumentError, offender, way_out) as caught:
+        make(**arguments)
+    assert isinstance(caught.value, ValueError)
+
+
+class AsyncObserver:
+    """An object whose method is a coroutine function."""
+
+    async def begin(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("obj", "says"),
+    [
+        (None, ("None has none of the methods of a hook: begin,",)),
+        (5, ("5 has none of the methods", "before_run")),
+        (AsyncObserver(), ("AsyncObserver.begin is a coroutine function", "register the hook as it is")),
+        (ah.StopAtStepHook(last_step=1), ("StopAtStepHook.begin is a coroutine function", "register the hook as it is")),
+        (Observer, ("the class Observer", "give an object of it")),
+    ],
+    ids=["none", "int", "async", "hook", "class"],
+)
+def test_a_blocking_hook_wraps_an_object_with_plain_methods(obj: Any, says: tuple[str, ...]) -> None:
+    """`BlockingHook` refuses what has no method of a hook, and what needs no wrapping."""
+    with refused(ah.errors.InvalidHookError, *says):
+        ah.BlockingHook(obj)
+
+
+@pytest.mark.parametrize("secs", [-1, math.inf, NAN])
+def test_the_manual_clock_only_moves_forward(secs: float) -> None:
+    """A manual clock is moved by a finite number of seconds, and not back."""
+    clock = ManualClock()
+    with refused(ah.errors.InvalidArgumentError, f"advance({secs!r})", "seconds >= 0"):
+        clock.advance(secs)
+    assert clock.now() == 0
+
+
+@pytest.mark.parametrize("value", [-1, NAN, "1"], ids=repr)
+async def test_timeouts_of_waits_are_checked(value: Any) -> None:
+    """Every wait with a timeout refuses one that is no number of seconds, before it waits."""
+    coord, store, variables = ah.Coordinator(), ah.MemoryStepStore(), ah.Variables()
+    waits: list[Callable[[], Any]] = [
+        lambda: coord.wait_for_stop(value),
+        lambda: coord.join(value),
+        lambda: variables.wait_ready(value),
+        lambda: store.wait_for(1, timeout=value),
+    ]
+    for wait in waits:
+        with refused(ah.errors.InvalidArgumentError, repr(value), "seconds"):
+            await wait()
+
+
+@pytest.mark.parametrize("by", [0, -1, 1.5, True, "1", None], ids=repr)
+async def test_steps_only_advance(by: Any) -> None:
+    """A store advances by a whole number, at least 1, and stands where it was otherwise."""
+    store = ah.MemoryStepStore(3)
+    with refused(ah.errors.InvalidArgumentError, f"advance by {by!r}", "give a whole number from 1"):
+        await store.advance(by)
+    with refused(ah.errors.InvalidArgumentError, f"advance by {by!r}"):
+        store.advance_threadsafe(by)
+    assert store.latest.step == 3
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, "1", None, 2**53], ids=repr)
+async def test_steps_are_whole_numbers(step: Any) -> None:
+    """A store is raised and reset to whole numbers from 0 on."""
+    store = ah.MemoryStepStore(3)
+    with refused(ah.errors.InvalidArgumentError, f"raise to step {step!r}", "give a whole number from 0"):
+        await store.raise_to(step)
+    with refused(ah.errors.InvalidArgumentError, f"reset to step {step!r}", "give a whole number from 0"):
+        await store.reset(step)
+    assert store.latest == (1, 3)
+
+
+async def test_what_a_store_is_asked_is_checked() -> None:
+    """`wait_for`, `publisher` and `fail` refuse what they cannot work with."""
+    store: Any = ah.MemoryStepStore()
+    with refused(ah.errors.InvalidArgumentError, "wait for step 1.5", "give a whole number"):
+        await store.wait_for(1.5)
+    with refused(ah.errors.InvalidArgumentError, "on_reset='ignore'", '"keep" or "raise"'):
+        await store.wait_for(1, on_reset="ignore")
+    with refused(ah.errors.InvalidArgumentError, "publisher ''", "give a printable name"):
+        store.publisher("")
+    with refused(ah.errors.InvalidArgumentError, "fail('broken')", "give the exception"):
+        store.fail("broken")
+    assert store.statistics().waits == 0
+
+
+@pytest.mark.parametrize("values", [5, ["w"], None], ids=repr)
+def test_variables_are_assigned_from_a_mapping(values: Any) -> None:
+    """`Variables.assign` takes a mapping, and says so."""
+    with refused(ah.errors.InvalidArgumentError, repr(values), "give a mapping"):
+        ah.Variables().assign(values)
+
+
+def test_the_context_of_a_timer_is_started_first() -> None:
+    """A timer that was not started says that it must be."""
+    timer = ah.Every(steps=1).timer()
+    for ask in (lambda: timer.due(1, 0.0), lambda: timer.mark(1, 0.0)):
+        with refused(ah.errors.NotReadyError, "not started", "call start(step, now) first"):
+            ask()

@@ -1,0 +1,117 @@
+"""Sessions on step stores and raw sessions of other kinds than the library's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+import aiohooks as ah
+from tests.support.models import Asking, counting_graph, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+class SlowStore(ah.MemoryStepStore):
+    """A store whose `advance` takes a while, as one does that asks an engine elsewhere."""
+
+    inline: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.asked: list[int] = []
+
+    async def advance(self, by: int = 1) -> int:
+        self.asked.append(by)
+        await self.gate.wait()
+        return await super().advance(by)
+
+
+async def test_variables_are_there_before_the_step() -> None:
+    """Where advancing takes a while, variables are put before it: whoever sees the step finds its variables."""
+    store = SlowStore()
+    session = ah.Session(counting_graph(), global_step=store)
+    running = asyncio.create_task(session.run("train"))
+    await ticks()
+    assert (session.variables.snapshot(), store.latest.step, store.asked) == ({"total": 1}, 0, [1])
+    store.gate.set()
+    assert await running == 1
+    assert (store.latest.step, session.committed_step) == (1, 1)
+
+
+async def test_a_commit_that_has_begun_is_finished() -> None:
+    """A run that is cancelled while its step is committed is committed as a whole, and then cancelled."""
+    store = SlowStore()
+    session = ah.Session(counting_graph(), global_step=store)
+    running = asyncio.create_task(session.run("train"))
+    await ticks()
+    running.cancel()
+    await ticks()
+    assert not running.done()
+    store.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (session.variables.snapshot(), store.latest.step) == ({"total": 1}, 1)
+
+
+async def test_runs_that_do_not_train_ask_nothing_of_the_store() -> None:
+    """A run without a train operation does not wait for the store."""
+    store = SlowStore()
+    session = ah.Session(counting_graph(), global_step=store)
+    assert await session.run("loss") == 10
+    assert store.asked == []
+
+
+async def test_a_monitored_session_on_a_slow_store() -> None:
+    """Hooks are told the committed step, whenever the store has it."""
+    store = SlowStore()
+    store.gate.set()
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.StopAtStepHook(last_step=3)], global_step=store) as session:
+        async for _ in session.steps("train"):
+            pass
+    assert (store.latest.step, session.stop_reason) == (3, "step 3 reached the last step, 3")
+
+
+class OptionSession(ah.Session):
+    """A session that knows options, and writes metadata."""
+
+    async def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        run_metadata: dict[str, Any] | None = None,
+    ) -> Any:
+        if options is not None and run_metadata is not None:
+            run_metadata["seen"] = dict(options)
+        return await super().run(fetches, feed_dict)
+
+
+class OptionCreator:
+    """Makes such sessions, and keeps them."""
+
+    graph = counting_graph()
+
+    def __init__(self) -> None:
+        self.metadata: list[Any] = []
+
+    async def create_session(self) -> ah.Session:
+        return OptionSession(self.graph)
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["bare", "hooked"])
+async def test_options_reach_a_session_that_knows_them(hooked: bool) -> None:
+    """Options are handed to the session's own `run`; what it writes into the metadata reaches the hooks."""
+    hook = Asking("total", None, {"trace": True})
+    async with ah.AsyncMonitoredSession(OptionCreator(), [hook] if hooked else []) as session:
+        assert await session.run("train", None, {"level": 2}) == 1
+        assert await session.run("train") == 1
+    if hooked:
+        assert [values.run_metadata for values in hook.values] == [
+            {"seen": {"level": 2, "trace": True}},
+            {"seen": {"trace": True}},
+        ]

@@ -1,0 +1,319 @@
+"""Bad hooks, fetches and feeds: each is a typed error that names the offender and a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.models import Asking, counting_graph, double, refused
+
+
+class Silent(ah.SessionRunHook):
+    """Overrides nothing."""
+
+
+class Duck:
+    """Has a hook's methods, and is none."""
+
+    async def before_run(self, run_context: object) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return "<a duck>"
+
+
+class Plain(ah.SessionRunHook):
+    """Has a plain function where a coroutine is needed."""
+
+    def before_run(self, run_context: ah.SessionRunContext) -> None:  # type: ignore[override]
+        return None
+
+
+class Yielding(ah.SessionRunHook):
+    """Has an async generator where a coroutine is needed."""
+
+    async def after_run(self, *args: Any) -> Any:
+        yield
+
+
+def one_hook_twice() -> list[Any]:
+    hook = Silent()
+    return [hook, Silent(), ah.configure(hook, order=1)]
+
+
+def configured_twice() -> list[Any]:
+    registration: Any = ah.configure(Silent())
+    return [ah.configure(registration)]
+
+
+# -- hooks
+
+
+HOOKS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "class": (lambda: [Silent], ("the class Silent", "give an object of it: Silent(...)")),
+    "duck": (lambda: [Duck()], ("<a duck>", "not a SessionRunHook", "derive it from SessionRunHook", "BlockingHook")),
+    "none": (lambda: [Silent(), None], ("None", "not a SessionRunHook")),
+    "function": (lambda: [print], ("print", "not a SessionRunHook")),
+    "plain": (lambda: [Plain()], ("Plain.before_run", "not a coroutine function", "async def", "BlockingHook")),
+    "generator": (lambda: [Yielding()], ("Yielding.after_run", "not a coroutine function", "async def")),
+    "twice": (one_hook_twice, ("Silent object", "twice", "make two objects")),
+    "bare": (Silent, ("Silent object", "give a list of hooks")),
+    "bare, configured": (lambda: ah.configure(Silent()), ("HookRegistration", "give a list of hooks")),
+    "int": (lambda: 5, ("hooks is 5", "give a list of hooks")),
+    "None": (lambda: None, ("hooks is None", "give a list of hooks")),
+    "configured twice": (configured_twice, ("configure got HookRegistration", "give an object of a SessionRunHook class")),
+}
+
+
+@pytest.mark.parametrize(("hooks", "says"), HOOKS.values(), ids=HOOKS)
+def test_what_is_no_hook_is_refused(hooks: Callable[[], Any], says: tuple[str, ...]) -> None:
+    """A session is not made with something in `hooks` that is no hook; the error is a TypeError and says what it is."""
+    with refused(ah.errors.InvalidHookError, *says) as caught:
+        ah.AsyncMonitoredSession(double, hooks())
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+def test_a_plain_function_is_refused_in_every_phase(phase: str) -> None:
+    """Whichever of the six methods is a plain function, the hook is refused by class and method."""
+    cls = type("Half", (ah.SessionRunHook,), {phase: lambda self, *args: None})
+    with refused(ah.errors.InvalidHookError, f"Half.{phase} is not a coroutine function", "async def"):
+        ah.AsyncMonitoredSession(double, [cls()])
+
+
+@pytest.mark.parametrize("hook", [Duck(), Silent, None, 5], ids=["duck", "class", "none", "int"])
+def test_only_hooks_are_configured(hook: Any) -> None:
+    """`configure` takes a hook object and says so otherwise."""
+    with refused(ah.errors.InvalidHookError, "Silent" if hook is Silent else repr(hook), "SessionRunHook"):
+        ah.configure(hook, order=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"order": "first"}, ("order of Silent is 'first'", "give a whole number")),
+        ({"order": 1.5}, ("order of Silent is 1.5", "give a whole number")),
+        ({"order": True}, ("order of Silent is True", "give a whole number")),
+        ({"timeout": 0}, ("timeout of Silent is 0", "give seconds, above 0")),
+        ({"timeout": -1.0}, ("timeout of Silent is -1.0", "give seconds, above 0")),
+        ({"timeout": float("inf")}, ("timeout of Silent is inf", "None for no limit")),
+        ({"timeout": "1"}, ("timeout of Silent is '1'", "give seconds")),
+        ({"timeout": True}, ("timeout of Silent is True", "give seconds")),
+        ({"on_error": "ignore"}, ("on_error of Silent is 'ignore'", '"raise" or "log"')),
+        ({"on_error": None}, ("on_error of Silent is None", '"raise" or "log"')),
+    ],
+)
+def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[str, ...]) -> None:
+    """A senseless order, timeout or on_error is refused, at `configure` and, on a class, when the session is made."""
+    with refused(ah.errors.InvalidArgumentError, *says) as caught:
+        ah.configure(Silent(), **options)
+    assert isinstance(caught.value, ValueError)
+    with refused(ah.errors.InvalidArgumentError, *says):
+        ah.AsyncMonitoredSession(double, [type("Silent", (Silent,), options)()])
+
+
+@pytest.mark.parametrize("answer", ["loss", ("loss", None), {"fetches": "loss"}, 0, ah.SessionRunArgs], ids=repr)
+async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -> None:
+    """`before_run` returns SessionRunArgs or None; anything else names the hook and its value, before anything is run."""
+    hook = Asking()
+    hook.answer = answer
+    async with ah.AsyncMonitoredSession(double, [Silent(), hook]) as session:
+        with refused(
+            ah.errors.InvalidHookError, "Asking.before_run", repr(answer), "return SessionRunArgs(fetches, feed_dict) or None"
+        ):
+            await session.run("loss")
+        assert session.global_step.latest.step == 0
+
+
+# -- fetches
+
+
+@dataclass
+class Pair:
+    """A structure of fetches."""
+
+    first: Any
+    second: Any
+
+
+def foreign() -> ah.Placeholder:
+    return ah.Graph().placeholder("x")
+
+
+@pytest.mark.parametrize(
+    ("fetches", "says"),
+    [
+        (
+            "los",
+            ("'los' is not in the graph", "did you mean 'loss'?", "known are:", "global_step", "loss", "total", "train", "x"),
+        ),
+        ("qqqq", ("'qqqq' is not in the graph", "known are: global_step, loss")),
+        ("", ("'' is not in the graph",)),
+        ({"a": ["loss", ("totl",)]}, ("'totl' is not in the graph", "did you mean 'total'?")),
+        (Pair("loss", "lss"), ("'lss' is not in the graph", "did you mean 'loss'?")),
+        (foreign(), ("<Placeholder 'x'>", "another graph", "the session's own graph")),
+        (None, ("None cannot be fetched", "leave it out")),
+        (["loss", None], ("None cannot be fetched", "leave it out")),
+        (3, ("3 of type int is not a node",)),
+        (True, ("True of type bool is not a node",)),
+        (b"loss", ("b'loss' of type bytes is not a node",)),
+        ({"loss"}, ("{'loss'} of type set is not a node",)),
+        (Pair, ("Pair", "of type type is not a node")),
+        (len, ("len", "is not a node")),
+    ],
+    ids=repr,
+)
+async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) -> None:
+    """A fetch that the graph does not know is a FetchError that says what is known, and what was probably meant."""
+    graph = counting_graph()
+    session = ah.Session(graph)
+    with refused(ah.errors.FetchError, *says) as caught:
+        await session.run(fetches)
+    assert isinstance(caught.value, ValueError)
+    async with ah.AsyncMonitoredSession(graph) as monitored:
+        with refused(ah.errors.FetchError, *says):
+            await monitored.run(fetches)
+
+
+@pytest.mark.parametrize(("fetches", "says"), [("los", "did you mean 'loss'?"), (foreign(), "another graph"), (7, "not a node")])
+async def test_unknown_fetches_of_a_hook_are_refused(fetches: Any, says: str) -> None:
+    """What a hook asks for is checked as what the caller asks for is."""
+    async with ah.AsyncMonitoredSession(counting_graph(), [Asking(fetches)]) as session:
+        with refused(ah.errors.FetchError, says):
+            await session.run("train")
+        assert await ah.Session(session.graph).run("total") == 0
+
+
+async def test_a_key_that_the_step_did_not_return_is_refused() -> None:
+    """A name fetched from a step function must be a key of the mapping it returns; the error names those it returned."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        with refused(
+            ah.errors.FetchError, "'lost' is not in what step 'double' returned", "did you mean 'loss'?", "known are: batch, loss"
+        ):
+            await session.run("lost")
+
+
+@pytest.mark.parametrize("result", [None, 0.5, ["loss"]], ids=repr)
+async def test_a_step_that_returns_no_mapping_has_no_keys(result: Any) -> None:
+    """Fetching by name from a step that returned no mapping says what it returned, and how to fetch all of it."""
+
+    async def step() -> Any:
+        return result
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        kind = type(result).__name__
+        with refused(ah.errors.FetchError, "'loss' is fetched by name", f"returned {kind}", "return a dict, or fetch 'step'"):
+            await session.run("loss")
+        assert await session.run("step") == result
+
+
+# -- feeds
+
+
+@pytest.mark.parametrize(
+    ("feed_dict", "says"),
+    [
+        ({"y": 1}, ("'y' is not in the graph", "known are:")),
+        ({"los": 1}, ("'los' is not in the graph", "did you mean 'loss'?")),
+        ({foreign(): 1}, ("<Placeholder 'x'>", "another graph")),
+        ({3: 1}, ("3 of type int is not a node",)),
+        ({None: 1}, ("None of type NoneType is not a node",)),
+        ({("x", "total"): 5}, ("('x', 'total')", "needs a tuple of 2 values", "5")),
+        ({("x", "total"): (5,)}, ("('x', 'total')", "needs a tuple of 2 values", "(5,)")),
+        ([("x", 1)], ("feed_dict is [('x', 1)]", "give a mapping")),
+        (5, ("feed_dict is 5", "give a mapping")),
+        ("x", ("feed_dict is 'x'", "give a mapping")),
+    ],
+    ids=repr,
+)
+async def test_bad_feeds_are_refused(feed_dict: Any, says: tuple[str, ...]) -> None:
+    """A feed of something unknown, or no mapping at all, is a FetchError, from a caller or a hook alike."""
+    graph = counting_graph()
+    with refused(ah.errors.FetchError, *says) as caught:
+        await ah.Session(graph).run("train", feed_dict)
+    assert isinstance(caught.value, ValueError)
+    async with ah.AsyncMonitoredSession(graph) as session:
+        with refused(ah.errors.FetchError, *says):
+            await session.run("train", feed_dict)
+    async with ah.AsyncMonitoredSession(graph, [Asking(None, feed_dict)]) as session:
+        with refused(ah.errors.FetchError, *says):
+            await session.run("train")
+
+
+async def test_a_node_fed_by_name_and_by_object_is_refused() -> None:
+    """One feed_dict that names a node twice, by name and by object, contradicts itself; also nested in tuples."""
+    graph = counting_graph()
+    x = graph.nodes["x"]
+    session = ah.Session(graph)
+    for feed_dict in ({"x": 1, x: 2}, {("x", "total"): (1, 2), x: 3}):
+        with refused(ah.errors.FetchError, "'x' is fed twice in one feed_dict", "leave one out"):
+            await session.run("train", feed_dict)
+
+
+async def test_a_node_is_no_value() -> None:
+    """Feeding a node to a node is refused whichever way the feed is written, also when the run was planned before."""
+    graph = counting_graph()
+    session = ah.Session(graph)
+    await session.run("train", {"x": 1})
+    for key in ("x", graph.nodes["x"]):
+        with refused(ah.errors.FetchError, "'x' is fed with <Variable 'total'>", "feed a value"):
+            await session.run("train", {key: graph.nodes["total"]})
+
+
+@pytest.mark.parametrize("options", [5, "trace", ["trace"]], ids=repr)
+async def test_options_are_a_mapping(options: Any) -> None:
+    """Options that are no mapping are refused, from the caller or a hook."""
+    async with ah.AsyncMonitoredSession(double, [Silent()]) as session:
+        with refused(ah.errors.InvalidArgumentError, f"options is {options!r}", "give a mapping"):
+            await session.run("loss", None, options)
+    async with ah.AsyncMonitoredSession(double, [Asking(None, None, options)]) as session:
+        with refused(ah.errors.InvalidArgumentError, repr(options), "give a mapping"):
+            await session.run("loss")
+
+
+def graph_with_inputs() -> ah.Graph:
+    graph = ah.Graph()
+    for name in ("x", "y", "z"):
+        graph.placeholder(name, default=0)
+    graph.operation(name="sum")(lambda x, y, z: x + y + z)
+    return graph
+
+
+@pytest.mark.parametrize("by", [("name", "name"), ("name", "object"), ("object", "name"), ("object", "object")])
+async def test_two_hooks_that_feed_one_node_conflict(by: tuple[str, str]) -> None:
+    """Two hooks that feed the same node, by name or by object, are both named in a FeedConflictError."""
+    graph = graph_with_inputs()
+    keys: dict[str, Any] = {"name": "x", "object": graph.nodes["x"]}
+    async with ah.AsyncMonitoredSession(graph, [Asking(None, {keys[one]: 1}) for one in by]) as session:
+        with refused(ah.errors.FeedConflictError, "'x' by Asking#1.before_run and Asking#2.before_run", "leave it out") as caught:
+            await session.run("sum")
+        assert isinstance(caught.value, RuntimeError)
+
+
+@pytest.mark.parametrize("by_object", [False, True], ids=["name", "object"])
+async def test_a_hook_and_the_caller_conflict(by_object: bool) -> None:
+    """A hook and the caller that feed the same node are a conflict too, though the values agree."""
+    graph = graph_with_inputs()
+    key = graph.nodes["y"] if by_object else "y"
+    async with ah.AsyncMonitoredSession(graph, [Asking(None, {"y": 1})]) as session:
+        with refused(ah.errors.FeedConflictError, "'y' by Asking.before_run and the caller", "leave it out"):
+            await session.run("sum", {key: 1})
+        assert await session.run("sum", {"x": 5}) == 6
+
+
+async def test_all_conflicts_are_listed_after_all_hooks_were_asked() -> None:
+    """Conflicts are looked for when every hook has answered, and all of them are in one message."""
+    hooks = [Asking(None, {"x": 1, "y": 1}), Asking(None, {"y": 2}), Asking(None, {"z": 3, "y": 3})]
+    async with ah.AsyncMonitoredSession(graph_with_inputs(), hooks) as session:
+        with refused(
+            ah.errors.FeedConflictError,
+            "'x' by Asking#1.before_run and the caller",
+            "'y' by Asking#1.before_run and Asking#2.before_run and Asking#3.before_run",
+            "'z' by Asking#3.before_run and the caller",
+        ):
+            await session.run("sum", {"x": 9, "z": 9})
+        assert not any(hook.values for hook in hooks)

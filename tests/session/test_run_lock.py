@@ -1,0 +1,319 @@
+"""Sessions used where they cannot be: closed, never entered, entered twice, from inside, from another loop or thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import RecordingHook
+from tests.support.models import Calling, counting_graph, double, drop, refused, ticks
+
+Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
+
+
+async def nothing() -> None:
+    """Does nothing."""
+
+
+async def use_step_fn(session: ah.AsyncMonitoredSession) -> None:
+    """Runs a step function."""
+
+    async def step_fn(context: ah.session.StepContext) -> None:
+        await context.run_with_hooks("loss")
+
+    await session.run_step_fn(step_fn)
+
+
+async def use_start_soon(session: ah.AsyncMonitoredSession) -> None:
+    session.start_soon(nothing)
+
+
+async def use_until(session: ah.AsyncMonitoredSession) -> None:
+    await session.until(nothing())
+
+
+async def use_steps(session: ah.AsyncMonitoredSession) -> None:
+    async for _ in session.steps("loss"):
+        break
+
+
+RUNS: dict[str, Use] = {"run": lambda session: session.run("loss"), "run_step_fn": use_step_fn}
+USES: dict[str, Use] = {**RUNS, "start_soon": use_start_soon}
+
+
+# -- closed, never entered, entered twice
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+async def test_a_closed_session_is_not_used(use: Use) -> None:
+    """After its block a session refuses runs and tasks: a SessionClosedError, which is a RuntimeError."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        pass
+    with refused(ah.errors.SessionClosedError, "this session is closed") as caught:
+        await use(session)
+    assert isinstance(caught.value, RuntimeError)
+
+
+@pytest.mark.parametrize("use", {**USES, "until": use_until, "steps": use_steps}.values(), ids=[*USES, "until", "steps"])
+async def test_a_session_that_was_never_entered_is_not_used(use: Use) -> None:
+    """A session does nothing before `async with`, and says that this is missing."""
+    with refused(ah.errors.SessionClosedError, "`async with`") as caught:
+        await use(ah.AsyncMonitoredSession(double))
+    assert isinstance(caught.value, RuntimeError)
+
+
+async def test_what_a_session_knows_before_it_is_entered() -> None:
+    """Before `async with` nothing can be closed and no step store is known; looking and stopping are harmless."""
+    session = ah.AsyncMonitoredSession(double)
+    with refused(ah.errors.SessionClosedError, "not entered", "`async with`"):
+        await session.aclose()
+    with refused(ah.errors.SessionClosedError, "the step store is known", "`async with`"):
+        _ = session.global_step
+    assert session.should_stop()
+    assert session.status().state == "new"
+    assert session.stop_reason is None
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["open", "closed"])
+async def test_a_session_is_entered_once(leave: bool) -> None:
+    """Entering again, open or closed, is refused and changes nothing; `begin` is called once."""
+    hook = RecordingHook()
+    session = ah.AsyncMonitoredSession(double, [hook])
+    async with session:
+        if not leave:
+            with refused(ah.errors.SessionClosedError, "this session is open", "entered once", "make a new one"):
+                await session.__aenter__()
+            assert await session.run("loss") == 2
+    if leave:
+        with refused(ah.errors.SessionClosedError, "this session is closed", "entered once", "make a new one"):
+            await session.__aenter__()
+    assert hook.phases().count("begin") == 1
+    assert hook.closed_with == [None]
+
+
+async def test_a_session_that_failed_to_open_is_closed() -> None:
+    """If entering fails the session is closed, and cannot be tried again."""
+
+    async def fail() -> None:
+        raise OSError("no network")
+
+    session = ah.AsyncMonitoredSession(double, [Calling("begin", fail)])
+    with pytest.raises(OSError, match="no network"):
+        async with session:
+            raise AssertionError("the block must not run")
+    with refused(ah.errors.SessionClosedError, "this session is closed", "make a new one"):
+        await session.__aenter__()
+    assert session.should_stop()
+
+
+async def test_a_raw_session_that_was_replaced_says_so() -> None:
+    """After recovery the session of before is closed, and says where the new one is."""
+    sessions: list[ah.Session] = []
+
+    async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
+        sessions.append(session)
+
+    async def lose(batch: int = 1) -> dict[str, int]:
+        if len(sessions) == 1:
+            raise ah.AbortedError("lost")
+        return {"loss": batch}
+
+    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
+    async with ah.AsyncMonitoredSession(lose, [Calling("after_create_session", keep)], recovery=recovery) as session:
+        await session.run("loss")
+        assert [one.closed for one in sessions] == [True, False]
+        with refused(ah.errors.SessionClosedError, "this session is closed", "the latest after_create_session got"):
+            await sessions[0].run("loss")
+
+
+# -- from inside
+
+
+Phase = tuple[str, str]
+
+
+@pytest.mark.parametrize(
+    ("phase", "says"),
+    [("begin", "opening"), ("after_create_session", "opening"), ("end", "closing"), ("close", "closing")],
+)
+async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: str) -> None:
+    """While a session opens or closes a hook cannot run it, and is told so; the error is the session's, as any of a hook."""
+    session: ah.AsyncMonitoredSession
+
+    async def run(*_: object) -> None:
+        await session.run("loss")
+
+    session = ah.AsyncMonitoredSession(double, [Calling(phase, run)])
+    with refused(ah.errors.SessionClosedError, f"this session is {says}"):
+        async with session:
+            pass
+
+
+@pytest.mark.parametrize("phase", ["before_run", "after_run"])
+@pytest.mark.parametrize("use", {**RUNS, "aclose": ah.AsyncMonitoredSession.aclose}.values(), ids=[*RUNS, "aclose"])
+async def test_a_hook_does_not_use_the_session_it_belongs_to(phase: str, use: Use) -> None:
+    """`run`, `run_step_fn` and `aclose` from inside a hook could never return: NestedRunError says what to use there."""
+    session: ah.AsyncMonitoredSession
+
+    async def call(*_: object) -> None:
+        await use(session)
+
+    session = ah.AsyncMonitoredSession(double, [Calling(phase, call)])
+    with refused(ah.errors.NestedRunError, "from inside a run", "run_context.session", "request_stop") as caught:
+        async with session:
+            await session.run("loss")
+    assert isinstance(caught.value, RuntimeError)
+
+
+async def test_a_task_that_a_hook_awaits_is_inside_the_run_too() -> None:
+    """A hook that awaits a task which runs the session would wait for ever as well, and is told."""
+    session: ah.AsyncMonitoredSession
+
+    async def run_in_task(*_: object) -> None:
+        await asyncio.create_task(session.run("loss"))
+
+    async with ah.AsyncMonitoredSession(double, [Calling("after_run", run_in_task)]) as session:
+        with refused(ah.errors.NestedRunError, "run was called from inside a run", "run_context.session"):
+            await session.run("loss")
+
+
+async def test_an_operation_does_not_run_its_own_session() -> None:
+    """The step itself is inside the run as a hook is."""
+    session: ah.AsyncMonitoredSession
+
+    async def step() -> dict[str, int]:
+        return {"loss": await session.run("loss")}
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        with refused(ah.errors.NestedRunError, "run was called from inside a run"):
+            await session.run("loss")
+
+
+async def test_a_step_function_runs_with_hooks_through_its_context_only() -> None:
+    """Inside `run_step_fn` the session's own `run` is refused; the context's `run_with_hooks` is meant there."""
+
+    async def step_fn(context: ah.session.StepContext) -> Any:
+        with refused(ah.errors.NestedRunError, "run was called from inside a run"):
+            await session.run("loss")
+        return await context.run_with_hooks("loss")
+
+    async with ah.AsyncMonitoredSession(double) as session:
+        assert await session.run_step_fn(step_fn) == 2
+
+
+async def test_a_run_of_another_session_inside_a_run_is_no_mistake() -> None:
+    """Sessions may be nested: the step of one may run another one, and that one's hooks are told of theirs only."""
+    async with ah.AsyncMonitoredSession(double) as inner:
+
+        async def step() -> dict[str, int]:
+            return {"loss": await inner.run("loss", {"batch": 7})}
+
+        async with ah.AsyncMonitoredSession(step) as outer:
+            assert await outer.run("loss") == 14
+
+
+async def test_two_sessions_that_run_each_other_are_told() -> None:
+    """A circle over two sessions is found as well: the inner one's hook calls the outer one's `run`."""
+    outer: ah.AsyncMonitoredSession
+
+    async def run_outer(*_: object) -> None:
+        await outer.run("step")
+
+    async with ah.AsyncMonitoredSession(double, [Calling("before_run", run_outer)]) as inner:
+
+        async def step() -> dict[str, int]:
+            return {"loss": await inner.run("loss")}
+
+        async with ah.AsyncMonitoredSession(step) as outer:
+            with refused(ah.errors.NestedRunError, "run was called from inside a run"):
+                await outer.run("step")
+
+
+async def test_a_background_task_started_in_a_hook_may_run_the_session() -> None:
+    """A task that the session owns is not part of the run in which it was started: it waits for its turn."""
+    started: list[asyncio.Task[Any]] = []
+
+    async def start(*_: object) -> None:
+        if not started:
+            started.append(session.start_soon(session.run, "loss", {"batch": 50}))
+            await ticks()
+            assert session.status().queued == 1
+
+    async with ah.AsyncMonitoredSession(double, [Calling("before_run", start)]) as session:
+        assert await session.run("loss") == 2
+        assert await started[0] == 100
+
+
+# -- another loop, another thread
+
+
+async def in_another_loop(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Runs a coroutine in a loop of its own, in a real thread, and gives what it returned or raised."""
+    return await asyncio.to_thread(asyncio.run, main())
+
+
+LOOP_USES: dict[str, Use] = {
+    **USES,
+    "until": use_until,
+    "aclose": ah.AsyncMonitoredSession.aclose,
+    "wait_for_stop": lambda session: session.coord.wait_for_stop(1),
+}
+
+
+@pytest.mark.parametrize("use", LOOP_USES.values(), ids=LOOP_USES)
+async def test_a_session_stays_in_its_loop(use: Use) -> None:
+    """From another loop in another thread everything that could wait is refused, and nothing has happened to the session."""
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        with refused(ah.errors.WrongLoopError, "event loop") as caught:
+            await in_another_loop(lambda: use(session))  # type: ignore[arg-type, return-value]
+        assert isinstance(caught.value, RuntimeError)
+        assert session.status().state == "open"
+        assert await session.run("loss") == 2
+    assert hook.closed_with == [None]
+
+
+async def test_tasks_are_started_from_the_loop_only() -> None:
+    """`start_soon` in a thread without a loop is refused; nothing is left un-awaited."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        with refused(ah.errors.WrongLoopError, "event loop"):
+            await asyncio.to_thread(session.start_soon, nothing)
+
+
+def test_a_session_is_not_carried_to_the_next_loop() -> None:
+    """A session entered in a loop that has ended is refused in the next one."""
+    opened: list[ah.AsyncMonitoredSession] = []
+
+    async def enter() -> None:
+        opened.append(await ah.AsyncMonitoredSession(double).__aenter__())
+
+    asyncio.run(enter())
+    with refused(ah.errors.WrongLoopError, "belongs to another event loop"):
+        asyncio.run(opened[0].run("loss"))
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        drop(opened)
+
+
+async def test_a_raw_session_stays_in_its_loop() -> None:
+    """A raw session belongs to the loop of its first run."""
+    session = ah.Session(counting_graph())
+    assert await session.run("total") == 0
+    with refused(ah.errors.WrongLoopError, "another event loop", "make one in each loop") as caught:
+        await in_another_loop(lambda: session.run("total"))
+    assert isinstance(caught.value, RuntimeError)
+    assert await session.run("total") == 0
+
+
+async def test_a_stop_may_be_asked_for_from_any_thread() -> None:
+    """`request_stop` of a session, and its coordinator's, are for every thread; a wait in the loop is ended by them."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        waiting = asyncio.create_task(session.until(asyncio.Event().wait()))
+        await ticks()
+        await asyncio.to_thread(session.request_stop, "the thread says so")
+        with refused(ah.StopRequestedError, "the thread says so"):
+            await waiting
+        assert session.should_stop()

@@ -1,0 +1,193 @@
+"""Sessions over processes: the chief leads, restores and says when all is there; workers wait for it and start late."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.suspensions import ticks
+
+pytestmark = pytest.mark.every_python
+
+
+def model() -> ah.Graph:
+    graph = ah.Graph()
+    graph.variable("w", 0)
+
+    @graph.train_op(adds_to="w")
+    async def train() -> int:
+        return 1
+
+    return graph
+
+
+async def test_worker_waits_until_the_chief_has_initialised() -> None:
+    """A worker in another process is entered when the chief's `init_fn` is through, and then waits for its step."""
+    engine = FakeEngine()
+    ready = asyncio.Event()
+    order: list[str] = []
+
+    async def init(session: ah.Session) -> None:
+        order.append("init")
+        await ready.wait()
+
+    async def chief() -> None:
+        async with FakeStepStore(engine) as steps:
+            creator = ah.ChiefSessionCreator(model(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
+            async with ah.AsyncMonitoredSession(creator, [ah.StopAtStepHook(last_step=5)]) as session:
+                while not session.should_stop():
+                    await session.run("train")
+
+    async def worker() -> int:
+        async with FakeStepStore(engine) as steps:
+            creator = ah.WorkerSessionCreator(model(), global_step=steps)
+            async with ah.AsyncMonitoredSession(creator, [ah.GlobalStepWaiterHook(3)]) as session:
+                order.append("worker")
+                return int(await session.run("global_step"))
+        raise AssertionError
+
+    works = asyncio.ensure_future(worker())
+    leads = asyncio.ensure_future(chief())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert order == ["init"]
+    ready.set()
+    assert await works >= 3
+    await leads
+    assert order == ["init", "worker"]
+
+
+async def test_worker_gives_up_at_its_deadline() -> None:
+    """A worker whose chief never comes ends at `max_wait_secs`, not before."""
+    engine = FakeEngine()
+    with ManualClock() as clock:
+        async with FakeStepStore(engine) as steps:
+            creator = ah.WorkerSessionCreator(model(), global_step=steps, max_wait_secs=30)
+            entering = asyncio.ensure_future(ah.AsyncMonitoredSession(creator).__aenter__())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            clock.advance(29.9)
+            await ticks()
+            assert not entering.done()
+            clock.advance(0.2)
+            with pytest.raises(ah.errors.SessionNotReadyError, match="has not initialised it within 30 s"):
+                await entering
+
+
+async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Path) -> None:
+    """The chief fails at step 7 with a checkpoint of step 5: the next one starts a new epoch at 5; waiters stay."""
+    engine = FakeEngine()
+
+    async def chief(last: int) -> None:
+        async with FakeStepStore(engine) as steps:
+            hooks = [ah.StopAtStepHook(last_step=12), ah.CheckpointSaverHook(every=ah.Every(steps=5), background=False)]
+            creator = ah.ChiefSessionCreator(model(), checkpoint_dir=tmp_path, global_step=steps)
+            async with ah.AsyncMonitoredSession(creator, hooks) as session:
+                while not session.should_stop():
+                    if steps.latest.step == last:
+                        raise ValueError("the chief is ill")
+                    await session.run("train")
+
+    async with FakeStepStore(engine, on_lost="keep") as steps:
+        peer = steps.publisher("a worker at work")
+        keeps = asyncio.ensure_future(steps.wait_for(11))
+        told = asyncio.ensure_future(steps.wait_for(11, on_reset="raise"))
+        with pytest.raises(ValueError, match="ill"):
+            await chief(7)
+        assert (await steps.value()) == (1, 7)
+        await chief(-1)
+        assert await keeps == 12 or keeps.result() >= 11
+        with pytest.raises(ah.errors.StepResetError) as caught:
+            await told
+        assert (caught.value.old, caught.value.new) == ((1, 7), (2, 5))
+        assert engine.runs["default"].term == 2
+        assert (await steps.value()) == (2, 12)
+        peer.close()
+
+
+async def test_chief_that_was_thought_dead_is_refused() -> None:
+    """Its lease runs out while it does not run; another chief terms; its next step is refused and changes nothing."""
+    engine = FakeEngine()
+    with ManualClock() as clock:
+        engine.clock = ah.current_clock()
+        async with FakeStepStore(engine) as old, FakeStepStore(engine) as new:
+            session = ah.AsyncMonitoredSession(ah.ChiefSessionCreator(model(), global_step=old))
+
+            async def comes_back() -> None:
+                async with session:
+                    await session.run("train")
+                    await old.flush()
+                    for lease in engine.leases:  # its process was stopped for a long time
+                        engine.leases[lease] = clock.now()
+                    async with new.lead():
+                        await new.advance()
+                        await session.run("train")
+
+            with pytest.raises(ah.errors.StaleTermError) as caught:
+                await comes_back()
+            assert (caught.value.term, caught.value.newest) == (1, 2)
+            assert (await new.value()).step == 2
+
+
+async def test_refused_step_leaves_the_variables() -> None:
+    """An advance that the store refuses takes the run's variables back."""
+
+    class Refusing(FakeStepStore):
+        async def advance(self, by: int = 1) -> int:
+            raise ah.errors.StaleTermError("no", term=1, newest=2)
+
+    variables = ah.Variables()
+    async with Refusing(FakeEngine()) as steps:
+        with pytest.raises(ah.errors.StaleTermError):
+            async with ah.AsyncMonitoredSession(model(), global_step=steps, variables=variables) as session:
+                await session.run("train")
+        assert variables.snapshot() == {"w": 0}
+
+
+async def test_end_of_a_session_is_known_elsewhere() -> None:
+    """A worker that waits beyond the chief's last step ends cleanly, and knows why."""
+    engine = FakeEngine()
+
+    async def worker() -> str | None:
+        async with FakeStepStore(engine) as steps:
+            hooks = [ah.GlobalStepWaiterHook(100)]
+            session = ah.AsyncMonitoredSession(model(), hooks, global_step=steps)
+            async with session:
+                await session.run("train")
+                raise AssertionError("it was started")
+            return str(session.stop_reason)
+
+    works = asyncio.ensure_future(worker())
+    async with FakeStepStore(engine) as steps:
+        creator = ah.ChiefSessionCreator(model(), global_step=steps)
+        async with ah.AsyncMonitoredSession(creator, [ah.StopAtStepHook(last_step=3)], name="chief") as session:
+            while not session.should_stop():
+                await session.run("train")
+        # The store is still open: that the session ended is enough.
+        reason = await works
+        assert reason is not None
+        assert "chief finished at step 3, wanted 100" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "known_as"),
+    [("trainer", "trainer"), (None, f"main of process {os.getpid()} on ")],
+    ids=["its name", "its task and process"],
+)
+async def test_name_of_a_session_elsewhere(name: str | None, known_as: str) -> None:
+    """Other processes hear of it by its name, or else by that of its task and of its process: each has a Task-1."""
+    engine = FakeEngine()
+    task = asyncio.current_task()
+    assert task is not None
+    task.set_name("main")
+    here, there = FakeStepStore(engine), FakeStepStore(engine)
+    async with here, there, ah.AsyncMonitoredSession(model(), global_step=here, name=name):
+        await here.flush()
+        await there.value()
+        assert str(there).partition("published by ")[2].startswith(known_as)

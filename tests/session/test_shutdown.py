@@ -1,0 +1,363 @@
+"""How a session ends: background failures, errors of `end` and `close`, and closing it from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from tests.support.models import counting_graph, double, refused, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+async def forever() -> None:
+    """Waits until it is cancelled."""
+    await asyncio.Event().wait()
+
+
+async def fail(error: BaseException) -> None:
+    """Raises, after having suspended."""
+    await asyncio.sleep(0)
+    raise error
+
+
+# -- background tasks
+
+
+async def test_a_background_failure_ends_the_run() -> None:
+    """A task that fails during a run cancels it, and the error comes out of it: the same object, once."""
+    error, hook = OSError("died"), RecordingHook()
+    ended: list[str] = []
+
+    async def step() -> None:
+        try:
+            await forever()
+        finally:
+            ended.append("step")
+
+    session = ah.AsyncMonitoredSession(step, [hook])
+
+    async def use() -> None:
+        async with session:
+            session.start_soon(fail, error)
+            await session.run("step")
+
+    with pytest.raises(OSError, match="died") as caught:
+        await use()
+    assert caught.value is error
+    assert ended == ["step"]
+    assert hook.closed_with == [error]
+    assert "end" not in hook.phases()
+    assert session.stop_reason == "background task 'fail' failed: OSError('died')"
+
+
+async def test_a_background_failure_between_runs_comes_out_of_the_next() -> None:
+    """A task that failed between two runs stops the loop; the next `run` raises its error."""
+    error = OSError("died")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            await session.run("loss")
+            session.start_soon(fail, error)
+            await ticks()
+            assert session.should_stop()
+            assert session.status().failure == "OSError('died')"
+            await session.run("loss")
+
+    with pytest.raises(OSError, match="died") as caught:
+        await use()
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("owner", ["session", "coordinator"])
+async def test_a_background_failure_that_nobody_saw_comes_out_of_the_block(owner: str) -> None:
+    """If no run or wait raised it the block does, and its end is not clean."""
+    error, hook = OSError("died"), RecordingHook()
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            (session if owner == "session" else session.coord).start_soon(fail, error)
+            await ticks()
+            assert [one async for one in session.steps("loss")] == []
+
+    with pytest.raises(OSError, match="died") as caught:
+        await use()
+    assert caught.value is error
+    assert "end" not in hook.phases()
+
+
+async def test_a_task_that_fails_while_the_session_ends_is_heard() -> None:
+    """A task that fails after the stop, within the grace period, makes the end an error."""
+    error = OSError("could not flush")
+
+    async def flush() -> None:
+        await session.coord.wait_for_stop()
+        raise error
+
+    session = ah.AsyncMonitoredSession(double)
+
+    async def use() -> None:
+        async with session:
+            session.start_soon(flush)
+            await session.run("loss")
+
+    with pytest.raises(OSError, match="could not flush") as caught:
+        await use()
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("end", [ah.OutOfRangeError("no more"), StopAsyncIteration(), ah.StopRequestedError("stop")], ids=repr)
+async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -> None:
+    """End of input in a background task is a stop of the whole session, and no failure."""
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        session.start_soon(fail, end, name="reader")
+        await ticks()
+        assert [one async for one in session.steps("loss")] == []
+    assert hook.closed_with == [None]
+    assert session.stop_reason == f"background task 'reader' failed: {end!r}"
+
+
+async def test_the_body_error_stays_primary() -> None:
+    """An error of the body that has nothing to do with a background failure is raised; the failure is noted on it."""
+    error = ValueError("the body")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            session.start_soon(fail, OSError("died"))
+            await ticks()
+            raise error
+
+    with pytest.raises(ValueError, match="the body") as caught:
+        await use()
+    assert caught.value is error
+    assert caught.value.__notes__ == ["a background task had failed: OSError('died')"]
+
+
+async def test_background_tasks_have_the_grace_period_at_a_clean_end() -> None:
+    """On a clean end tasks are told, and have the grace period; then they are cancelled. No one is left."""
+    with ManualClock() as clock:
+        ended: list[str] = []
+
+        async def tidies() -> None:
+            await session.until(forever())
+
+        async def deaf() -> None:
+            try:
+                await forever()
+            finally:
+                ended.append("deaf one")
+
+        session = ah.AsyncMonitoredSession(double, stop_grace_period_secs=30)
+
+        async def main() -> None:
+            async with session:
+                session.start_soon(tidies).add_done_callback(lambda _: ended.append("tidy one"))
+                session.coord.start_soon(deaf)
+                await session.run("loss")
+
+        ending = asyncio.create_task(main())
+        await until_true(lambda: ended)
+        await ticks(20)
+        assert ended == ["tidy one"]
+        clock.advance(30)
+        await ending
+        assert ended == ["tidy one", "deaf one"]
+
+
+async def test_background_tasks_are_cancelled_at_once_at_a_failed_end() -> None:
+    """On a failed end tasks have no grace: nothing of the clock is needed."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            tasks.append(session.start_soon(forever))
+            raise OSError("broken")
+
+    with ManualClock() as clock, pytest.raises(OSError, match="broken"):
+        await use()
+    assert tasks[0].cancelled()
+    assert clock.now() == 0
+
+
+async def test_a_background_loop_over_runs_ends_with_the_session() -> None:
+    """A task that goes on running the session while the block is left ends cleanly with it."""
+    runs: list[int] = []
+
+    async def work(session: ah.AsyncMonitoredSession) -> None:
+        while not session.should_stop():
+            runs.append(await session.run("loss"))
+
+    async def step() -> dict[str, int]:
+        await asyncio.sleep(0)
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        for _ in range(2):
+            session.start_soon(work, session)
+        for _ in range(3):
+            await session.run("loss")
+    assert session.status().state == "closed"
+
+
+# -- errors of end and close
+
+
+async def test_errors_of_end_are_collected() -> None:
+    """Every hook's `end` is called whatever the others' do; one error is raised as it is, several as one group."""
+    for failing in ([1], [0, 2]):
+        record: list[tuple[str, str]] = []
+        errors = {number: OSError(f"end of {number}") for number in failing}
+        hooks = [
+            FaultInjectionHook({("end", 1): errors[number]} if number in errors else {}, str(number), record=record)
+            for number in range(3)
+        ]
+        with pytest.raises((OSError, ExceptionGroup)) as caught:
+            async with ah.AsyncMonitoredSession(double, hooks) as session:
+                await session.run("loss")
+        raised = caught.value
+        assert (raised.exceptions if isinstance(raised, ExceptionGroup) else (raised,)) == tuple(errors.values())
+        assert [name for name, phase in record if phase == "end"] == ["0", "1", "2"]
+        assert [name for name, phase in record if phase == "close"] == ["2", "1", "0"]
+        assert [hook.closed_with for hook in hooks] == [[raised]] * 3
+
+
+async def test_errors_of_close_are_collected() -> None:
+    """Every hook's `close` is called whatever the others' do; their errors come out if there is no earlier one."""
+    hooks = [FaultInjectionHook({("close", 1): OSError(name)}, name) for name in "ab"]
+    with pytest.raises(ExceptionGroup, match="2 failures in close") as caught:
+        async with ah.AsyncMonitoredSession(double, hooks):
+            pass
+    assert [str(error) for error in caught.value.exceptions] == ["b", "a"]
+
+
+async def test_an_earlier_error_is_not_replaced_by_one_of_close(caplog: pytest.LogCaptureFixture) -> None:
+    """What failed first reaches the caller; what failed in closing is noted on it and logged."""
+    error = ValueError("first")
+    with pytest.raises(ValueError, match="first") as caught:
+        async with ah.AsyncMonitoredSession(double, [FaultInjectionHook({("close", 1): OSError("then")})]):
+            raise error
+    assert caught.value is error
+    assert caught.value.__notes__ == ["and then: OSError('then')"]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_a_session_that_cannot_be_closed_says_so() -> None:
+    """An error of closing the raw session is raised, and the hooks are closed all the same."""
+
+    class Broken(ah.Session):
+        async def aclose(self) -> None:
+            await super().aclose()
+            raise OSError("cannot close")
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            return Broken(self.graph)
+
+    hook = RecordingHook()
+    with pytest.raises(OSError, match="cannot close"):
+        async with ah.AsyncMonitoredSession(Creator(), [hook]) as session:
+            await session.run("train")
+    assert hook.phases()[-2:] == ["end", "close"]
+
+
+# -- closing
+
+
+async def test_closing_twice_is_harmless() -> None:
+    """`aclose` inside the block is a clean end; again, and leaving the block, do nothing."""
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        await session.run("loss")
+        await session.aclose()
+        assert session.should_stop()
+        await session.aclose()
+    await session.aclose()
+    assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+
+
+async def test_an_error_after_closing_reaches_the_caller() -> None:
+    """A block that fails after `aclose` raises its error; one that means a clean end is swallowed."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        await session.aclose()
+        raise ah.OutOfRangeError("end")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            await session.aclose()
+            raise OSError("late")
+
+    with pytest.raises(OSError, match="late"):
+        await use()
+
+
+async def test_closing_lets_the_run_of_another_task_finish() -> None:
+    """`aclose` during the run of another task waits for it, and for its `after_run`; queued ones do not begin."""
+    gate, hook = asyncio.Event(), RecordingHook()
+
+    async def step() -> dict[str, int]:
+        await gate.wait()
+        return {"loss": 5}
+
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await ticks()
+        queued = asyncio.create_task(session.run("loss"))
+        await ticks()
+        closing = asyncio.create_task(session.aclose())
+        await ticks()
+        assert session.should_stop()
+        assert not closing.done()
+        gate.set()
+        assert await running == 5
+        await closing
+        with refused(ah.errors.SessionClosedError, "this session is"):
+            await queued
+    assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+
+
+async def test_closing_ends_a_run_that_takes_too_long() -> None:
+    """The run of another task has the grace period; then it is ended and told why."""
+    with ManualClock() as clock:
+
+        async def step() -> None:
+            await forever()
+
+        async with ah.AsyncMonitoredSession(step, stop_grace_period_secs=10) as session:
+            running = asyncio.create_task(session.run("step"))
+            await ticks()
+            closing = asyncio.create_task(session.aclose())
+            await ticks()
+            clock.advance(9.9)
+            await ticks()
+            assert not running.done()
+            clock.advance(0.1)
+            with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
+                await running
+            await closing
+
+
+async def test_a_failing_block_ends_the_run_of_another_task() -> None:
+    """When the block fails the run of another task is ended at once."""
+
+    async def step() -> None:
+        await forever()
+
+    runs: list[asyncio.Task[None]] = []
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(step) as session:
+            runs.append(asyncio.create_task(session.run("step")))
+            await ticks()
+            raise OSError("broken")
+
+    with ManualClock(), pytest.raises(OSError, match="broken"):
+        await use()
+    with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
+        await runs[0]

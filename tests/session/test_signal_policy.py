@@ -1,0 +1,293 @@
+"""`SignalPolicy`: which signals, how fast; and what becomes of the handlers of others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.session import signals
+from aiohooks.testing import ManualClock, RecordingHook
+from tests.support.models import Calling, counting_graph, double, drop, refused, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+USER = signal.SIGUSR1
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def policy(**options: Any) -> ah.SignalPolicy:
+    """One for a signal that nobody else needs."""
+    return ah.SignalPolicy(signals=(USER,), **options)
+
+
+async def test_the_step_may_take_so_long() -> None:
+    """After `step_secs` the step is given up, with nothing committed; the session ends cleanly, with `end` of its hooks."""
+    hook, graph, inside = RecordingHook(), counting_graph(), asyncio.Event()
+
+    async def hang(run_context: ah.SessionRunContext) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    with ManualClock() as clock:
+        hooks = [Calling("before_run", hang), hook]
+        async with ah.AsyncMonitoredSession(graph, hooks, handle_signals=policy(step_secs=5.0)) as session:
+            running = asyncio.create_task(session.run("train"))
+            await inside.wait()
+            send(USER)
+            await until_true(session.should_stop)
+            clock.advance(4.9)
+            await ticks()
+            assert not running.done()
+            clock.advance(0.2)
+            with pytest.raises(ah.StopRequestedError, match=r"SIGUSR1 received, and the step took longer than 5.0 s more"):
+                await running
+    assert session.global_step.latest.step == 0
+    assert hook.phases()[-2:] == ["end", "close"]
+
+
+async def test_a_step_that_ends_in_time_counts() -> None:
+    """A step that is done before `step_secs` are over is kept, and nothing happens when they are."""
+    with ManualClock() as clock:
+        gate = asyncio.Event()
+
+        async def wait(run_context: ah.SessionRunContext) -> None:
+            await gate.wait()
+
+        hooks = [Calling("before_run", wait)]
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks, handle_signals=policy(step_secs=5.0)) as session:
+            running = asyncio.create_task(session.run("train"))
+            send(USER)
+            await until_true(session.should_stop)
+            gate.set()
+            await running
+            clock.advance(6.0)
+    assert session.global_step.latest.step == 1
+
+
+@pytest.mark.parametrize("phase", ["begin", "before_run", "end"])
+async def test_the_grace_period_ends_it(phase: str, caplog: pytest.LogCaptureFixture) -> None:
+    """After `grace_secs` the session is cancelled, in whichever phase it is; the log says so."""
+    hook, inside = RecordingHook(), asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    session = ah.AsyncMonitoredSession(double, [hook, Calling(phase, hang)], handle_signals=policy(grace_secs=20.0))
+
+    async def main() -> None:
+        async with session:
+            await session.run("loss")
+
+    earlier = signal.signal(USER, lambda *_: None)  # else the process would end with the session
+    with ManualClock() as clock:
+        running = asyncio.create_task(main())
+        await inside.wait()
+        send(USER)
+        await until_true(lambda: session.stop_signal)
+        clock.advance(19.0)
+        await ticks()
+        assert not running.done()
+        clock.advance(2.0)
+        await asyncio.wait([running])
+    signal.signal(USER, earlier)
+    assert running.cancelled()
+    assert hook.phases()[-1] == "close"
+    assert "the grace period after SIGUSR1 is over; cancelling Task-" in caplog.text
+
+
+def test_no_signal_is_lost_while_the_handlers_are_given_back() -> None:
+    """At whichever line of the giving back a signal comes, it is the session's or that of the handler from before.
+
+    Its grace period ends with the session in either case.
+    """
+    noted: list[int] = []
+    taken: list[bool] = []
+    earlier = signal.signal(USER, lambda number, frame: noted.append(number))
+
+    async def main(at: int) -> bool:
+        left = [at]
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            if frame.f_code.co_filename != signals.__file__:
+                return None
+            if event == "line":
+                left[0] -= 1
+                if left[0] == 0:
+                    signal.raise_signal(USER)
+            return trace
+
+        async def close(exc: BaseException | None) -> None:
+            sys.settrace(trace)
+
+        noted.clear()
+        session = ah.AsyncMonitoredSession(double, [Calling("close", close)], handle_signals=policy(grace_secs=2))
+        with ManualClock() as clock:
+            try:
+                async with session:
+                    pass
+                await asyncio.sleep(0)
+            finally:
+                sys.settrace(before)
+            assert clock.pending == 0
+        if left[0] <= 0:
+            taken.append(session.stop_signal is USER)
+            assert [*noted, session.stop_signal].count(USER) == 1
+        return left[0] > 0
+
+    before = sys.gettrace()
+    try:
+        assert any(asyncio.run(main(at)) for at in range(1, 200))
+    finally:
+        signal.signal(USER, earlier)
+    assert set(taken) == {True, False}
+
+
+async def test_only_the_chosen_signals() -> None:
+    """Of two sessions each takes its own signals; when one closes, its signals are given back."""
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+
+    def mine() -> list[bool]:
+        return [signal.getsignal(number) != handler for number, handler in zip(numbers, before, strict=True)]
+
+    interrupt = signal.getsignal(signal.SIGINT)
+    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as outer:
+        assert mine() == [True, False]
+        async with ah.AsyncMonitoredSession(double, handle_signals=ah.SignalPolicy(signals=numbers[1:])):
+            assert mine() == [True, True]
+        assert mine() == [True, False]
+        assert signal.getsignal(signal.SIGINT) is interrupt
+        send(USER)
+        await until_true(outer.should_stop)
+    assert outer.stop_signal is USER
+    assert mine() == [False, False]
+
+
+async def test_an_ignored_signal_stays_ignored() -> None:
+    """What whoever started the process has made it ignore (`nohup`) is still ignored."""
+    earlier = signal.signal(USER, signal.SIG_IGN)
+    try:
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+            send(USER)
+            await ticks(20)
+            assert not session.should_stop()
+    finally:
+        signal.signal(USER, earlier)
+
+
+async def test_a_handler_of_somebody_else_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is a handler already the log says so: in a server that owns the signals it would not be called."""
+
+    def of_the_server(number: int, frame: object) -> None: ...
+
+    earlier = signal.signal(USER, of_the_server)
+    try:
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+            pass
+        assert signal.getsignal(USER) is of_the_server
+    finally:
+        signal.signal(USER, earlier)
+    assert "SIGUSR1 has a handler already" in caplog.text
+    assert "of_the_server" in caplog.text
+
+
+async def test_a_handler_that_was_put_there_later_stays() -> None:
+    """What somebody has put in the place of the session's handler is not taken away at the end."""
+
+    def later(number: int, frame: object) -> None: ...
+
+    earlier = signal.getsignal(USER)
+    try:
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+            signal.signal(USER, later)
+        assert signal.getsignal(USER) is later
+    finally:
+        signal.signal(USER, earlier)
+
+
+async def test_handlers_of_the_loop_stay() -> None:
+    """What was added to the loop before is called beside the session's stop, and is there afterwards."""
+    loop, heard = asyncio.get_running_loop(), list[str]()
+    loop.add_signal_handler(USER, heard.append, "heard")
+    try:
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+            send(USER)
+            await until_true(lambda: session.should_stop() and heard)
+        send(USER)
+        await until_true(lambda: len(heard) == 2)
+    finally:
+        loop.remove_signal_handler(USER)
+
+
+async def test_the_wakeup_fd_is_given_back() -> None:
+    """Signals write into a pipe of the loop while a session handles them, and where they did before it afterwards."""
+
+    def wakeup_fd() -> int:
+        fd = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(fd)
+        return fd
+
+    before = wakeup_fd()
+    async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+        assert wakeup_fd() != -1
+    assert wakeup_fd() == before
+
+
+async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
+    """A signal that was raised in a worker thread is handled at once, although the loop sleeps."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+        thread = asyncio.get_running_loop().run_in_executor(None, signal.raise_signal, USER)
+        assert await session.coord.wait_for_stop(timeout=40)
+        await thread
+    assert session.stop_signal is USER
+
+
+def test_a_loop_that_was_closed_without_its_sessions() -> None:
+    """Nobody is left to tell: the handler from before gets the signal, and stays."""
+    noted: list[int] = []
+    earlier = signal.signal(USER, lambda number, frame: noted.append(number))
+    before = signal.getsignal(USER)
+    sessions = [ah.AsyncMonitoredSession(double, handle_signals=policy())]
+    with asyncio.Runner() as runner:
+        runner.run(sessions[0].__aenter__())
+    send(USER)
+    assert noted == [USER]
+    assert signal.getsignal(USER) is before
+    signal.signal(USER, earlier)
+    with pytest.warns(ResourceWarning, match="never closed"):
+        drop(sessions)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"signals": ()}, "signals is ()"),
+        ({"signals": signal.SIGTERM}, "signals is <Signals.SIGTERM"),
+        ({"signals": (15,)}, "signals is (15,)"),
+        ({"signals": (signal.SIGKILL,)}, "give a tuple of signals that can be handled"),
+        ({"step_secs": -1}, "step_secs is -1"),
+        ({"grace_secs": "30"}, "grace_secs is '30'"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant(options: dict[str, Any], says: str) -> None:
+    """Wrong values are refused, with the value and what to give."""
+    with refused(ah.errors.InvalidArgumentError, says):
+        ah.SignalPolicy(**options)
+
+
+@pytest.mark.parametrize("value", [None, 1, "SIGTERM", signal.SIGTERM])
+def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
+    """Anything else is refused when the session is made."""
+    with refused(ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"):
+        ah.AsyncMonitoredSession(double, handle_signals=value)

@@ -1,0 +1,256 @@
+"""`handle_signals`: real signals, sent to the own process while the loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import RecordingHook
+from tests.support.models import Calling, counting_graph, double, until_true
+
+pytestmark = pytest.mark.every_python
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def received() -> Iterator[list[int]]:
+    """Handlers of the test's own around it, so that a signal nobody else takes is noted and does no harm."""
+    noted: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: noted.append(number))
+    yield noted
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in SIGNALS]
+
+
+async def send(number: signal.Signals, arrived: Any) -> None:
+    """Sends a signal to this process, and waits until it has arrived."""
+    os.kill(os.getpid(), number)
+    await until_true(arrived, 10**6)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -> None:
+    """SIGINT and SIGTERM ask for a stop, with a reason; the run goes on to its end, and the session ends cleanly."""
+    hook, before = RecordingHook(), handlers()
+    gate = asyncio.Event()
+
+    async def step() -> dict[str, int]:
+        await gate.wait()
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(step, [hook], handle_signals=True) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await send(number, session.should_stop)
+        assert not running.done()
+        gate.set()
+        assert await running == 1
+        assert [one async for one in session.steps("loss")] == []
+    assert session.stop_reason == f"{number.name} received"
+    assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+    assert handlers() == before
+    assert received == []
+
+
+async def test_a_signal_ends_a_wait() -> None:
+    """A wait inside the session ends with the signal, as with any stop."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+        waiting = asyncio.create_task(session.until(asyncio.Event().wait()))
+        await send(signal.SIGTERM, waiting.done)
+        with pytest.raises(ah.StopRequestedError, match="SIGTERM received"):
+            await waiting
+
+
+async def test_the_second_signal_cancels(received: list[int]) -> None:
+    """A second signal ends the session as a cancellation does, and the handler from before is told of it."""
+    hook, before = RecordingHook(), handlers()
+    session = ah.AsyncMonitoredSession(double, [hook], handle_signals=True)
+
+    async def main() -> None:
+        async with session:
+            await send(signal.SIGINT, session.should_stop)
+            assert (received, handlers() == before) == ([], False)
+            await send(signal.SIGTERM, lambda: False)
+
+    task = asyncio.create_task(main())
+    with pytest.raises(asyncio.CancelledError, match="SIGTERM received"):
+        await task
+    assert received == [signal.SIGTERM]
+    assert hook.phases() == ["begin", "after_create_session", "close"]
+    assert (session.stop_reason, session.stop_signal) == ("SIGINT received", signal.SIGINT)
+    assert handlers() == before
+
+
+async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path) -> None:
+    """While the last save goes on a second signal leaves the rest of `end` out; `close` of all hooks is called."""
+    hook = RecordingHook()
+
+    async def hang(session: ah.Session) -> None:
+        await send(signal.SIGTERM, lambda: session_of.stop_signal)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
+    session_of = ah.AsyncMonitoredSession(counting_graph(), [Calling("end", hang), saver, hook], handle_signals=True)
+
+    async def main() -> None:
+        async with session_of as session:
+            await session.run("train")
+
+    task = asyncio.create_task(main())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert hook.phases()[-2:] == ["after_run", "close"]
+    assert saver.saved == 0
+
+
+async def test_a_session_opened_meanwhile_is_stopped_too() -> None:
+    """While sessions end because of a signal, one more that is opened makes no step; after them one does."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as first:
+        await send(signal.SIGTERM, first.should_stop)
+        async with ah.AsyncMonitoredSession(double, handle_signals=True) as late:
+            assert (late.stop_reason, late.stop_signal) == ("SIGTERM received", signal.SIGTERM)
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as next_one:
+        assert await next_one.run("loss") == 2
+    assert next_one.stop_signal is None
+
+
+async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
+    """One that is opened while others are cancelled by a second signal is cancelled too."""
+    hook = RecordingHook()
+
+    async def late() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook], handle_signals=True):
+            await asyncio.Event().wait()
+
+    async def open_another(exc: BaseException | None) -> None:
+        await asyncio.wait([asyncio.create_task(late())])
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [Calling("close", open_another)], handle_signals=True) as session:
+            await send(signal.SIGTERM, session.should_stop)
+            await send(signal.SIGTERM, lambda: False)
+
+    task = asyncio.create_task(main())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert hook.phases()[-1] == "close"
+    assert "end" not in hook.phases()
+
+
+async def test_sessions_of_a_loop_share_the_signals() -> None:
+    """One signal stops every session of the loop that asked for it; the last one to close gives the handlers back."""
+    before = handlers()
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as outer:
+        async with ah.AsyncMonitoredSession(double, handle_signals=True) as inner:
+            pass
+        assert handlers() != before
+        async with (
+            ah.AsyncMonitoredSession(double, handle_signals=True) as inner,
+            ah.AsyncMonitoredSession(double) as other,
+        ):
+            await send(signal.SIGINT, outer.should_stop)
+            assert (inner.stop_reason, other.stop_reason) == ("SIGINT received", None)
+    assert handlers() == before
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "end", "close"])
+async def test_a_session_that_fails_gives_the_signals_back(phase: str) -> None:
+    """Wherever a session fails, the handlers are as they were before it."""
+    before = handlers()
+
+    async def fail(*_: object) -> None:
+        assert handlers() != before
+        raise OSError(phase)
+
+    with pytest.raises(OSError, match=phase):
+        async with ah.AsyncMonitoredSession(double, [Calling(phase, fail)], handle_signals=True) as session:
+            await session.run("loss")
+    assert handlers() == before
+
+
+async def test_a_signal_while_the_session_opens_is_not_lost() -> None:
+    """A signal that comes in `begin` is a stop before the first run."""
+
+    async def interrupted() -> None:
+        await send(signal.SIGTERM, lambda: session.stop_reason)
+
+    session = ah.AsyncMonitoredSession(double, [Calling("begin", interrupted)], handle_signals=True)
+    async with session:
+        assert [one async for one in session.steps("loss")] == []
+    assert session.stop_reason == "SIGTERM received"
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+async def test_a_signal_in_any_phase_is_recorded(phase: str) -> None:
+    """In whichever phase of a hook the signal comes, it is the reason of the stop, and the session ends cleanly."""
+    hook = RecordingHook()
+
+    async def interrupted(*_: object) -> None:
+        await send(signal.SIGTERM, lambda: session.stop_signal)
+
+    session = ah.AsyncMonitoredSession(double, [Calling(phase, interrupted), hook], handle_signals=True)
+    async with session:
+        async for _ in session.steps("loss"):
+            break
+    assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
+    assert [hook.phases().count(one) for one in ("begin", "end", "close")] == [1, 1, 1]
+
+
+async def test_the_first_reason_stays() -> None:
+    """A signal after a stop that somebody else has asked for is not the reason."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+        session.request_stop("enough")
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert (session.stop_reason, session.stop_signal) == ("enough", None)
+
+
+async def test_a_pause_before_a_recovery_ends_with_the_signal() -> None:
+    """A signal ends the pause; the run that had begun before it is repeated, and is the last one."""
+    errors: list[Exception] = [ah.AbortedError("gone")]
+
+    async def step() -> dict[str, int]:
+        if errors:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise errors.pop()
+        return {"loss": 1}
+
+    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=10**6, max_secs=10**6, jitter=False))
+    async with ah.AsyncMonitoredSession(step, recovery=recovery, handle_signals=True) as session:
+        assert [one async for one in session.steps("loss")] == [1]
+    assert session.stop_reason == "SIGTERM received"
+
+
+async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
+    """By default a session touches no handler."""
+    before = handlers()
+    async with ah.AsyncMonitoredSession(double) as session:
+        assert handlers() == before
+        await send(signal.SIGTERM, lambda: received)
+        assert not session.should_stop()
+    assert received == [signal.SIGTERM]
+
+
+async def test_outside_of_the_main_thread_it_says_that_it_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Python gives signals to the main thread only; a session elsewhere says so and works."""
+
+    async def main() -> int:
+        async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+            return int(await session.run("loss"))
+        raise AssertionError("not reached")
+
+    assert await asyncio.to_thread(asyncio.run, main()) == 2
+    assert ["request_stop() of the session" in record.getMessage() for record in caplog.records] == [True]

@@ -1,0 +1,258 @@
+"""`session.status()`: who waits for what, and since when, at every stage of a session's life."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._aio.await_chain import dump, wait_of
+from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.models import QUICK, Calling, double, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+class Gate:
+    """Something to wait at, with a line of its own in a stack."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    async def pass_through(self, *_: object) -> None:
+        await self.opened.wait()
+
+
+def named(status: ah.session.SessionStatus) -> list[tuple[str, float | None]]:
+    return [(one.what, one.secs) for one in status.doing]
+
+
+@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+async def test_the_hook_that_goes_on_is_named(phase: str, clock: ManualClock) -> None:
+    """In every phase the status names the hook that is being waited for, since when, and at which line it waits."""
+    gate = Gate()
+    hook = Calling(phase, gate.pass_through)
+    session = ah.AsyncMonitoredSession(double, [ah.SessionRunHook(), hook], name="chief")
+
+    async def main() -> None:
+        async with session:
+            await session.run("loss")
+
+    task = asyncio.create_task(main())
+    await ticks(20)
+    clock.advance(3.5)
+    status = session.status()
+    (doing,) = status.doing
+    assert doing.what.startswith(f"Calling.{phase}")
+    assert doing.secs == 3.5
+    assert doing.hook is hook
+    assert doing.where is not None
+    assert f"Gate.pass_through ({__file__}:" in doing.where
+    assert "Event.wait" in doing.where
+    assert str(doing) in str(status)
+    assert str(status).startswith(f"session chief: {status.state} for 3.5 s")
+    gate.opened.set()
+    await task
+    assert session.status().doing == ()
+    assert session.status().state_secs is None
+
+
+async def test_all_that_overlap_are_named(clock: ManualClock) -> None:
+    """Of hooks that overlap those are named that have not ended, with their numbers and the step."""
+    slow, quick = Gate(), Gate()
+    hooks = [Calling("before_run", gate.pass_through) for gate in (slow, quick, slow)]
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        run = asyncio.create_task(session.run("loss"))
+        await ticks()
+        clock.advance(1)
+        assert named(session.status()) == [(f"Calling#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)]
+        quick.opened.set()
+        await ticks()
+        clock.advance(1)
+        assert named(session.status()) == [(f"Calling#{number}.before_run at step 1", 2.0) for number in (1, 3)]
+        assert session.status().run_secs == 2.0
+        assert {one.task for one in session.status().doing} >= {run}
+        slow.opened.set()
+        await run
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+async def test_a_step_that_goes_on(clock: ManualClock, hooked: bool) -> None:
+    """The operation that goes on is named; without hooks it is the run, with the line of the step at which it waits."""
+    gate = Gate()
+
+    async def step() -> None:
+        await gate.pass_through()
+
+    hooks = [Calling("after_run", nothing)] if hooked else []
+    async with ah.AsyncMonitoredSession(step, hooks) as session:
+        run = asyncio.create_task(session.run("step"))
+        await ticks()
+        clock.advance(2)
+        (doing,) = session.status().doing
+        assert (doing.what, doing.secs) == ("operation 'step' at step 1" if hooked else "run 1", 2.0)
+        assert doing.where is not None
+        assert "Gate.pass_through" in doing.where
+        assert "at step 0, in run 1 for 2 s" in str(session.status())
+        gate.opened.set()
+        await run
+
+
+async def nothing(*_: object) -> None:
+    """Suspends nowhere."""
+
+
+async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
+    """Who waits for a step is named with the step; beside it stand what was seen last, and who publishes."""
+    steps = ah.MemoryStepStore(3, run="digits")
+    with steps.publisher("chief"):
+        async with ah.AsyncMonitoredSession(double, [GlobalStepWaiterHook(10)], global_step=steps, name="worker") as session:
+            run = asyncio.create_task(session.run("loss"))
+            await ticks()
+            clock.advance(60)
+            (doing,) = session.status().doing
+            assert doing.awaits == "step 10 of digits"
+            text = str(session.status())
+            assert "GlobalStepWaiterHook.before_run at step 4 for 60 s, waiting for step 10 of digits" in text
+            assert "last seen 3, published by chief" in text
+            assert "1 waiter for 60 s, the next one due at step 10" in text
+            await steps.raise_to(10)
+            await run
+
+
+async def test_the_block_and_the_background_tasks(clock: ManualClock) -> None:
+    """Between runs the status says where the session's block waits, and where each background task does."""
+    gate = Gate()
+    queue: asyncio.Queue[int] = asyncio.Queue()
+
+    async def producer() -> None:
+        await gate.pass_through()
+        queue.put_nowait(1)
+
+    async def block(session: ah.AsyncMonitoredSession) -> None:
+        async with session:
+            task = session.start_soon(producer, name="producer")
+            await queue.get()
+            await task
+
+    session = ah.AsyncMonitoredSession(double)
+    running = asyncio.create_task(block(session))
+    await ticks()
+    (doing,), (background,) = session.status().doing, session.status().background
+    assert (doing.what, background.what) == ("the session's block", "background task 'producer'")
+    assert doing.where is not None
+    assert "block (" in doing.where
+    assert "Queue.get" in doing.where
+    assert background.where is not None
+    assert "Gate.pass_through" in background.where
+    gate.opened.set()
+    await running
+
+
+async def test_waiting_for_a_task_says_which(clock: ManualClock) -> None:
+    """A wait for another task is named by that task."""
+    gate = Gate()
+    other = asyncio.create_task(gate.pass_through(), name="the other")
+
+    async def step() -> None:
+        await other
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        run = asyncio.create_task(session.run("step"))
+        await ticks()
+        assert session.status().doing[0].awaits == "task 'the other'"
+        gate.opened.set()
+        await run
+
+
+async def test_turns_stop_and_failure_are_told() -> None:
+    """Who waits for a turn, the stop and its reason, recoveries and a failure are in the text."""
+    gate = Gate()
+    texts: list[str] = []
+
+    async def main() -> None:
+        faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
+        hooks = [faults, Calling("after_run", gate.pass_through)]
+        async with ah.AsyncMonitoredSession(double, hooks, recovery=QUICK) as session:
+            runs = [asyncio.create_task(session.run("loss")) for _ in range(3)]
+            await ticks(30)
+            session.request_stop("enough")
+            texts.append(str(session.status()))
+            gate.opened.set()
+            await asyncio.gather(*runs, return_exceptions=True)
+            session.coord.request_stop(OSError("died"))
+            texts.append(str(session.status()))
+
+    with pytest.raises(OSError, match="died"):
+        await main()
+    for line in ("waiting for their turn to run: 2", "recovered: 1 times", "stop requested: enough"):
+        assert line in texts[0]
+    assert "failed: OSError('died')" in texts[1]
+
+
+async def test_a_coordinator_tells_the_status_too(clock: ManualClock) -> None:
+    """What hooks are handed, the coordinator, tells the same; alone it has nothing to tell."""
+    assert ah.Coordinator().status() is None
+    told: list[ah.session.SessionStatus | None] = []
+
+    class Curious(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            told.append(coord.status())
+
+    async with ah.AsyncMonitoredSession(double, [Curious()], name="me") as session:
+        assert session.coord.status() == session.status()
+    assert told[0] is not None
+    assert (told[0].state, told[0].name) == ("opening", "me")
+
+
+async def test_a_status_of_a_session_that_rests_is_a_value() -> None:
+    """Before and after the session its status has no tasks in it: it can be kept, compared and sent away."""
+    session = ah.AsyncMonitoredSession(double)
+    assert str(session.status()) == "session: new"
+    async with session:
+        await session.run("loss")
+    status = session.status()
+    assert pickle.loads(pickle.dumps(status)) == status
+    assert str(status).startswith("session: closed, at step 1")
+
+
+# -- the chain of awaits
+
+
+class Slow:
+    """Waits in all the ways in which one object can await another."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def __await__(self) -> Any:
+        return self.gate.pass_through().__await__()
+
+    async def items(self) -> AsyncIterator[int]:
+        await self
+        yield 1
+
+
+async def test_a_chain_is_followed_through_everything() -> None:
+    """Async generators, objects with `__await__` and coroutines are links like any other; the innermost is found."""
+    gate = Gate()
+
+    async def outer() -> None:
+        async for _ in Slow(gate).items():
+            pass
+
+    task = asyncio.create_task(outer(), name="outer")
+    await ticks()
+    functions = [frame.f_code.co_name for frame in wait_of(task).frames]
+    assert functions == ["outer", "items", "pass_through", "wait"]
+    text = dump([task])
+    assert text.startswith("task 'outer'\n  ")
+    assert text.index("items") < text.index("pass_through") < text.index("Event.wait")
+    gate.opened.set()
+    await task
+    assert wait_of(task).where is None

@@ -1,0 +1,137 @@
+"""The loop over runs: `async for values in session.steps(...)`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import RecordingHook
+from tests.support.models import counting_graph, double, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+async def numbers(*values: Any) -> AsyncIterator[Any]:
+    for value in values:
+        await asyncio.sleep(0)
+        yield value
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+async def test_steps_end_with_their_feeds(asynchronous: bool) -> None:
+    """`steps` makes one run an element, sync or async, and ends when there are no more."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        feeds: Any = numbers(1, 2, 3) if asynchronous else (one for one in (1, 2, 3))
+        assert [loss async for loss in session.steps("loss", feeds=feeds)] == [2, 4, 6]
+        assert not session.should_stop()
+        assert [loss async for loss in session.steps("loss", feeds=[])] == []
+
+
+async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
+    """For a graph, and a step with several parameters, an element is a feed mapping."""
+
+    async def add(first: int, second: int = 100) -> dict[str, int]:
+        return {"sum": first + second}
+
+    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+        feeds = [{"x": 1}, None, {session.graph.nodes["x"]: 5}]
+        assert [loss async for loss in session.steps(["loss", "train"], feeds=feeds)] == [[10, 1], [10, 1], [50, 5]]
+    async with ah.AsyncMonitoredSession(add) as session:
+        feeds = [{"first": 1}, {"first": 1, "second": 2}]
+        assert [total async for total in session.steps("sum", feeds=feeds)] == [101, 3]
+
+
+async def test_steps_without_feeds_end_at_the_stop() -> None:
+    """Without `feeds` steps go on until somebody asks for a stop; the step that did so is given, and none after it."""
+    async with ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(last_step=4)]) as session:
+        assert [loss async for loss in session.steps("loss")] == [2, 2, 2, 2]
+        assert [loss async for loss in session.steps("loss")] == []
+    assert session.stop_reason == "step 4 reached the last step, 4"
+
+
+async def test_a_stop_ends_the_wait_for_the_next_feed() -> None:
+    """While `steps` waits for a feed that does not come a stop ends it; the async source is cancelled and can tidy up."""
+    closed: list[str] = []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            closed.append("source")
+
+    hook = RecordingHook(fetches="loss")
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+
+        async def loop() -> None:
+            async for _ in session.steps("loss", feeds=source()):
+                pass
+
+        looping = asyncio.create_task(loop())
+        await until_true(lambda: hook.results)
+        await ticks()
+        session.request_stop("enough")
+        await looping
+    assert (hook.results, closed) == ([2], ["source"])
+
+
+async def test_a_dead_producer_ends_the_wait_for_the_next_feed() -> None:
+    """While `steps` waits for a feed the failure of a background task ends it with that error."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    error = OSError("the producer died")
+
+    async def produce() -> None:
+        await queue.put(1)
+        raise error
+
+    async def feeds() -> AsyncIterator[int]:
+        while True:
+            yield await queue.get()
+
+    hook = RecordingHook(fetches="loss")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            session.start_soon(produce)
+            async for _ in session.steps("loss", feeds=feeds()):
+                pass
+
+    with pytest.raises(OSError, match="the producer died") as caught:
+        await use()
+    assert caught.value is error
+    assert hook.closed_with == [error]
+
+
+@pytest.mark.parametrize("error", [OSError("broken"), ah.OutOfRangeError("end")], ids=repr)
+async def test_an_error_of_the_feeds_comes_out_of_the_loop(error: Exception) -> None:
+    """What the source of feeds raises comes out of the loop, and ends the session cleanly or not as everywhere."""
+
+    def feeds() -> Iterator[int]:
+        yield 1
+        raise error
+
+    hook = RecordingHook(fetches="loss")
+    clean = isinstance(error, ah.OutOfRangeError)
+    with contextlib.nullcontext() if clean else pytest.raises(OSError, match="broken"):
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            async for _ in session.steps("loss", feeds=feeds()):
+                pass
+            raise AssertionError("the loop must not end without the error")
+    assert hook.results == [2]
+    assert ("end" in hook.phases()) is clean
+
+
+async def test_the_loop_may_be_left_early() -> None:
+    """`break` leaves the rest of the feeds to whoever wants them."""
+    feeds = iter([1, 2, 3])
+    async with ah.AsyncMonitoredSession(double) as session:
+        async for loss in session.steps("loss", feeds=feeds):
+            assert loss == 2
+            break
+        assert await session.run("loss") == 2
+    assert list(feeds) == [2, 3]

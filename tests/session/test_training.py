@@ -1,0 +1,133 @@
+"""`monitored_training_session`: which hooks a chief and a worker get, in which order, and what depends on what.
+
+TensorFlow's lists are scenarios S80 to S82. The differences are meant: a saver that is off says so by None, none of the default
+hooks depends on another one (O62), the order is one (O63), and the steps per second are logged without any directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import RecordingHook
+from tests.support.models import counting_graph, refused
+
+SETS: dict[str, tuple[Callable[[Path], dict[str, Any]], list[str]]] = {
+    "nothing given": (lambda path: {}, ["C", "StepCounterHook", "U"]),
+    "checkpoint_dir": (lambda path: {"checkpoint_dir": path}, ["C", "StepCounterHook", "CheckpointSaverHook", "U"]),
+    "summaries too": (
+        lambda path: {"checkpoint_dir": path, "summaries": ["loss"]},
+        ["C", "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook", "U"],
+    ),
+    "summaries alone": (
+        lambda path: {"summary_dir": path, "summaries": ["loss"]},
+        ["C", "StepCounterHook", "SummarySaverHook", "U"],
+    ),
+    "summaries off": (  # TensorFlow turned checkpoints off with them, under a distribution strategy
+        lambda path: {"checkpoint_dir": path, "summaries": ["loss"], "save_summaries": None},
+        ["C", "StepCounterHook", "CheckpointSaverHook", "U"],
+    ),
+    "only restores": (lambda path: {"checkpoint_dir": path, "save_checkpoint": None}, ["C", "StepCounterHook", "U"]),
+    "everything off": (
+        lambda path: {"checkpoint_dir": path, "save_checkpoint": None, "save_summaries": None, "log_step_count": None},
+        ["C", "U"],
+    ),
+    "a worker": (
+        lambda path: {"is_chief": False, "variables": ah.Variables(), "checkpoint_dir": path, "summaries": ["loss"]},
+        ["U"],
+    ),
+}
+
+
+class C(RecordingHook):
+    """The hook of the chief alone."""
+
+
+class U(RecordingHook):
+    """The hook of everybody."""
+
+
+@pytest.mark.parametrize("name", SETS)
+async def test_the_hooks_and_their_order(tmp_path: Path, name: str) -> None:
+    """The chief's own come first, then the default ones in TensorFlow's order, then everybody's."""
+    arguments, expected = SETS[name]
+    session = ah.monitored_training_session(counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments(tmp_path))
+    assert repr(session) == f"<AsyncMonitoredSession new, <hooks: {', '.join(expected)}>>"
+
+
+async def test_a_job_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """A chief saves at the end of the block, and the next one begins there, with its variables, step and summaries."""
+
+    def chief() -> ah.AsyncMonitoredSession:
+        return ah.monitored_training_session(
+            counting_graph(), checkpoint_dir=tmp_path, summaries=["loss"], save_checkpoint=ah.Every(steps=2)
+        )
+
+    async with chief() as session:
+        for _ in range(3):
+            await session.run("train")
+    async with chief() as session:
+        assert await session.run(("total", "global_step")) == (3, 3)
+    steps = [checkpoint.step for checkpoint in await ah.Saver(tmp_path, read_only=True).checkpoints()]
+    assert steps == [3, 2, 0]
+    assert len([name for name in os.listdir(tmp_path) if name.startswith("events.out.tfevents")]) == 2
+
+
+async def test_a_worker_begins_when_the_chief_has_restored(tmp_path: Path) -> None:
+    """A worker waits for the shared variables, and finds what the chief has restored; it never restores or saves."""
+    async with ah.monitored_training_session(counting_graph(), checkpoint_dir=tmp_path) as session:
+        await session.run("train")
+    variables, steps = ah.Variables(), ah.MemoryStepStore()
+    began = asyncio.Event()
+
+    async def worker() -> Any:
+        async with ah.monitored_training_session(
+            counting_graph(), is_chief=False, checkpoint_dir=tmp_path, variables=variables, global_step=steps
+        ) as session:
+            began.set()
+            return await session.run(("total", "global_step"))
+
+    working = asyncio.create_task(worker())
+    await asyncio.sleep(0)
+    assert not began.is_set()
+    async with ah.monitored_training_session(counting_graph(), checkpoint_dir=tmp_path, variables=variables, global_step=steps):
+        assert await working == (1, 1)
+    await steps.aclose()
+
+
+async def test_a_function_as_the_step(tmp_path: Path) -> None:
+    """A coroutine function is a source too; a creator is not, since this function makes one."""
+
+    async def step() -> dict[str, float]:
+        return {"loss": 0.5}
+
+    async with ah.monitored_training_session(step, checkpoint_dir=tmp_path, summaries={"loss": "loss"}) as session:
+        assert await session.run("loss") == 0.5
+    creator: Any = ah.ChiefSessionCreator(counting_graph())
+    with refused(ah.errors.InvalidArgumentError, "cannot be run; give a Graph or an `async def`"):
+        ah.monitored_training_session(creator)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"save_checkpoint": 600}, "save_checkpoint is 600"),
+        ({"save_summaries": "often"}, "save_summaries is 'often'"),
+        ({"log_step_count": 0}, "log_step_count is 0"),
+        ({"summaries": ["loss"]}, "summaries are given and no directory for them"),
+        ({"is_chief": False}, "a worker waits for a chief's variables"),
+        ({"is_chief": False, "variables": ah.Variables(), "max_wait_secs": -1}, "max_wait_secs is -1"),
+        ({"checkpoint_dir": 7}, "checkpoint_dir is 7"),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_meant(arguments: dict[str, Any], words: str) -> None:
+    """Each bad argument is named with its value."""
+    with refused(ah.errors.InvalidArgumentError, words):
+        ah.monitored_training_session(counting_graph(), **arguments)

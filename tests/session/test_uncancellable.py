@@ -1,0 +1,247 @@
+"""What does not end when it is told to: hooks, steps and cleanups that ignore a cancellation, or are cancelled by others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock, RecordingHook
+from tests.support.models import Calling, double, refused, ticks, until_true
+
+
+class Deaf:
+    """Waits for its own event, whatever happens to the task that waits."""
+
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+        self.cancels = 0
+        self.done = False
+
+    async def wait(self, *_: object) -> None:
+        """Waits, and counts the cancellations that it swallows."""
+        while not self.let_go.is_set():
+            try:
+                await self.let_go.wait()
+            except asyncio.CancelledError:
+                self.cancels += 1
+        self.done = True
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+async def test_a_deaf_hook_is_waited_for_so_long(caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that ignores its cancellation is given the grace period, named in a warning, and left behind."""
+    deaf = Deaf()
+
+    async def fails(run_context: ah.SessionRunContext) -> None:
+        await ticks(2)
+        raise OSError("broken")
+
+    with ManualClock() as clock:
+        hooks = [Calling("before_run", fails), Calling("before_run", deaf.wait)]
+        async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9) as session:
+            running = asyncio.create_task(session.run("loss"))
+            await until_true(lambda: deaf.cancels)
+            clock.advance(8.9)
+            await ticks()
+            assert not running.done()
+            clock.advance(0.1)
+            with pytest.raises(OSError, match="broken"):
+                await running
+            assert warnings_of(caplog) == [
+                "Calling#2.before_run at step 1 still runs 9 s after its cancellation; going on without it"
+            ]
+            deaf.let_go.set()
+            await until_true(lambda: deaf.done)
+
+
+@pytest.mark.parametrize("sibling", [False, True], ids=["alone", "overlapping"])
+async def test_a_hook_that_swallows_its_callers_cancel(sibling: bool) -> None:
+    """A cancel that a hook swallowed is noticed and raised, whether hooks overlap or not."""
+
+    async def swallows(run_context: ah.SessionRunContext) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    hooks: list[ah.SessionRunHook] = [Calling("before_run", swallows)]
+    if sibling:
+        hooks.append(RecordingHook())
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await ticks()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+
+async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is cancelled while hooks close: they have the grace period; then they are cancelled, and named if deaf.
+
+    The cancellation comes out, and what could be closed is closed.
+    """
+    deaf, hook = Deaf(), RecordingHook()
+    with ManualClock() as clock:
+
+        async def main() -> None:
+            hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
+                hook,
+                ah.configure(Calling("close", deaf.wait), timeout=1000),
+            ]
+            async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9):
+                pass
+
+        ending = asyncio.create_task(main())
+        await ticks(20)
+        ending.cancel()
+        await ticks(20)
+        assert not ending.done()
+        clock.advance(9)
+        await until_true(lambda: deaf.cancels)
+        assert not ending.done()
+        clock.advance(9)
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert warnings_of(caplog) == [
+            "the end of a monitored session still runs 9 s after its cancellation; going on without it"
+        ]
+        deaf.let_go.set()
+        await until_true(lambda: hook.closed_with)
+        await ticks()
+
+
+async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing() -> None:
+    """A `close` that is cancelled, because the grace period of a cancelled caller is over, is followed by the others'."""
+    hook = RecordingHook()
+    with ManualClock() as clock:
+
+        async def hangs(exc: BaseException | None) -> None:
+            await asyncio.Event().wait()
+
+        async def main() -> None:
+            hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
+                hook,
+                ah.configure(Calling("close", hangs), timeout=1000),
+            ]
+            async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9):
+                pass
+
+        ending = asyncio.create_task(main())
+        await ticks(20)
+        ending.cancel()
+        await ticks(20)
+        clock.advance(9)
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+    assert hook.closed_with == [None]
+
+
+async def test_a_closing_that_somebody_else_cancels_goes_on() -> None:
+    """A third party that cancels the closing does not keep the session from being closed; the hook's part is reported."""
+    hook = RecordingHook()
+
+    async def cancels_itself(exc: BaseException | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+
+    with refused(ah.errors.HookCancelledError, "Calling.close was cancelled"):
+        async with ah.AsyncMonitoredSession(double, [hook, Calling("close", cancels_itself)]):
+            pass
+    assert hook.closed_with == [None]
+
+
+@pytest.mark.parametrize("task_ends", [False, True], ids=["cancelled", "by-itself"])
+async def test_background_tasks_of_a_cancelled_end(task_ends: bool) -> None:
+    """A caller that is cancelled while tasks have their grace period: they are cancelled at once, and everything is closed."""
+    hook = RecordingHook()
+    with ManualClock() as clock:
+        gate = asyncio.Event()
+
+        async def main() -> None:
+            async with ah.AsyncMonitoredSession(double, [hook], stop_grace_period_secs=9) as session:
+                session.start_soon(gate.wait)
+
+        ending = asyncio.create_task(main())
+        await ticks(20)
+        assert not ending.done()
+        if task_ends:
+            gate.set()
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert clock.now() == 0
+    assert hook.phases().count("close") == 1
+
+
+async def test_closing_is_cancelled_while_another_task_runs() -> None:
+    """Whoever closes is cancelled while it waits for the run of another task: that run is ended, and all is closed."""
+    hook = RecordingHook()
+
+    async def step() -> None:
+        await asyncio.Event().wait()
+
+    with ManualClock() as clock:
+        session = ah.AsyncMonitoredSession(step, [hook])
+        await session.__aenter__()
+        running = asyncio.create_task(session.run("step"))
+        await ticks()
+        closing = asyncio.create_task(session.aclose())
+        await ticks()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
+            await running
+        assert clock.now() == 0
+    assert session.status().state == "closed"
+    assert hook.phases()[-1] == "close"
+    assert "end" not in hook.phases()
+
+
+async def test_a_deaf_run_of_another_task_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that ignores its cancellation has the grace period twice; the session closes without it, and says so."""
+    deaf = Deaf()
+
+    async def step() -> None:
+        await deaf.wait()
+
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(step, stop_grace_period_secs=9) as session:
+            running = asyncio.create_task(session.run("step"))
+            await ticks()
+            closing = asyncio.create_task(session.aclose())
+            await ticks()
+            clock.advance(9)
+            await until_true(lambda: deaf.cancels)
+            assert not closing.done()
+            clock.advance(9)
+            await closing
+        assert warnings_of(caplog) == ["a run goes on 9 s after it was cancelled; closing without it"]
+        deaf.let_go.set()
+        await asyncio.wait([running])
+
+
+async def test_groups_of_hooks_are_made_flat() -> None:
+    """A hook that raises a group beside another's error gives one flat group of all of them."""
+
+    async def fails(run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+        raise OSError("one")
+
+    async def fails_twice(run_context: ah.SessionRunContext) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ExceptionGroup("inner", [ValueError("two"), ExceptionGroup("innermost", [KeyError("three")])])
+
+    async with ah.AsyncMonitoredSession(double, [Calling("before_run", fails), Calling("before_run", fails_twice)]) as session:
+        with pytest.raises(ExceptionGroup) as caught:
+            await session.run("loss")
+    assert [repr(error) for error in caught.value.exceptions] == ["OSError('one')", "ValueError('two')", "KeyError('three')"]

@@ -1,0 +1,368 @@
+"""Step stores: positions, writing, waiting, timeouts, resets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from anyio import to_thread
+
+from aiohooks.errors import InvalidArgumentError, StepResetError, StepTimeoutError, StoreClosedError
+from aiohooks.stores import MemoryStepStore, Position, StepStore
+from aiohooks.testing.clock import ManualClock
+from aiohooks.testing.leaks import no_leaks
+from tests.support.suspensions import at_once, parked, ticks
+
+pytestmark = pytest.mark.every_python
+
+MAX_STEP = 2**53 - 1
+
+
+# --- positions and writing
+
+
+def test_marks_are_ordered_by_epoch_and_then_step() -> None:
+    """A later epoch is later, whatever its step."""
+    assert Position(1, 90) < Position(1, 91) < Position(2, 0)
+
+
+async def test_advance_adds_and_tells() -> None:
+    """`advance` adds and returns the step it led to; `latest` and `value` show it."""
+    store = MemoryStepStore(5, run="test")
+    assert store.latest == Position(1, 5)
+    assert [await store.advance(), await store.advance(10)] == [6, 16]
+    assert store.latest == await store.value() == Position(1, 16)
+    assert (store.run, MemoryStepStore().run) == ("test", "default")
+
+
+async def test_writing_in_memory_never_suspends() -> None:
+    """An inline store's writes are one moment with what is around them."""
+    store = MemoryStepStore()
+    assert store.inline
+    assert not StepStore.inline
+    assert at_once(store.advance()) == 1
+    assert at_once(store.raise_to(4)) == 4
+    assert at_once(store.reset(2)) == Position(2, 2)
+    assert at_once(store.value()) == Position(2, 2)
+
+
+async def test_advance_without_a_coroutine() -> None:
+    """Where `inline` is true `advance_nowait` is `advance`; elsewhere it says what to use."""
+    store = MemoryStepStore()
+    task = await parked(store.wait_for(3))
+    assert store.advance_nowait(3) == await task == 3
+    with pytest.raises(InvalidArgumentError, match="advance by 0"):
+        store.advance_nowait(0)
+    with pytest.raises(TypeError, match="cannot advance without waiting; await advance"):
+        StepStore.advance_nowait(store)
+    await store.aclose()
+    with pytest.raises(StoreClosedError):
+        store.advance_nowait()
+    assert store.latest == Position(1, 3)
+
+
+async def test_raise_to_is_a_maximum() -> None:
+    """`raise_to` never lowers the step, and repeating it changes nothing."""
+    store = MemoryStepStore()
+    assert [await store.raise_to(step) for step in (3, 1, 7, 7, 0)] == [3, 3, 7, 7, 7]
+    assert store.latest == Position(1, 7)
+
+
+async def test_reset_begins_an_epoch() -> None:
+    """`reset` may go down or up, each time in a new epoch."""
+    store = MemoryStepStore(10)
+    assert await store.reset(3) == Position(2, 3)
+    assert await store.reset(3) == Position(3, 3)
+    assert await store.reset(30) == store.latest == Position(4, 30)
+    assert await store.advance() == 31
+
+
+@pytest.mark.parametrize("bad", [True, 1.0, "1", None, -1, MAX_STEP + 1])
+async def test_bad_steps_are_refused(bad: Any) -> None:
+    """A step that cannot be meant is refused by every method, with the value, before any effect."""
+    store = MemoryStepStore(5)
+    for call in (store.advance, store.raise_to, store.reset):
+        with pytest.raises(InvalidArgumentError, match=rf"{bad!r}.*: give a whole number from [01] to {MAX_STEP}"):
+            await call(bad)
+    with pytest.raises(InvalidArgumentError, match="give a whole number"):
+        store.advance_threadsafe(bad)
+    with pytest.raises(InvalidArgumentError, match="give a whole number"):
+        MemoryStepStore(bad)
+    if bad != -1:  # below any step: reached
+        with pytest.raises(InvalidArgumentError, match=rf"wait for step {bad!r}: give a whole number up to {MAX_STEP}"):
+            await store.wait_for(bad)
+    assert store.latest == Position(1, 5)
+
+
+async def test_bad_increments_and_options_are_refused() -> None:
+    """Adding nothing, a negative timeout, an unknown option: refused with the value."""
+    store = MemoryStepStore()
+    with pytest.raises(InvalidArgumentError, match="advance by 0: give a whole number from 1"):
+        await store.advance(0)
+    for timeout in (-1, float("nan"), True, "1"):
+        with pytest.raises(InvalidArgumentError, match=rf"timeout={timeout!r}: give seconds"):
+            await store.wait_for(0, timeout=timeout)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"on_reset='ignore': give \"keep\" or \"raise\""):
+        await store.wait_for(0, on_reset="ignore")  # type: ignore[arg-type]
+    for name in ("", "two\nlines", 5):
+        with pytest.raises(InvalidArgumentError, match="give a printable name"):
+            MemoryStepStore(run=name)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="give a printable name"):
+            store.publisher(name)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="give the exception"):
+        store.fail("broken")  # type: ignore[arg-type]
+
+
+async def test_the_last_step_is_the_last() -> None:
+    """A step above the highest is refused, and the store stays where it is, waiters or not."""
+    store = MemoryStepStore(MAX_STEP - 1)
+    task = await parked(store.wait_for(MAX_STEP))
+    with pytest.raises(InvalidArgumentError, match=f"advance by 2 would lead to step {MAX_STEP + 1}"):
+        await store.advance(2)
+    assert store.latest.step == MAX_STEP - 1
+    assert await store.advance() == await task == MAX_STEP
+    with pytest.raises(InvalidArgumentError, match="would lead to step"):
+        await store.advance()
+
+
+async def test_other_kinds_of_whole_numbers_are_steps() -> None:
+    """What can be an index can be a step; what comes back is a plain int."""
+
+    class Number:
+        def __index__(self) -> int:
+            return 3
+
+    number: Any = Number()
+    store = MemoryStepStore(number)
+    assert (await store.advance(number), await store.wait_for(number)) == (6, 6)
+    assert type(store.latest.step) is int
+
+
+# --- waiting
+
+
+async def test_reached_steps_never_suspend() -> None:
+    """A wait for a step that is reached, or not above 0, returns what was seen without suspending."""
+    store = MemoryStepStore(10)
+    assert [at_once(store.wait_for(step)) for step in (10, 9, 1, 0, -5)] == [10] * 5
+    assert at_once(store.wait_for(3, timeout=0, on_reset="raise")) == 10
+    assert store.statistics().immediate == 6
+    assert at_once(MemoryStepStore().wait_for(0)) == 0
+
+
+async def test_wait_ends_when_the_step_is_reached() -> None:
+    """Before its step a wait stays parked; at it, or past it, it returns the step seen."""
+    async with no_leaks():
+        store = MemoryStepStore()
+        exact, past = await parked(store.wait_for(3)), await parked(store.wait_for(4))
+        await store.advance(2)
+        await ticks()
+        assert not exact.done()
+        await store.advance()
+        assert await exact == 3
+        await store.raise_to(9)
+        assert await past == 9
+
+
+async def test_one_advance_wakes_all_it_passes() -> None:
+    """Several thresholds, one of them twice, passed at once: all are woken in order, later ones are not."""
+    store = MemoryStepStore()
+    woken: list[str] = []
+
+    async def wait(name: str, step: int) -> None:
+        assert await store.wait_for(step) == 7
+        woken.append(name)
+
+    tasks = [await parked(wait(*it)) for it in [("a", 7), ("b", 3), ("c", 8), ("d", 3), ("e", 5)]]
+    assert (store.statistics().wanted, store.statistics().thresholds) == (3, 4)
+    await store.advance(7)
+    await ticks()
+    assert woken == ["b", "d", "e", "a"]
+    assert (store.statistics().waiting, store.statistics().wanted) == (1, 8)
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_woken_once_seen_at_that_moment() -> None:
+    """A wait returns the step that woke it, also if more came before its task ran, or a reset."""
+    store = MemoryStepStore()
+    task = await parked(store.wait_for(2))
+    await store.advance(2)
+    await store.advance(5)
+    await store.reset(0)
+    assert await task == 2
+
+
+async def test_a_step_reached_wins_over_a_cancel_of_another() -> None:
+    """Cancelling one of several waiters at a step leaves the others to be woken."""
+    store = MemoryStepStore()
+    tasks = [await parked(store.wait_for(1)) for _ in range(3)]
+    tasks[1].cancel()
+    await store.advance()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [done[0], done[2]] == [1, 1]
+    assert isinstance(done[1], asyncio.CancelledError)
+
+
+async def test_cancel_after_the_wake_is_a_cancel() -> None:
+    """A task cancelled after its wait was answered and before it ran is cancelled; nothing is reported or left."""
+    async with no_leaks():
+        store = MemoryStepStore()
+        task, failing = await parked(store.wait_for(1)), await parked(store.wait_for(9))
+        changes = store.changes()
+        await anext(changes)
+        await store.advance()
+        task.cancel()
+        assert await anext(changes) == Position(1, 1)
+        change = await parked(anext(changes))
+        change.cancel()
+        store.fail(ValueError("broken"))
+        failing.cancel()
+        done = await asyncio.gather(task, failing, change, return_exceptions=True)
+        assert [type(end) for end in done] == [asyncio.CancelledError] * 3
+        assert store.statistics().waiting == 0
+
+
+async def test_cancel_storm_leaves_nothing() -> None:
+    """A thousand waiters at many steps, all cancelled: no waiter, no threshold, no timer is left."""
+    with ManualClock() as clock:
+        store = MemoryStepStore()
+        tasks = [await parked(store.wait_for(1 + number % 300, timeout=60)) for number in range(1000)]
+        assert (store.statistics().waiting, store.statistics().thresholds) == (1000, 300)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        statistics = store.statistics()
+        assert (statistics.waiting, statistics.wanted, statistics.thresholds, clock.pending) == (0, None, 0, 0)
+        assert await store.advance(500) == 500
+
+
+async def test_cancelled_thresholds_do_not_pile_up() -> None:
+    """However many different steps were waited for and given up, what is kept of them stays bounded."""
+    store = MemoryStepStore()
+    steady = await parked(store.wait_for(1))
+    most = 0
+    for first in range(2, 20_000, 100):
+        tasks = [asyncio.create_task(store.wait_for(first + number)) for number in range(100)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        most = max(most, store._room.waiters.heap_size)
+    assert most <= 2 * 101 + 64 + 100
+    await store.advance()
+    assert await steady == 1
+    assert store._room.waiters.heap_size == 0
+
+
+async def test_same_threshold_parked_and_given_up_over_and_over() -> None:
+    """A threshold that comes and goes beside a lower one keeps no trace of each time."""
+    store = MemoryStepStore()
+    low = await parked(store.wait_for(1))
+    for _ in range(500):
+        task = await parked(store.wait_for(5))
+        task.cancel()
+        await asyncio.wait([task])
+    assert store._room.waiters.heap_size <= 70
+    again = await parked(store.wait_for(5))
+    await store.advance(5)
+    assert await asyncio.gather(low, again) == [5, 5]
+
+
+# --- timeouts
+
+
+async def test_timeout_says_what_was_wanted() -> None:
+    """A wait whose time is up ends with wanted, seen, how long, and who publishes."""
+    with ManualClock() as clock:
+        store = MemoryStepStore(run="digits")
+        store.publisher("chief")
+        task = await parked(store.wait_for(10, timeout=2.5))
+        await store.advance(4)
+        clock.advance(2.4)
+        await ticks()
+        assert not task.done()
+        clock.advance(0.1)
+        with pytest.raises(
+            StepTimeoutError, match=r"step 10 of digits was not reached in 2.5 s: seen step 4, published by chief"
+        ) as error:
+            await task
+        assert (error.value.wanted, error.value.seen, error.value.waited_secs) == (10, 4, 2.5)
+        assert isinstance(error.value, TimeoutError)
+        assert (store.statistics().waiting, clock.pending) == (0, 0)
+
+
+async def test_timeout_zero_asks_without_waiting() -> None:
+    """With `timeout=0` a step not reached is an error at once; with infinity there is no limit."""
+    with ManualClock() as clock:
+        store = MemoryStepStore()
+        with pytest.raises(StepTimeoutError, match="not reached in 0 s: seen step 0, published by nobody"):
+            at_once(store.wait_for(1, timeout=0))
+        task = await parked(store.wait_for(1, timeout=float("inf")))
+        clock.advance(10_000)
+        await store.advance()
+        assert await task == 1
+
+
+async def test_timeout_and_wake_in_one_tick() -> None:
+    """Whichever comes first decides; the other changes nothing."""
+    with ManualClock() as clock:
+        store = MemoryStepStore()
+        first = await parked(store.wait_for(1, timeout=1))
+        await store.advance()
+        clock.advance(1)
+        assert await first == 1
+        second = await parked(store.wait_for(2, timeout=1))
+        clock.advance(1)
+        await store.advance()
+        with pytest.raises(StepTimeoutError):
+            await second
+
+
+async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
+    """A store made in no loop has timeouts in the one that uses it."""
+    store = await to_thread.run_sync(MemoryStepStore)
+    with pytest.raises(StepTimeoutError):
+        await store.wait_for(1, timeout=0.001)
+
+
+# --- resets
+
+
+async def test_reset_below_keeps_waiters() -> None:
+    """After a reset to a lower step a waiter waits for its step in the new epoch."""
+    store = MemoryStepStore(8)
+    task = await parked(store.wait_for(10))
+    await store.reset(2)
+    await store.advance(7)
+    await ticks()
+    assert not task.done()
+    await store.advance()
+    assert await task == 10
+
+
+async def test_reset_above_wakes() -> None:
+    """A reset to a step at or above a threshold wakes its waiter, whatever it asked for."""
+    store = MemoryStepStore(8)
+    keep, strict = await parked(store.wait_for(10)), await parked(store.wait_for(10, on_reset="raise"))
+    beyond = await parked(store.wait_for(30, on_reset="raise"))
+    await store.reset(20)
+    assert await asyncio.gather(keep, strict) == [20, 20]
+    with pytest.raises(StepResetError):
+        await beyond
+
+
+async def test_reset_raises_where_asked() -> None:
+    """`on_reset="raise"` ends the wait with the positions before and after; the others stay."""
+    async with no_leaks():
+        store = MemoryStepStore(8, run="digits")
+        strict, keep = await parked(store.wait_for(10, on_reset="raise")), await parked(store.wait_for(10))
+        await store.reset(2)
+        await store.reset(3)
+        with pytest.raises(StepResetError, match="digits was reset from step 8 to step 2") as error:
+            await strict
+        assert (error.value.old, error.value.new) == (Position(1, 8), Position(2, 2))
+        assert store.statistics().waiting == 1
+        await store.raise_to(10)
+        assert await keep == 10

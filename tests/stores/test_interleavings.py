@@ -1,0 +1,216 @@
+"""The step store under every order of events, and whether the explorer would find a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from aiohooks._aio.clock import current_clock
+from aiohooks.stores import MemoryStepStore
+from aiohooks.stores._waiting import Waiter, Waiters, WaitingRoom
+from tests.support.interleaving_fixtures import Actor, Story
+from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Crowd, TwoWaitersTwoWriters
+from tests.support.interleavings import Schedule, Violation, explore, main, replay
+
+# --- the store
+
+
+@pytest.mark.parametrize("story", SMALL, ids=lambda story: story.__name__)
+def test_small_scenarios_hold_in_every_order(story: type[Story]) -> None:
+    """No wake-up is lost, nobody released too early, nothing left, in any order of the scenario's tasks."""
+    explored = explore(story)
+    assert explored.exhausted
+    assert explored.schedules >= 20
+
+
+def test_a_larger_scenario_holds_as_far_as_it_is_tried() -> None:
+    """The first thousands of orders of a scenario that is too large to exhaust here."""
+    assert explore(Crowd, limit=2000).schedules == 2000
+
+
+# --- the explorer
+
+
+class Race(Story):
+    """Three tasks that only note their names, each twice."""
+
+    orders: set[str] = set()  # noqa: RUF012 - collected over all schedules
+
+    def actors(self) -> Mapping[str, Actor]:
+        self.order = ""
+
+        def noting(name: str) -> Actor:
+            async def act() -> None:
+                self.order += name
+                await asyncio.sleep(0)
+                self.order += name
+
+            return act
+
+        return {name: noting(name) for name in "abc"}
+
+    def at_rest(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
+        super().at_rest(tasks)
+        self.orders.add(self.order)
+
+
+def test_explorer_tries_all_orders_once() -> None:
+    """Three tasks of two parts each can be woven in 6! / 2!^3 = 90 ways: all of these, and no one twice."""
+    explored = explore(Race)
+    assert (explored.schedules, explored.exhausted, len(Race.orders)) == (90, True, 90)
+
+
+def test_explorer_stops_at_its_limit() -> None:
+    """With a limit it says that it did not exhaust the scenario."""
+    explored = explore(Race, limit=10)
+    assert (explored.schedules, explored.exhausted) == (10, False)
+
+
+def test_schedules_go_on_depth_first() -> None:
+    """The next schedule changes the last choice that had another option."""
+    schedule: Schedule | None = Schedule()
+    seen: list[list[int]] = []
+    while schedule is not None:
+        for options in (2, 1, 3):
+            schedule.choose(options)
+        seen.append(schedule.taken)
+        schedule = schedule.following()
+    assert seen == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [1, 0, 0], [1, 0, 1], [1, 0, 2]]
+
+
+# --- seeded faults: each must be found
+
+
+class ChecksThenParks(MemoryStepStore):
+    """Looks at the step, suspends, and parks: an advance in between is missed."""
+
+    async def wait_for(self, step: int, **options: Any) -> int:
+        if self.latest.step >= step:
+            return self.latest.step
+        await asyncio.sleep(0)
+        return await self._room.wait(step, None, strict=False)
+
+
+class WakesTooEarly(MemoryStepStore):
+    """Wakes everybody at every advance."""
+
+    async def advance(self, by: int = 1) -> int:
+        step = await super().advance(by)
+        for _, waiter in self._room.waiters.take_all():
+            waiter.set_result(step)
+        self._room.wake()
+        return step
+
+
+class _Careless(Waiters):
+    def discard(self, threshold: int, waiter: Waiter) -> bool:
+        self._buckets.get(threshold, {}).clear()
+        return super().discard(threshold, waiter)
+
+
+class CancelTakesAll(MemoryStepStore):
+    """A cancelled waiter takes the others at its threshold away with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room.waiters = _Careless()
+
+
+class _Hoarding(Waiters):
+    def discard(self, threshold: int, waiter: Waiter) -> bool:
+        return False
+
+
+class KeepsTheCancelled(MemoryStepStore):
+    """A cancelled waiter stays where it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room.waiters = _Hoarding()
+
+
+class _Unconcerned(WaitingRoom):
+    def _parked_by(self, wait: asyncio.Future[Any], step: int) -> None:
+        return None
+
+
+class OverlooksWaitingPublishers(MemoryStepStore):
+    """Tells nobody when those who are left only wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = _Unconcerned(self.run, self.latest, current_clock(), self._arm, self._waits_changed, self._hope_lost)
+
+
+class LeavesATask(MemoryStepStore):
+    """Starts a task for each advance that nobody ends."""
+
+    async def advance(self, by: int = 1) -> int:
+        self.task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
+        return await super().advance(by)
+
+
+@pytest.mark.parametrize(
+    ("fault", "story", "message", "within"),
+    [
+        (ChecksThenParks, "TwoWaitersTwoWriters", "lost wake-up: b wants 3", 100),
+        (WakesTooEarly, "TwoWaitersTwoWriters", "false release: b wants 3", 100),
+        (CancelTakesAll, "CancelAndWake", "lost wake-up: b wants 2", 100),
+        (KeepsTheCancelled, "TwoCancels", "1 waiters are counted, 0 wait", 100),
+        (OverlooksWaitingPublishers, "EveryoneLeftWaits", "InvalidStateError", 10),
+        (LeavesATask, "TwoWaitersTwoWriters", "a task is left over", 1),
+    ],
+)
+def test_seeded_faults_are_found(fault: type[MemoryStepStore], story: str, message: str, within: int) -> None:
+    """A store with a fault fails soon, with what is wrong and a schedule that repeats it."""
+    scenario = SCENARIOS[story]
+    with pytest.raises(Violation, match=message) as violation:
+        explore(lambda: scenario(fault), limit=within)
+    with pytest.raises(Violation, match=message):
+        replay(lambda: scenario(fault), violation.value.schedule)
+    explore(scenario, limit=within)
+
+
+class NeverEnds(TwoWaitersTwoWriters):
+    """A task that waits for something that nobody brings."""
+
+    def actors(self) -> Mapping[str, Actor]:
+        return {"hanging": lambda: asyncio.Event().wait()}
+
+
+class Complains(TwoWaitersTwoWriters):
+    """An error that goes to the loop instead of anybody who looks at it."""
+
+    def actors(self) -> Mapping[str, Actor]:
+        async def act() -> None:
+            asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+
+        return {"careless": act}
+
+
+@pytest.mark.parametrize(
+    ("story", "message"),
+    [(NeverEnds, r"hanging hangs, in schedule \[\]"), (Complains, "the loop was told .*ZeroDivisionError")],
+)
+def test_what_hangs_or_is_lost_is_found(story: type[Story], message: str) -> None:
+    """A deadlock and an unheard error are violations."""
+    with pytest.raises(Violation, match=message):
+        explore(story)
+
+
+# --- the command
+
+
+def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m tests.support.interleavings` says for each scenario how many orders were tried, and whether all."""
+    assert main(["--limit", "20", "EveryoneLeftWaits", "Crowd"]) == 0
+    head, first, second, last = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["scenario", "schedules", "exhausted"]
+    assert first.split()[:3] == ["EveryoneLeftWaits", "20", "no"]
+    assert second.split()[:3] == ["Crowd", "20", "no"]
+    assert last.startswith("40 schedules, 0 scenarios failed")
+    with pytest.raises(SystemExit):
+        main(["Unknown"])

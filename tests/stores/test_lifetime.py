@@ -1,0 +1,324 @@
+"""Step stores: changes, failing and closing, loops and threads, what can be seen of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+
+import pytest
+from anyio import to_thread
+
+from aiohooks.errors import InvalidArgumentError, PublisherFailedError, StoreClosedError, WrongLoopError
+from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
+from aiohooks.testing.clock import ManualClock
+from aiohooks.testing.leaks import no_leaks
+from tests.support.suspensions import at_once, parked, ticks
+
+pytestmark = pytest.mark.every_python
+
+MAX_STEP = 2**53 - 1
+
+
+# --- changes
+
+
+async def test_changes_begin_with_the_current_mark_and_skip() -> None:
+    """The first item is the position as it is; then only the newest, at once if it is new already."""
+    store = MemoryStepStore(3)
+    changes = store.changes()
+    assert at_once(anext(changes)) == Position(1, 3)
+    await store.advance()
+    await store.advance()
+    assert at_once(anext(changes)) == Position(1, 5)
+    task = await parked(anext(changes))
+    assert store.statistics().watching == 1
+    await store.advance()
+    await store.reset(1)
+    assert await task == Position(2, 1)
+    assert store.statistics().watching == 0
+
+
+async def test_every_iteration_of_changes_is_its_own() -> None:
+    """Several iterations, also of one iterator by two tasks, see the newest position; a cancelled one loses nothing."""
+    store = MemoryStepStore()
+    first, second = store.changes(), store.changes()
+    assert [await anext(first), await anext(second)] == [Position(1, 0)] * 2
+    tasks = [await parked(anext(it)) for it in (first, first, second)]
+    cancelled = await parked(anext(second))
+    cancelled.cancel()
+    await store.advance()
+    assert await asyncio.gather(*tasks) == [Position(1, 1)] * 3
+    task = await parked(anext(second))
+    await store.advance()
+    task.cancel()
+    await asyncio.wait([task])
+    assert await anext(second) == Position(1, 2)
+
+
+async def test_changes_end_by_aclose() -> None:
+    """`aclose` of an iteration ends it, also for a task that waits on it; the store goes on."""
+    async with no_leaks():
+        store = MemoryStepStore()
+        changes, other = store.changes(), store.changes()
+        await anext(changes)
+        await anext(other)
+        waiting, others = await parked(anext(changes, None)), await parked(anext(other))
+        await changes.aclose()
+        await changes.aclose()
+        assert await waiting is None
+        assert [position async for position in changes] == []
+        assert "closed" in repr(changes)
+        await store.advance()
+        assert await others == Position(1, 1)
+
+
+# --- failing, closing
+
+
+async def test_fail_ends_waits_until_something_happens() -> None:
+    """After `fail` present and later waits get the error as the cause, until the step moves or a publisher comes."""
+    store = MemoryStepStore(4, run="digits")
+    cause = ValueError("out of memory")
+    changes = store.changes()
+    await anext(changes)
+    tasks = [await parked(store.wait_for(5)), await parked(store.wait_for(6)), await parked(anext(changes))]
+    store.fail(cause)
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(end) for end in ends] == [
+        "the publisher of digits failed at step 4, wanted 5",
+        "the publisher of digits failed at step 4, wanted 6",
+        "the publisher of digits failed at step 4",
+    ]
+    assert all(isinstance(end, PublisherFailedError) and end.__cause__ is cause for end in ends)
+    assert len({id(end) for end in ends}) == 3
+    with pytest.raises(PublisherFailedError, match="wanted 5"):
+        at_once(store.wait_for(5))
+    assert at_once(store.wait_for(4)) == 4
+    await store.advance()
+    (await parked(store.wait_for(6))).cancel()
+    store.fail(cause)
+    store.publisher("new")
+    task = await parked(store.wait_for(6))
+    await store.advance()
+    assert await task == 6
+
+
+async def test_close_ends_waits_and_later_calls() -> None:
+    """`aclose` ends each wait with `StoreClosedError`, and so ends every later call; twice is harmless."""
+    async with no_leaks():
+        async with MemoryStepStore(4, run="digits") as store:
+            publisher = store.publisher("chief")
+            changes = store.changes()
+            await anext(changes)
+            tasks = [await parked(store.wait_for(5, timeout=9)), await parked(anext(changes))]
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(end, StoreClosedError)
+        await store.aclose()
+        for coro in (
+            store.wait_for(1),
+            store.advance(),
+            store.raise_to(9),
+            store.reset(1),
+            store.value(),
+            anext(changes),
+        ):
+            with pytest.raises(StoreClosedError, match=r"at step 4 of epoch 1, closed.* is closed: make a new one"):
+                await coro
+        for call in (lambda: store.publisher("late"), lambda: store.fail(ValueError()), store.advance_threadsafe):
+            with pytest.raises(StoreClosedError):
+                call()
+        with pytest.raises(StoreClosedError):
+            await store.__aenter__()
+        publisher.close()
+        assert store.latest == Position(1, 4)
+        assert store.statistics().waiting == 0
+
+
+# --- loops and threads
+
+
+def test_other_loop_is_refused_before_any_effect() -> None:
+    """A store belongs to the loop of its first use; in another one every call fails and changes nothing."""
+    store = MemoryStepStore()
+    assert asyncio.run(store.advance()) == 1
+
+    async def elsewhere() -> None:
+        for coro in (
+            store.advance(),
+            store.raise_to(5),
+            store.reset(5),
+            store.value(),
+            store.wait_for(1),
+            store.aclose(),
+        ):
+            with pytest.raises(WrongLoopError, match="another event loop than its own; from other threads"):
+                await coro
+        with pytest.raises(WrongLoopError):
+            await anext(store.changes())
+        with pytest.raises(WrongLoopError):
+            store.publisher("chief")
+        with pytest.raises(WrongLoopError):
+            store.fail(ValueError())
+
+    asyncio.run(elsewhere())
+    assert store.latest == Position(1, 1)
+    with pytest.raises(WrongLoopError, match=r"event loop of .* is closed: make a new store"):
+        store.advance_threadsafe()
+
+
+def test_without_a_loop_only_looking_is_allowed() -> None:
+    """Outside of any loop `latest`, `statistics` and the repr work; what would need a loop says so."""
+    store = MemoryStepStore(3)
+    assert store.latest == store.statistics().latest == Position(1, 3)
+    for call in (lambda: store.publisher("chief"), lambda: store.fail(ValueError())):
+        with pytest.raises(WrongLoopError, match="where no event loop is running"):
+            call()
+    with pytest.raises(WrongLoopError, match="where no event loop is running"):
+        at_once(store.advance())
+    with pytest.raises(WrongLoopError, match="not in use in any event loop yet"):
+        store.advance_threadsafe()
+    assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, published by nobody>"
+
+
+async def test_threads_advance_through_the_loop() -> None:
+    """`advance_threadsafe` from threads counts each call once, wakes waiters, and tells the thread the step."""
+    store = MemoryStepStore()
+    task = await parked(store.wait_for(200))
+    seen: list[int] = []
+
+    def train() -> None:
+        assert store.latest.step >= 0
+        seen.extend(store.advance_threadsafe(2).result(30) for _ in range(50))
+
+    await asyncio.gather(to_thread.run_sync(train), to_thread.run_sync(train))
+    assert await task == 200
+    assert sorted(seen) == list(range(2, 201, 2))
+
+
+async def test_other_threads_are_refused() -> None:
+    """From a thread with no loop, or with its own, a call fails before any effect."""
+    store = MemoryStepStore()
+    await store.advance()
+    errors: list[Exception] = []
+
+    def own_loop() -> None:
+        try:
+            asyncio.run(store.advance())
+        except WrongLoopError as error:
+            errors.append(error)
+
+    def no_loop() -> None:
+        try:
+            at_once(store.advance())
+        except WrongLoopError as error:
+            errors.append(error)
+
+    for target in (own_loop, no_loop):
+        thread = threading.Thread(target=target)
+        thread.start()
+        await to_thread.run_sync(thread.join)
+    assert len(errors) == 2
+    assert store.latest.step == 1
+
+
+async def test_thread_learns_of_errors() -> None:
+    """A thread's advance that fails fails its future; one that it gave up is not made."""
+    store = MemoryStepStore(MAX_STEP - 1)
+    await store.value()
+    too_far, given_up, good = (store.advance_threadsafe(by) for by in (2, 1, 1))
+    assert given_up.cancel()
+    await ticks()
+    assert isinstance(too_far.exception(0), InvalidArgumentError)
+    assert good.result(0) == MAX_STEP
+    late = store.advance_threadsafe()
+    await store.aclose()
+    await ticks()
+    assert isinstance(late.exception(0), StoreClosedError)
+
+
+# --- what can be seen
+
+
+async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """While somebody waits one line a minute says for what; when nobody does there is none, and no timer."""
+    caplog.set_level(logging.INFO, "aiohooks.stores")
+    with ManualClock() as clock:
+        store = MemoryStepStore(10, run="digits")
+        store.publisher("chief")
+        clock.advance(300)
+        tasks = [await parked(store.wait_for(step)) for step in (1386, 99, 500)]
+        assert clock.pending == 1
+        await store.advance(30)
+        clock.advance(59.9)
+        assert caplog.messages == []
+        clock.advance(0.1)
+        clock.advance(60)
+        await store.reset(0)
+        clock.advance(60)
+        await store.advance(120)
+        clock.advance(60)
+        assert caplog.messages == [
+            "run digits: waiting for step 99 (3 waiters), seen step 40, 0.5 steps/s, published by chief",
+            "run digits: waiting for step 99 (3 waiters), seen step 40, 0 steps/s, published by chief",
+            "run digits: waiting for step 99 (3 waiters), seen step 0, reset meanwhile, published by chief",
+            "run digits: waiting for step 500 (2 waiters), seen step 120, 2 steps/s, published by chief",
+        ]
+        await store.raise_to(500)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert clock.pending == 0
+        clock.advance(300)
+        assert len(caplog.messages) == 4
+
+
+async def test_statistics_count() -> None:
+    """Statistics say what is there and how many waits there were; the repr says it in a line."""
+    store = MemoryStepStore(run="digits")
+    names = [f"worker {number}" for number in range(7)]
+    for name in names:
+        store.publisher(name)
+    tasks = [await parked(store.wait_for(step)) for step in (4, 4, 6)]
+    await store.advance(4)
+    await store.wait_for(2)
+    await ticks()
+    statistics = store.statistics()
+    assert statistics.waiting_secs is not None
+    assert dataclasses.replace(statistics, waiting_secs=None) == StoreStatistics(
+        latest=Position(1, 4), waiting=1, wanted=6, thresholds=1, watching=0, publishers=tuple(names),
+        waits=3, immediate=1, max_waiting=3, waiting_secs=None,
+    )  # fmt: skip
+    assert repr(store) == (
+        "<MemoryStepStore 'digits' at step 4 of epoch 1, 1 waiting for step 6 or more, published by"
+        " worker 0, worker 1, worker 2, worker 3, worker 4 and 2 more>"
+    )
+    await store.advance(2)
+    await asyncio.gather(*tasks)
+
+
+async def test_engine_is_told_what_to_look_out_for() -> None:
+    """`_arm` hears of each change of the lowest wanted step: 0 for any change, None for nothing."""
+    armed: list[int | None] = []
+
+    class Engine(MemoryStepStore):
+        def _arm(self, step: int | None) -> None:
+            armed.append(step)
+
+    store = Engine()
+    changes = store.changes()
+    await anext(changes)
+    tasks = [await parked(store.wait_for(step)) for step in (9, 5, 5, 7)]
+    change = await parked(anext(changes))
+    await store.advance(5)
+    tasks[3].cancel()
+    await ticks()
+    store._observe(Position(1, 3))
+    store._observe(Position(1, 9))
+    await asyncio.gather(*tasks, change, return_exceptions=True)
+    assert armed == [9, 5, 0, 7, 9, None]
+    await anext(changes)
+    change = await parked(anext(changes))
+    change.cancel()
+    await asyncio.wait([change])
+    assert armed[6:] == [0, None]

@@ -1,0 +1,378 @@
+"""Publishers: who may advance a store, and what those who wait are told when nobody is left who could."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from aiohooks._aio.run_scope import begin_run
+from aiohooks.errors import (
+    OutOfRangeError,
+    PublisherFailedError,
+    PublisherFinishedError,
+    StepTimeoutError,
+    StopRequestedError,
+    WrongLoopError,
+)
+from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
+from aiohooks.testing.clock import ManualClock
+from tests.support.suspensions import at_once, parked, ticks
+
+pytestmark = pytest.mark.every_python
+
+T = TypeVar("T")
+
+
+async def acting(publisher: Publisher, call: Callable[[], Awaitable[T]]) -> T:
+    """What a session does: a run of its own, in which it may advance the store as `publisher`."""
+    run = begin_run(None, publisher)
+    try:
+        assert current_publisher() is publisher
+        return await call()
+    finally:
+        run.active = False
+        assert current_publisher() is None
+
+
+async def waits(publisher: Publisher, store: MemoryStepStore, step: int) -> asyncio.Task[int]:
+    """A publisher's own wait, parked."""
+    return await parked(acting(publisher, lambda: store.wait_for(step)))
+
+
+# --- registration
+
+
+async def test_registered_until_closed() -> None:
+    """A publisher is known from its registration to its closing, and closing twice is harmless."""
+    store = MemoryStepStore()
+    chief, worker = store.publisher("chief"), store.publisher("worker")
+    twin = store.publisher("chief")
+    assert store.statistics().publishers == ("chief", "worker", "chief")
+    chief.close()
+    chief.close(ValueError("too late"))
+    assert store.statistics().publishers == ("worker", "chief")
+    assert (chief.closed, worker.closed, twin.closed) == (True, False, False)
+    worker.close()
+    twin.close()
+    with pytest.raises(PublisherFinishedError, match="chief finished at step 0, wanted 5"):
+        await store.wait_for(5)
+    assert repr(twin) == "<Publisher 'chief', left>"
+    assert repr(store.publisher("new")) == "<Publisher 'new', at work>"
+
+
+async def test_block_closes_with_what_leaves_it() -> None:
+    """`with store.publisher(...)` leaves with the block's error, or in good order."""
+    store = MemoryStepStore(7)
+    with store.publisher("first") as publisher:
+        assert not publisher.closed
+    with pytest.raises(PublisherFinishedError, match="first finished at step 7, wanted 9"):
+        await store.wait_for(9)
+    with pytest.raises(KeyError), store.publisher("second"):
+        raise KeyError("lost")
+    with pytest.raises(PublisherFailedError, match="second failed at step 7, wanted 9") as error:
+        await store.wait_for(9)
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+# --- nobody is left
+
+
+async def test_before_the_first_departure_nobody_is_told() -> None:
+    """A store without publishers, or whose publishers are at work, lets everybody wait: one may still come."""
+    store = MemoryStepStore()
+    early = await parked(store.wait_for(2))
+    chief = store.publisher("chief")
+    late = await parked(store.wait_for(2))
+    await store.advance()
+    await ticks()
+    assert not early.done()
+    assert not late.done()
+    await store.advance()
+    chief.close()
+    assert await asyncio.gather(early, late) == [2, 2]
+
+
+async def test_finished_publisher_ends_waits_cleanly() -> None:
+    """When the only publisher has finished, present and later waits end with a clean end that says who and where."""
+    store = MemoryStepStore(1000)
+    chief = store.publisher("chief")
+    tasks = [await parked(store.wait_for(step)) for step in (1386, 2000)]
+    changes = store.changes()
+    await anext(changes)
+    watching = await parked(anext(changes, None))
+    chief.close()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(end) for end in ends] == [
+        "chief finished at step 1000, wanted 1386",
+        "chief finished at step 1000, wanted 2000",
+    ]
+    assert all(type(end) is PublisherFinishedError and isinstance(end, StopRequestedError) for end in ends)
+    assert await watching is None
+    assert [position.step async for position in store.changes()] == [1000]
+    with pytest.raises(PublisherFinishedError, match="chief finished at step 1000, wanted 1001"):
+        at_once(store.wait_for(1001))
+    assert at_once(store.wait_for(1000)) == 1000
+
+
+@pytest.mark.parametrize("end", [OutOfRangeError(), StopAsyncIteration(), StopRequestedError()])
+async def test_leaving_with_a_clean_end_is_finishing(end: Exception) -> None:
+    """An error that ends a session cleanly is no failure of its publisher."""
+    store = MemoryStepStore()
+    store.publisher("chief").close(end)
+    with pytest.raises(PublisherFinishedError):
+        await store.wait_for(1)
+
+
+@pytest.mark.parametrize("cause", [ValueError("broken"), asyncio.CancelledError()])
+async def test_failed_publisher_ends_waits_with_its_error(cause: BaseException) -> None:
+    """When the last publisher failed, each wait gets an error of its own, caused by the publisher's."""
+    store = MemoryStepStore(3)
+    chief = store.publisher("chief")
+    changes = store.changes()
+    await anext(changes)
+    tasks = [await parked(store.wait_for(4)), await parked(store.wait_for(4)), await parked(anext(changes))]
+    chief.close(cause)
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(end) for end in ends] == ["chief failed at step 3, wanted 4"] * 2 + ["chief failed at step 3"]
+    assert all(type(end) is PublisherFailedError and end.__cause__ is cause for end in ends)
+    assert ends[0] is not ends[1]
+
+
+async def test_the_last_departure_decides() -> None:
+    """Others may come and go; waits end when the last one leaves, and hear how that one left."""
+    store = MemoryStepStore()
+    first, second = store.publisher("first"), store.publisher("second")
+    task = await parked(store.wait_for(5))
+    first.close(ValueError("broken"))
+    await ticks()
+    assert not task.done()
+    assert store.statistics().publishers == ("second",)
+    await store.advance(2)
+    second.close()
+    with pytest.raises(PublisherFinishedError, match="second finished at step 2, wanted 5"):
+        await task
+
+
+async def test_a_newcomer_gives_hope_again() -> None:
+    """A publisher that registers after the others have left lets later waits wait again."""
+    store = MemoryStepStore()
+    store.publisher("first").close()
+    with pytest.raises(PublisherFinishedError):
+        await store.wait_for(1)
+    second = store.publisher("second")
+    task = await parked(store.wait_for(1))
+    await store.advance()
+    assert await task == 1
+    second.close(ValueError("broken"))
+    with pytest.raises(PublisherFailedError, match="second failed at step 1, wanted 2"):
+        await store.wait_for(2)
+
+
+async def test_what_is_reached_wins() -> None:
+    """A wait whose step was reached in the tick in which the last publisher left returns it."""
+    store = MemoryStepStore()
+    chief = store.publisher("chief")
+    reached, not_reached = await parked(store.wait_for(1)), await parked(store.wait_for(2))
+    await store.advance()
+    chief.close(ValueError("broken"))
+    assert await reached == 1
+    with pytest.raises(PublisherFailedError):
+        await not_reached
+
+
+# --- everybody who is left waits
+
+
+async def test_everybody_left_waits() -> None:
+    """When one has left and all the others wait themselves, nobody will come: all waits end at once."""
+    store = MemoryStepStore(100)
+    chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
+    watcher = await parked(store.wait_for(101))
+    first, second = await waits(one, store, 500), await waits(two, store, 600)
+    assert (chief.waiting, one.waiting, two.waiting) == (0, 1, 1)
+    assert repr(one) == "<Publisher 'one', 1 waiting>"
+    assert not first.done()
+    chief.close()
+    assert (one.waiting, two.waiting) == (0, 0)
+    ends = await asyncio.gather(watcher, first, second, return_exceptions=True)
+    assert [str(end) for end in ends] == [f"chief finished at step 100, wanted {step}" for step in (101, 500, 600)]
+    assert store.statistics().waiting == 0
+
+
+async def test_the_last_one_to_wait_is_told_at_once() -> None:
+    """When the others have left or wait, a publisher's own wait ends without suspending, and ends theirs."""
+    store = MemoryStepStore(100)
+    chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
+    first = await waits(one, store, 500)
+    chief.close(cause := ValueError("broken"))
+    await ticks()
+    assert not first.done()
+    with pytest.raises(PublisherFailedError, match="chief failed at step 100, wanted 600") as error:
+        at_once(acting(two, lambda: store.wait_for(600)))
+    assert error.value.__cause__ is cause
+    with pytest.raises(PublisherFailedError, match="wanted 500"):
+        await first
+
+
+async def test_waiting_ends_with_the_answer_not_with_the_resumption() -> None:
+    """A publisher whose wait was answered counts as at work before its task runs."""
+    store = MemoryStepStore()
+    chief, worker = store.publisher("chief"), store.publisher("worker")
+    own, other = await waits(worker, store, 1), await parked(store.wait_for(5))
+    await store.advance()
+    assert worker.waiting == 0
+    chief.close()
+    assert await own == 1
+    await ticks()
+    assert not other.done()
+    worker.close()
+    with pytest.raises(PublisherFinishedError, match="worker finished"):
+        await other
+
+
+async def test_a_cancelled_or_late_wait_is_no_wait() -> None:
+    """A publisher whose wait was cancelled, or ran out of time, is at work in the same tick."""
+    with ManualClock() as clock:
+        store = MemoryStepStore()
+        chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
+        cancelled = await waits(one, store, 5)
+        late = await parked(acting(two, lambda: store.wait_for(5, timeout=1)))
+        other = await parked(store.wait_for(5))
+        cancelled.cancel()
+        clock.advance(1)
+        assert (one.waiting, two.waiting) == (0, 0)
+        chief.close()
+        with pytest.raises(StepTimeoutError):
+            await late
+        await asyncio.wait([cancelled])
+        assert not other.done()
+        await store.advance(5)
+        assert await other == 5
+
+
+async def test_several_waits_of_one_publisher() -> None:
+    """A publisher waits as long as one of its waits is parked, a wait for a change included."""
+    store = MemoryStepStore()
+    chief, worker = store.publisher("chief"), store.publisher("worker")
+    changes = store.changes()
+    await anext(changes)
+    first, second = await waits(worker, store, 1), await waits(worker, store, 9)
+    change = await parked(acting(worker, lambda: anext(changes, None)))
+    assert worker.waiting == 3
+    await store.advance()
+    assert worker.waiting == 1
+    chief.close()
+    assert await first == 1
+    assert (await change) is not None
+    with pytest.raises(PublisherFinishedError):
+        await second
+
+
+async def test_leaving_while_waiting() -> None:
+    """A wait that outlives its publisher is anybody's wait."""
+    store = MemoryStepStore()
+    chief, worker = store.publisher("chief"), store.publisher("worker")
+    task = await waits(worker, store, 2)
+    worker.close()
+    await store.advance()
+    await ticks()
+    assert not task.done()
+    again = await waits(worker, store, 2)
+    assert worker.waiting == 1
+    chief.close()
+    ends = await asyncio.gather(task, again, return_exceptions=True)
+    assert [str(end) for end in ends] == ["chief finished at step 1, wanted 2"] * 2
+
+
+async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> None:
+    """A wait in a task that a run has started counts for the publisher as long as that run goes on."""
+    store = MemoryStepStore()
+    chief, worker = store.publisher("chief"), store.publisher("worker")
+    task = await acting(worker, lambda: parked(store.wait_for(1)))
+    assert worker.waiting == 0
+    chief.close()
+    await ticks()
+    assert not task.done()
+    await store.advance()
+    assert await task == 1
+
+
+async def test_publishers_of_other_stores_do_not_count() -> None:
+    """A wait counts for a publisher only in the publisher's own store."""
+    store, other = MemoryStepStore(), MemoryStepStore()
+    chief, worker = store.publisher("chief"), store.publisher("worker")
+    task = await parked(acting(worker, lambda: other.wait_for(1)))
+    assert worker.waiting == 0
+    waiting = await parked(store.wait_for(1))
+    chief.close()
+    await ticks()
+    assert not waiting.done()
+    await other.advance()
+    await store.advance()
+    assert await asyncio.gather(task, waiting) == [1, 1]
+
+
+async def test_all_waiting_and_none_left_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """When all publishers wait and none has left, one line says so, once each time it comes to that; nobody is told."""
+    caplog.set_level(logging.WARNING, "aiohooks.stores")
+    store = MemoryStepStore(3, run="digits")
+    one, two = store.publisher("one"), store.publisher("two")
+    first = await waits(one, store, 5)
+    assert caplog.messages == []
+    second, more = await waits(two, store, 6), await waits(two, store, 7)
+    line = "run digits: at step 3 every registered publisher is itself waiting for a step: one, two"
+    assert caplog.messages == [line]
+    second.cancel()
+    more.cancel()
+    await asyncio.wait([second, more])
+    third = await waits(two, store, 6)
+    assert caplog.messages == [line, line]
+    assert not first.done()
+    await store.advance(3)
+    assert await asyncio.gather(first, third) == [6, 6]
+    fourth = await waits(one, store, 7)
+    assert len(caplog.messages) == 2
+    await store.advance()
+    assert await fourth == 7
+
+
+async def test_starting_order_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Workers that register and wait one after the other, before the chief comes, are one warning, not one each."""
+    store = MemoryStepStore()
+    tasks = [await waits(store.publisher(f"worker {number}"), store, 1) for number in range(20)]
+    assert len(caplog.messages) == 1
+    with store.publisher("chief"):
+        await store.advance()
+    assert await asyncio.gather(*tasks) == [1] * 20
+
+
+async def test_closed_store_lets_publishers_leave() -> None:
+    """A publisher may leave a store that was closed before it, from wherever it is."""
+    store = MemoryStepStore()
+    publisher = store.publisher("chief")
+    await store.aclose()
+    publisher.close(ValueError("broken"))
+    assert store.statistics().publishers == ()
+
+
+def test_leaving_in_another_loop_is_refused() -> None:
+    """A publisher leaves in the store's own loop; elsewhere nothing happens."""
+    store = MemoryStepStore()
+
+    async def register() -> Publisher:
+        return store.publisher("chief")
+
+    async def leave() -> None:
+        publisher.close()
+
+    publisher = asyncio.run(register())
+    with pytest.raises(WrongLoopError):
+        asyncio.run(leave())
+    with pytest.raises(WrongLoopError):
+        publisher.close()
+    assert not publisher.closed
+    assert store.statistics().publishers == ("chief",)

@@ -1,0 +1,150 @@
+"""The script of the Redis store against the pure state of a run: both are given the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiohooks.stores._position import MAX_STEP, Position
+from aiohooks.stores._protocol import Answer, Fail, Join, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._run_state import RunState
+from aiohooks.stores.redis._script import LUA, Keys, answer_of, arguments, snapshot_of
+from tests.support.redis_servers import KINDS, server_of
+
+
+class Scripted:
+    """A run kept by a server, asked as the store asks."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.keys = Keys("a {strange} name%")
+        client.flushall()
+
+    def _call(self, *arguments: str | int, keep_ms: str = "") -> object:
+        keys = self.keys.all
+        # As the store does it: what is no text reaches the server all the same.
+        rest = [str(one).encode(errors="backslashreplace") for one in (arguments[0], keep_ms, *arguments[1:])]
+        return self.client.eval(LUA, len(keys), *keys, *rest)
+
+    def apply(self, request: Request, keep_ms: str = "") -> Answer:
+        """What it answers to a request."""
+        return answer_of(self._call(*arguments(request), keep_ms=keep_ms))
+
+    def snapshot(self) -> Snapshot:
+        """What it shows, but for the time."""
+        return snapshot_of(self._call("look"), "nobody")[0]
+
+
+@pytest.fixture(scope="module", params=KINDS or ["valkey"])
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
+    for server in server_of(request.param, tmp_path_factory.mktemp("script")):
+        with redis.Redis(port=server.port) as client:
+            yield client
+
+
+STEPS = st.sampled_from([0, 1, 2, 3, 10, MAX_STEP - 1, MAX_STEP])
+TEXTS = st.text(max_size=8) | st.sampled_from(["chief", "ünï\n", 'with "quotes" \\ and 12 34'])
+IDS = st.sampled_from(["a:1:x/1", "a:1:x/2", "b:2:y/1"])
+REIGNS = st.integers(0, 3)
+TELLERS = st.sampled_from(["a:1:x/", "b:2:y/"])
+NAMES = TEXTS.map(lambda text: text or "worker")
+
+WRITES = st.builds(
+    Write,
+    st.sampled_from(["advance", "raise", "reset"]),
+    STEPS,
+    st.builds(Position, st.integers(1, 3), STEPS),
+    REIGNS,
+    st.sampled_from(["a:1:x", "b:2:y", "c 3 z"]),
+    st.integers(1, 5),
+)
+MEMBERS = st.builds(Member, IDS, NAMES, st.sampled_from([10.0, 60.5]), STEPS, REIGNS, st.booleans(), st.just(0))
+REQUESTS = st.one_of(
+    WRITES,
+    st.builds(Join, MEMBERS),
+    st.builds(Leave, IDS, st.just("") | NAMES, STEPS, TEXTS, TELLERS, st.integers(0, 3)),
+    st.builds(Lead, MEMBERS.map(lambda member: member._replace(term=0, ready=False))),
+    st.builds(Fail, TEXTS, TELLERS, st.integers(0, 3)),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=st.lists(REQUESTS, max_size=25))
+def test_the_script_does_what_the_state_does(client: redis.Redis, requests: list[Request]) -> None:
+    """Each answer is the same, and so is what is shown afterwards."""
+    state, scripted = RunState(), Scripted(client)
+    for request in requests:
+        assert scripted.apply(request) == state.apply(request), request
+        assert scripted.snapshot()._replace(expires_secs=None) == state.snapshot(), request
+
+
+def test_a_lease_that_ran_out_is_found_by_who_looks(client: redis.Redis) -> None:
+    """A member that is not renewed departs as lost, at the step of the run; others stay."""
+    scripted = Scripted(client)
+    scripted.apply(Write("advance", 7, Position(1, 0), 0, "w", 1))
+    scripted.apply(Join(Member("p/1", "short", 0.001)))
+    scripted.apply(Join(Member("q/1", "long", 60.0)))
+    while len((snapshot := scripted.snapshot()).members) == 2:
+        pass
+    assert [member.name for member in snapshot.members] == ["long"]
+    assert snapshot.last_exit is not None
+    assert (snapshot.last_exit.name, snapshot.last_exit.step, snapshot.last_exit.lost) == ("short", 7, True)
+    assert snapshot.expires_secs == pytest.approx(60.0, abs=30.0)
+
+
+def test_a_lease_that_ran_out_is_no_hindrance_to_the_lead(client: redis.Redis) -> None:
+    """Who asks for the lead gets it, without looking first."""
+    """Who asks for the lead after the chief's lease has run out gets it, and the dead chief has last_exit."""
+    scripted = Scripted(client)
+    assert scripted.apply(Lead(Member("p/1", "first", 0.001))).term == 1
+    while (answer := scripted.apply(Lead(Member("q/1", "second", 60.0)))).status == "busy":
+        pass
+    assert (answer.status, answer.term) == ("ok", 2)
+
+
+def test_own_leases_are_not_looked_after(client: redis.Redis) -> None:
+    """A process renews its own, and need not look when they end."""
+    scripted = Scripted(client)
+    scripted.apply(Join(Member("p/1", "mine", 60.0)))
+    reply = scripted._call("look")
+    assert snapshot_of(reply, "p")[0].expires_secs is None
+    assert snapshot_of(reply, "q")[0].expires_secs is not None
+
+
+def test_many_writers_are_forgotten_the_longest_silent_first(client: redis.Redis) -> None:
+    """At least 1,024 are remembered, so that a repeated write of one of them is not done again."""
+    scripted = Scripted(client)
+    for number in range(1, 1_400):
+        scripted.apply(Write("advance", 1, Position(1, 0), 0, f"w{number}", 1))
+    remembered = client.hlen(scripted.keys.all[4])
+    assert 1_024 <= remembered <= 1_280
+    assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w1399", 1)).position == Position(1, 1_399)
+    assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w500", 1)).position == Position(1, 500)
+    assert scripted.snapshot().position == Position(1, 1_399)
+
+
+def test_all_keys_of_a_run_lie_on_one_node() -> None:
+    """The part in braces is the same in all keys, also where the name of the run has braces."""
+    for run in ("default", "a}b", "{", "}{x}", "100%"):
+        keys = Keys(run)
+        tags = {key[key.index("{") + 1 : key.index("}")] for key in (*keys.all, keys.wake("host:1:ab"))}
+        assert len(tags) == 1
+        assert all(tags)
+    assert Keys("a}").stream != Keys("a%7D").stream
+
+
+def test_a_run_that_is_to_be_kept_for_a_time_only(client: redis.Redis) -> None:
+    """Every key that there is gets a time to live, with each request."""
+    scripted = Scripted(client)
+    for request in (
+        Join(Member("p/1", "one", 60.0)),
+        Write("advance", 1, Position(1, 0), 0, "w", 1),
+        Leave("p/1", "one", 1),
+    ):
+        scripted.apply(request, keep_ms="60000")
+    for key in scripted.keys.all:
+        assert not client.exists(key) or 0 < client.pttl(key) <= 60_000

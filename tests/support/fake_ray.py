@@ -1,0 +1,115 @@
+"""The step actor in this process and loop: it can die, and lose what was asked of it or what it answered."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError
+
+from aiohooks.stores.ray import RayStepStore
+from aiohooks.stores.ray._actor import StepKeeper
+
+
+class _Call:
+    def __init__(self) -> None:
+        self.result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def future(self) -> concurrent.futures.Future[Any]:
+        return self.result
+
+
+class _Method:
+    def __init__(self, actor: FakeActor, name: str) -> None:
+        self._actor = actor
+        self._name = name
+
+    def remote(self, *args: Any) -> _Call:
+        call = _Call()
+        self._actor.take(self._name, pickle.loads(pickle.dumps(args)), call)
+        return call
+
+
+class FakeActor:
+    """An actor with a handle: `actor.method.remote(...)`; `decide` says of each call what becomes of it."""
+
+    def __init__(self) -> None:
+        self.keeper = StepKeeper()
+        self.lives = 1
+        self.decide: Callable[[str], str] = lambda name: ""
+        """"dies before" the call, "dies after" it, before the answer; otherwise it lives."""
+        self._calls: dict[asyncio.Task[Any], _Call] = {}
+
+    def __getattr__(self, name: str) -> _Method:
+        return _Method(self, name)
+
+    def take(self, name: str, args: tuple[Any, ...], call: _Call) -> None:
+        fate = self.decide(name)
+        if fate == "dies before":
+            call.result.set_exception(_away())
+            self.die()
+            return
+        task = asyncio.get_running_loop().create_task(getattr(self.keeper, name)(*args))
+        self._calls[task] = call
+
+        def done(task: asyncio.Task[Any]) -> None:
+            if self._calls.pop(task, None) is None:
+                return  # it died meanwhile
+            if fate == "dies after":
+                call.result.set_exception(_away())
+                self.die()
+            elif (error := task.exception()) is not None:
+                call.result.set_exception(error)
+            else:
+                call.result.set_result(pickle.loads(pickle.dumps(task.result())))
+
+        task.add_done_callback(done)
+
+    def die(self) -> None:
+        """Its process is killed, and another one is started."""
+        self.stop()
+        self.keeper = StepKeeper()
+        self.lives += 1
+
+    def stop(self) -> None:
+        """It is killed."""
+        calls, self._calls = self._calls, {}
+        for task, call in calls.items():
+            task.cancel()
+            call.result.set_exception(_away())
+        timer = self.keeper._timer
+        if timer is not None:
+            timer.cancel()
+
+
+def _away() -> ActorUnavailableError:
+    return ActorUnavailableError("the fake actor died", b"0" * 16)
+
+
+class FakeCluster:
+    """The actors of all runs."""
+
+    def __init__(self) -> None:
+        self.actors: dict[str, FakeActor] = {}
+
+    def actor(self, run: str) -> FakeActor:
+        return self.actors.setdefault(run, FakeActor())
+
+    def store(self, run: str = "fake", **options: Any) -> RayStepStore:
+        """A store, as in a process of its own."""
+        return _FakeStore(self, run=run, **options)
+
+
+class _FakeStore(RayStepStore):
+    def __init__(self, cluster: FakeCluster, **options: Any) -> None:
+        super().__init__(**options)
+        self._cluster = cluster
+
+    def _find_keeper(self) -> Any:
+        return self._cluster.actor(self.run)
+
+    async def _delete(self) -> None:
+        self._cluster.actors.pop(self.run).stop()

@@ -1,0 +1,235 @@
+"""Every order in which the tasks of a small scenario can run.
+
+The event loop here has no clock and no I/O: whenever more than one task could run next, a schedule says which one.
+`explore` runs a scenario under one schedule after the other, depth first, until there are no more: what holds then holds
+for all orders, those that a real loop would never produce included. Plain callbacks run in order, before any task.
+
+Usage: python -m tests.support.interleavings [--limit N] [name ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextvars
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Scenario(Protocol):
+    """One small story; made anew for each schedule, inside the loop."""
+
+    def actors(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]:
+        """The tasks, by name; `tasks` holds them when they begin."""
+        ...
+
+    def at_rest(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
+        """Checks what must hold when nothing can run any more; raises AssertionError."""
+        ...
+
+    async def finish(self) -> None:
+        """Ends what still waits."""
+        ...
+
+    def finished(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
+        """Checks what must hold after `finish`; every task is done then."""
+        ...
+
+
+class Violation(AssertionError):
+    """A schedule under which something did not hold; `schedule` repeats it."""
+
+    def __init__(self, message: str, schedule: Sequence[int]) -> None:
+        super().__init__(f"{message}, in schedule {list(schedule)}")
+        self.schedule = list(schedule)
+
+
+@dataclass(frozen=True)
+class Explored:
+    """How far an exploration came."""
+
+    schedules: int
+    exhausted: bool
+    depth: int
+    secs: float
+
+
+class Schedule:
+    """Which of the runnable tasks goes next, at each point where there are several."""
+
+    def __init__(self, choices: Sequence[int] = ()) -> None:
+        """Follows `choices`, then always takes the first."""
+        self._given = list(choices)
+        self.taken: list[int] = []
+        self.options: list[int] = []
+
+    def choose(self, options: int) -> int:
+        depth = len(self.taken)
+        choice = self._given[depth] if depth < len(self._given) else 0
+        self.taken.append(choice)
+        self.options.append(options)
+        return choice
+
+    def following(self) -> Schedule | None:
+        """The next one, depth first; None when this was the last."""
+        for depth in reversed(range(len(self.taken))):
+            if self.taken[depth] + 1 < self.options[depth]:
+                return Schedule([*self.taken[:depth], self.taken[depth] + 1])
+        return None
+
+
+class ReadyQueue(deque[asyncio.Handle]):
+    """The loop's ready queue, with a mind of its own about who is first."""
+
+    schedule = Schedule()
+
+    def popleft(self) -> asyncio.Handle:
+        first: dict[asyncio.Task[Any], int] = {}
+        for index, handle in enumerate(self):
+            if handle.cancelled():
+                continue
+            task = task_of(handle)
+            if task is None:
+                return self._take(index)
+            first.setdefault(task, index)
+        if not first:
+            return super().popleft()
+        indices = list(first.values())
+        return self._take(indices[self.schedule.choose(len(indices)) if len(indices) > 1 else 0])
+
+    def _take(self, index: int) -> asyncio.Handle:
+        handle = self[index]
+        del self[index]
+        return handle
+
+
+def task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
+    """The task that this handle steps; None for a plain callback."""
+    owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+    return owner if isinstance(owner, asyncio.Task) else None
+
+
+class ControlledLoop(asyncio.BaseEventLoop):
+    """A loop without time and I/O, which ends its run when nothing can go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready = self.ready = ReadyQueue()
+        self._selector = self
+        self.errors: list[str] = []
+        self.set_exception_handler(lambda _, context: self.errors.append(repr(context)))
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            self.stop()
+        elif timeout > 0:
+            raise RuntimeError("there is no time here: use ManualClock")
+        return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        raise RuntimeError("there are no threads here")
+
+    def run_to_rest(self) -> None:
+        """Runs until nothing is runnable."""
+        self.run_forever()
+        assert not self.ready
+
+
+def run_once(loop: ControlledLoop, make: Callable[[], Scenario], schedule: Schedule) -> None:
+    """One scenario under one schedule; raises `Violation`."""
+    loop.ready.schedule = schedule
+    tasks: dict[str, asyncio.Task[Any]] = {}
+
+    def begin() -> None:
+        scenario = scenarios[0]
+        for name, actor in scenario.actors().items():
+            tasks[name] = loop.create_task(actor(), name=name, context=contextvars.copy_context())
+
+    def finish() -> None:
+        tasks["finish"] = loop.create_task(scenarios[0].finish(), name="finish")
+
+    scenarios: list[Scenario] = [make()]
+    try:
+        loop.call_soon(begin)
+        loop.run_to_rest()
+        scenarios[0].at_rest(tasks)
+        loop.call_soon(finish)
+        loop.run_to_rest()
+        for name, task in tasks.items():
+            assert task.done(), f"{name} is left over"
+            if not task.cancelled():
+                task.exception()
+        tasks["finish"].result()
+        scenarios[0].finished(tasks)
+        assert not loop.errors, f"the loop was told {loop.errors}"
+        assert all(task in tasks.values() for task in asyncio.all_tasks(loop)), "a task is left over"
+    except Exception as error:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_to_rest()
+        message = str(error) if isinstance(error, AssertionError) else repr(error)
+        raise Violation(message, schedule.taken) from error
+
+
+def explore(make: Callable[[], Scenario], *, limit: int | None = None) -> Explored:
+    """Runs the scenario under all schedules, or the first `limit`; raises `Violation` at the first that fails."""
+    loop = ControlledLoop()
+    schedule: Schedule | None = Schedule()
+    count = depth = 0
+    began = time.perf_counter()
+    try:
+        while schedule is not None and (limit is None or count < limit):
+            run_once(loop, make, schedule)
+            count += 1
+            depth = max(depth, len(schedule.taken))
+            schedule = schedule.following()
+    finally:
+        loop.close()
+    return Explored(count, schedule is None, depth, time.perf_counter() - began)
+
+
+def replay(make: Callable[[], Scenario], choices: Sequence[int]) -> None:
+    """Runs the scenario under one schedule, as a `Violation` has named it."""
+    loop = ControlledLoop()
+    try:
+        run_once(loop, make, Schedule(choices))
+    finally:
+        loop.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Explores the step store's scenarios and prints a table."""
+    from tests.support.interleaving_scenarios import SCENARIOS
+
+    parser = argparse.ArgumentParser(prog="python -m tests.support.interleavings", description=__doc__)
+    parser.add_argument("--limit", type=int, default=10_000, help="schedules for each scenario, at most; %(default)s")
+    parser.add_argument("names", nargs="*", help="the scenarios to explore; all of them")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(SCENARIOS):
+        parser.error(f"unknown scenarios: {', '.join(sorted(unknown))}; known: {', '.join(SCENARIOS)}")
+    print(f"{'scenario':<44} {'schedules':>9} {'exhausted':>9} {'depth':>5} {'per s':>7}  result")
+    total = failures = 0
+    for name in options.names or SCENARIOS:
+        try:
+            explored = explore(SCENARIOS[name], limit=options.limit)
+        except Violation as violation:
+            failures += 1
+            print(f"{name:<44} {'':>9} {'':>9} {len(violation.schedule):>5} {'':>7}  {violation}")
+            continue
+        total += explored.schedules
+        exhausted = "yes" if explored.exhausted else "no"
+        rate = explored.schedules / explored.secs
+        print(f"{name:<44} {explored.schedules:>9} {exhausted:>9} {explored.depth:>5} {rate:>7.0f}  ok", flush=True)
+    print(f"{total} schedules, {failures} scenarios failed, Python {sys.version.split()[0]}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

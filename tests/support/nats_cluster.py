@@ -1,0 +1,56 @@
+"""Three NATS servers on the loopback that keep every stream three times; whoever leads a stream can be found and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from nats.aio.client import Client
+
+from tests.support.store_servers import Server, free_port
+
+
+class Cluster:
+    """The servers, by name."""
+
+    def __init__(self, servers: dict[str, Server]) -> None:
+        self.servers = servers
+
+    @property
+    def url(self) -> str:
+        """Of all of them."""
+        return "nats://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers.values())
+
+    async def leader(self, stream: str) -> str:
+        """The name of the one that leads a stream."""
+        client = Client()
+        await client.connect(self.url.split(","), reconnect_time_wait=0)
+        try:
+            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"{}", timeout=10)
+            return str(json.loads(reply.data)["cluster"]["leader"])
+        finally:
+            await client.close()
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path) -> Iterator[Cluster]:
+    """Three servers for the time of the block."""
+    routes = {name: free_port() for name in ("one", "two", "three")}
+    everyone = ",".join(f"nats://127.0.0.1:{port}" for port in routes.values())
+    servers = {
+        name: Server(
+            "nats",
+            directory,
+            ["-n", name, "--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", everyone],
+        )
+        for name, port in routes.items()
+    }
+    try:
+        for server in servers.values():
+            server.start()
+        yield Cluster(servers)
+    finally:
+        for server in servers.values():
+            server.kill()

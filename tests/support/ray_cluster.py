@@ -1,0 +1,126 @@
+"""A Ray cluster for tests: one process starts it, on the loopback interface, and ends it when the tests end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from aiohooks.testing.leaks import no_leaks
+from tests.support.source import ROOT
+
+TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16)
+"""The cluster lets in nobody without it."""
+
+
+def environment() -> dict[str, str]:
+    """What processes need that use it."""
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_LOG_TO_DRIVER": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    return {**quiet, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+
+
+os.environ.update(environment())  # Ray looks for the token when it is imported
+
+
+@contextlib.contextmanager
+def ray_cluster(num_cpus: int = 8) -> Iterator[str]:
+    """Starts one; gives its address."""
+    command = [sys.executable, "-m", "tests.support.ray_cluster", str(num_cpus)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            for line in server.stdout:
+                if line.startswith("address "):
+                    yield line.split()[1]
+                    break
+            else:
+                raise AssertionError("no Ray cluster came up")
+        finally:
+            server.stdin.close()
+            server.stdout.read()
+
+
+_cluster: list[str] = []
+
+
+def session_cluster(request: pytest.FixtureRequest) -> str:
+    """The address of the one cluster of this test session."""
+    if "AIOHOOKS_TEST_RAY" in os.environ:  # one that runs already, with RAY_AUTH_TOKEN: quicker for who writes tests
+        return os.environ["AIOHOOKS_TEST_RAY"]
+    if not _cluster:
+        context = ray_cluster()
+        _cluster.append(context.__enter__())
+
+        def stop() -> None:
+            context.__exit__(None, None, None)
+
+        request.config.add_cleanup(stop)
+    return _cluster[0]
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The cluster; this process is a part of it while the tests of the module run."""
+    pytest.importorskip("ray")
+    from aiohooks.stores.ray import _cluster
+
+    address = session_cluster(request)
+    _cluster.join(address, timeout=30, log_to_driver=False)
+    try:
+        yield address
+    finally:
+        _cluster.leave()
+
+
+def keeper_of(run: str, namespace: str = "aiohooks") -> Any:
+    """The actor that keeps a run; None if there is none."""
+    import ray
+
+    try:
+        return ray.get_actor(f"aiohooks step {run}", namespace=namespace)
+    except ValueError:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """`no_leaks`, but for the sockets that Ray opens and closes as it likes; for tests marked `may_leak`."""
+    check = no_leaks()
+    passed = False
+    try:
+        async with check:
+            yield
+            passed = True
+    except AssertionError:
+        if not passed or not all("open on socket:" in line for line in check.leaks.leftovers):
+            raise
+
+
+def main() -> None:
+    """Is the cluster until its standard input ends."""
+    from aiohooks.stores.ray import _cluster
+
+    _cluster.join(
+        "local",
+        timeout=60,
+        num_cpus=int(sys.argv[1]),
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80_000_000,
+    )
+    import ray
+
+    print("address", ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+    _cluster.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Sessions that write lines, and what is in the files afterwards; for the tests of `CSVHook` and `JSONLinesHook`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.records import CSVHook, JSONLinesHook
+from tests.support.models import counting_graph
+
+Hook = CSVHook | JSONLinesHook
+both = pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
+
+
+async def run(hook: Hook, runs: int, *, start: int = 0, state: Mapping[str, Any] | None = None, **feeds: Any) -> None:
+    """A session that starts at a step, with what the hook had at the last checkpoint, and makes so many runs."""
+
+    class Restores(ah.SessionRunHook):
+        async def begin(self) -> None:
+            if state is not None:
+                hook.load_state_dict(state)
+
+    store = ah.MemoryStepStore(start)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Restores()], global_step=store) as session:
+        for _ in range(runs):
+            await session.run("train", feed_dict=feeds)
+
+
+def steps(path: Path) -> list[int]:
+    """The steps of a file's lines."""
+    lines = path.read_text().splitlines()
+    if path.suffix == ".csv":
+        return [int(row["step"]) for row in csv.DictReader(lines)]
+    return [json.loads(line)["step"] for line in lines]
+
+
+def without_time(path: Path) -> list[Any]:
+    """All that a file has but the times."""
+    lines = path.read_text().splitlines()
+    if path.suffix == ".csv":
+        return [{name: value for name, value in row.items() if name != "time"} for row in csv.DictReader(lines)]
+    return [{name: value for name, value in json.loads(line).items() if name != "time"} for line in lines]
+
+
+def aside_of(path: Path) -> str:
+    """What was taken out of a file."""
+    return Path(f"{path}.dropped").read_text()
+
+
+def file_of(make: Callable[..., Hook], folder: Path) -> Path:
+    """A path with the ending that belongs to the hook."""
+    return folder / ("run.csv" if make is CSVHook else "run.jsonl")

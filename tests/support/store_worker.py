@@ -1,0 +1,116 @@
+"""A process of the fault programmes: opens step stores and does with them what its standard input says, line by line.
+
+    python -m tests.support.store_worker asyncio|uvloop
+
+Each line is an order, `{"id": 3, "do": "wait", ...}`; each answer has its id, and `result` or `error`. Orders are carried
+out together. Before each advance `{"begun": n}` is printed, after it `{"acked": n}`: what is known of it if it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from typing import Any
+
+from aiohooks.stores import open_step_store
+from tests.conformance.report import loop_factory
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+class Worker:
+    """What the orders can ask for."""
+
+    def __init__(self) -> None:
+        self.store: Any = None
+        self.stack = contextlib.AsyncExitStack()
+        self.moving: asyncio.Task[Any] | None = None
+        self.begun = self.acked = 0
+
+    async def open(self, url: str, run: str, **options: Any) -> None:
+        self.begun = self.acked = 0
+        self.store = await self.stack.enter_async_context(open_step_store(url, run=run, **options))
+
+    async def close(self) -> None:
+        await self.rest()
+        await self.stack.aclose()
+
+    async def wait(self, step: int, times: int = 1) -> int:
+        return int(min(await asyncio.gather(*(self.store.wait_for(step) for _ in range(times)))))
+
+    async def parked(self, count: int = 1) -> int:
+        while self.store.statistics().waiting < count:  # noqa: ASYNC110 - a store has no event for this
+            await asyncio.sleep(0)
+        return int(self.store.statistics().waiting)
+
+    async def advance(self, times: int = 1, by: int = 1) -> int:
+        for _ in range(times):
+            await self._advance(by)
+        return int(self.store.latest.step)
+
+    async def _advance(self, by: int) -> None:
+        self.begun += by
+        say(begun=self.begun)
+        await self.store.advance(by)
+        self.acked += by
+        say(acked=self.acked)
+
+    async def move(self, callers: int = 3) -> None:
+        """Advances until `rest`, several callers at the same time."""
+        self.moving = asyncio.gather(*(self._move() for _ in range(callers)))  # type: ignore[assignment]
+
+    async def _move(self) -> None:
+        await asyncio.sleep(0)
+        while self.moving is not None:
+            await self._advance(1)
+
+    async def rest(self) -> None:
+        moving, self.moving = self.moving, None
+        if moving is not None:
+            await moving
+
+    async def publish(self, name: str) -> None:
+        self.stack.enter_context(self.store.publisher(name))
+        await self.store.flush()
+
+    async def lead(self) -> int:
+        return int((await self.stack.enter_async_context(self.store.lead())).number)
+
+    async def reset(self, step: int) -> int:
+        return int((await self.store.reset(step)).epoch)
+
+    async def value(self) -> list[int]:
+        return list(await self.store.value())
+
+    async def serve(self) -> None:
+        """Until the input ends."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        tasks: set[asyncio.Task[None]] = set()
+        while line := await reader.readline():
+            task = asyncio.ensure_future(self._obey(json.loads(line)))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        pipe.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _obey(self, order: dict[str, Any]) -> None:
+        number, what = order.pop("id"), order.pop("do")
+        try:
+            result = await getattr(self, what)(**order)
+        except Exception as error:
+            say(id=number, error=type(error).__name__, text=str(error))
+        else:
+            say(id=number, result=result)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=loop_factory(sys.argv[1])) as runner:
+        runner.run(Worker().serve())

@@ -1,0 +1,333 @@
+"""The leaks check: each kind of leftover is seeded and named, and clean code passes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from aiohooks import MemoryStepStore
+from aiohooks.testing.leaks import Leaks, Snapshot, assert_no_leaks, leaks_since, no_leaks
+
+pytestmark = pytest.mark.every_python
+
+
+async def leftovers(leak: Callable[[], Awaitable[Any]], *stores: MemoryStepStore) -> str:
+    """What the check says of `leak`, which must be something."""
+    with pytest.raises(AssertionError) as failure:
+        async with no_leaks(stores=stores):
+            await leak()
+    return str(failure.value)
+
+
+async def numbers() -> AsyncGenerator[int]:
+    for number in range(2):
+        yield number
+
+
+async def never() -> None:
+    """Nobody awaits it."""
+
+
+async def test_clean_code_leaves_nothing() -> None:
+    """Tasks awaited, files closed, threads joined, generators finished: no leaks."""
+    async with no_leaks(stores=[MemoryStepStore()]) as check:
+        assert await asyncio.create_task(asyncio.sleep(0, "done")) == "done"
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        assert [number async for number in numbers()] == [0, 1]
+    assert not check.leaks
+    assert str(check.leaks) == "nothing was left behind"
+
+
+async def test_running_task_is_named_with_its_place() -> None:
+    """A task that is not done when the block is left is named, with the line it stands at."""
+    ended = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def straggler() -> None:
+        await ended.wait()
+
+    async def leak() -> None:
+        tasks.append(asyncio.create_task(straggler(), name="straggler"))
+        await asyncio.sleep(0)
+
+    told = await leftovers(leak)
+    assert "task 'straggler' still runs (" in told
+    assert "straggler, test_leaks.py:" in told
+    ended.set()
+    await tasks[0]
+
+
+async def test_cancelled_but_not_awaited_task_is_a_leftover() -> None:
+    """Cancelling is not ending: the task must be awaited before the block is left."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def leak() -> None:
+        tasks.append(asyncio.create_task(asyncio.Event().wait(), name="cancelled"))
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+
+    assert "task 'cancelled' still runs" in await leftovers(leak)
+    assert tasks[0].cancelled()
+
+
+async def test_open_file_is_named() -> None:
+    """A descriptor that was not open before is named with what it is open on."""
+    opened: list[int] = []
+
+    async def leak() -> None:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+
+    told = await leftovers(leak)
+    assert f"file descriptor {opened[0]} open on {os.devnull}" in told
+    os.close(opened[0])
+
+
+async def test_open_socket_is_named() -> None:
+    """Sockets are descriptors too."""
+    pair: list[socket.socket] = []
+
+    async def leak() -> None:
+        pair.extend(socket.socketpair())
+
+    told = await leftovers(leak)
+    assert told.count("open on socket:") == 2
+    for one in pair:
+        one.close()
+
+
+async def test_forgotten_socket_is_named_when_it_is_collected() -> None:
+    """An object that closes itself only when it is collected was closed by nobody."""
+
+    async def leak() -> None:
+        socket.socket()
+
+    assert "unclosed <socket" in await leftovers(leak)
+
+
+async def test_running_thread_is_named() -> None:
+    """A thread that is not joined is named."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, name="forgotten")
+
+    async def leak() -> None:
+        thread.start()
+
+    assert "thread 'forgotten' still runs" in await leftovers(leak)
+    ended.set()
+    thread.join()
+
+
+async def test_idle_workers_of_the_pools_are_allowed() -> None:
+    """Worker threads of anyio and of the loop that wait for work belong to the loop, not to the block."""
+    async with no_leaks():
+        assert await anyio.to_thread.run_sync(lambda: 1) == 1
+        assert await asyncio.to_thread(lambda: 2) == 2
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["new worker", "worker from before"])
+async def test_abandoned_worker_is_named(warm: bool) -> None:
+    """A worker whose function runs on although nobody waits for it is named."""
+    if warm:
+        await anyio.to_thread.run_sync(lambda: None)
+    ended = threading.Event()
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stuck() -> None:
+        loop.call_soon_threadsafe(began.set)
+        ended.wait()
+
+    async def leak() -> None:
+        task = asyncio.create_task(anyio.to_thread.run_sync(stuck, abandon_on_cancel=True))
+        await began.wait()
+        task.cancel()
+        await asyncio.wait([task])
+
+    assert "thread 'AnyIO worker thread' still runs" in await leftovers(leak)
+    ended.set()
+
+
+async def test_signal_handler_left_installed_is_named() -> None:
+    """A signal handler is put back by whoever changed it."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    async def leak() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    assert "signal handler of SIGUSR1" in await leftovers(leak)
+    signal.signal(signal.SIGUSR1, before)
+
+
+async def test_unawaited_coroutine_is_named() -> None:
+    """A coroutine object that nobody awaited is named."""
+
+    async def leak() -> None:
+        never()  # type: ignore[unused-coroutine]
+
+    assert "coroutine 'never' was never awaited" in await leftovers(leak)
+
+
+async def test_exception_never_retrieved_is_named() -> None:
+    """An exception in a task that nobody asked for its result is named."""
+
+    async def failing() -> None:
+        raise ValueError("unheard")
+
+    async def leak() -> None:
+        asyncio.create_task(failing())  # noqa: RUF006 - that is the leak
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    told = await leftovers(leak)
+    assert "exception was never retrieved" in told
+    assert "ValueError('unheard')" in told
+
+
+async def test_error_in_a_callback_is_named() -> None:
+    """What a callback of the loop raises reaches nobody, so it is named."""
+
+    def broken() -> None:
+        raise KeyError("callback")
+
+    async def leak() -> None:
+        asyncio.get_running_loop().call_soon(broken)
+
+    assert "KeyError('callback')" in await leftovers(leak)
+
+
+async def test_error_in_a_finaliser_is_named() -> None:
+    """What `__del__` raises reaches nobody, so it is named."""
+
+    class Fragile:
+        def __del__(self) -> None:
+            raise OSError("finaliser")
+
+    async def leak() -> None:
+        Fragile()
+
+    assert "OSError('finaliser')" in await leftovers(leak)
+
+
+async def test_unfinished_async_generator_is_named() -> None:
+    """An async generator left by `break` is finished by nobody in particular, so it is named."""
+    generator = numbers()
+
+    async def leak() -> None:
+        await anext(generator)
+
+    assert "async generator numbers begun and not closed" in await leftovers(leak)
+    await generator.aclose()
+
+
+async def test_parked_waiters_and_registered_publishers_are_named() -> None:
+    """A store has as many waiters as before, and no publisher more."""
+    store = MemoryStepStore(run="trials")
+    before = asyncio.create_task(store.wait_for(1))
+    await asyncio.sleep(0)
+    changes = store.changes()
+    await anext(changes)
+    publisher = store.publisher("early")
+    late: list[Any] = []
+
+    async def leak() -> None:
+        late.append(asyncio.gather(store.wait_for(1), store.wait_for(2), anext(changes)))
+        late.append(store.publisher("late"))
+        await asyncio.sleep(0)
+
+    told = await leftovers(leak, store)
+    assert "3 waiter(s) parked in <MemoryStepStore" in told
+    assert "publisher 'late' registered in <MemoryStepStore" in told
+    assert "publisher 'early'" not in told
+    await store.advance(2)
+    await late[0]
+    await before
+    late[1].close()
+    publisher.close()
+
+
+async def test_swallowed_cancel_is_named() -> None:
+    """The number of cancels of the task is the same after the block; a cancel taken in and kept is named."""
+
+    async def leak() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    assert "cancelling() of the task was 0 and is 1" in await asyncio.create_task(leftovers(leak))
+
+
+async def test_error_of_the_block_passes_with_the_leftovers_as_a_note() -> None:
+    """The block's own exception is the primary one; it tells of the leftovers in a note."""
+    ended = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
+    error = ValueError("own")
+
+    async def leak() -> None:
+        tasks.append(asyncio.create_task(ended.wait(), name="straggler"))
+        raise error
+
+    with pytest.raises(ValueError, match="own") as failure:
+        async with no_leaks():
+            await leak()
+    assert failure.value is error
+    assert "task 'straggler' still runs" in error.__notes__[0]
+    ended.set()
+    await tasks[0]
+
+
+async def test_pending_cancel_is_passed_on() -> None:
+    """A cancel that arrives at the end of the block is not eaten by the check."""
+
+    async def body() -> None:
+        async with no_leaks():
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    task = asyncio.create_task(body())
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_everything_is_put_back() -> None:
+    """The hooks and handlers that the check takes over are the old ones afterwards, also after a failure."""
+
+    def hooks() -> tuple[Any, ...]:
+        handler = asyncio.get_running_loop().get_exception_handler()
+        return sys.unraisablehook, handler, sys.get_asyncgen_hooks(), list(warnings.filters)
+
+    async def leak() -> None:
+        assert hooks() != before
+        never()  # type: ignore[unused-coroutine]
+
+    before = hooks()
+    await leftovers(leak)
+    assert hooks() == before
+
+
+async def test_two_moments_can_be_compared_by_hand() -> None:
+    """`Snapshot.take` and `assert_no_leaks` do the same comparison without a block, and without waiting."""
+    before = Snapshot.take()
+    assert_no_leaks(before)
+    assert leaks_since(before) == Leaks()
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    with pytest.raises(AssertionError, match="file descriptor"):
+        assert_no_leaks(before)
+    os.close(descriptor)
+    assert_no_leaks(before)

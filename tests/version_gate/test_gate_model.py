@@ -1,0 +1,396 @@
+"""The version gate against a model, and under random interleavings and cancellations: the bound holds, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from aiohooks.errors import PublisherFailedError, StepTimeoutError
+from aiohooks.stores import MemoryStepStore, Position
+from aiohooks.testing.clock import ManualClock
+from aiohooks.version_gate import GateStatistics, Ticket, VersionGate
+
+pytestmark = pytest.mark.every_python
+
+
+@dataclass(eq=False)
+class Item:
+    """What the model believes of one admission."""
+
+    task: asyncio.Task[None]
+    handed_on: bool
+    deadline: float | None
+    leave: asyncio.Future[None]
+    tickets: list[Ticket] = field(default_factory=list)
+    position: Position | None = None
+    state: str = "waiting"
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.tickets[0]
+
+
+class GateAgainstModel(RuleBasedStateMachine):
+    """Each rule does one thing, lets the loop come to rest, and compares."""
+
+    items = Bundle("items")
+
+    @initialize(max_lag=st.integers(0, 2), per_version=st.integers(1, 3), first=st.integers(0, 3))
+    def make(self, max_lag: int, per_version: int, first: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.clock = ManualClock()
+        with self.clock:
+            self.versions = MemoryStepStore(first)
+            self.gate = VersionGate(self.versions, max_lag=max_lag, per_version=per_version)
+        self.max_lag, self.per_version = max_lag, per_version
+        self.position = Position(1, first)
+        self.all: list[Item] = []
+        self.used_now = self.owed = 0
+        self.lags: list[int] = []
+
+    def do(self, call: Callable[[], Any]) -> Any:
+        async def settled() -> Any:
+            answer = call()
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            for _ in range(8):
+                await asyncio.sleep(0)
+            return answer
+
+        return self.loop.run_until_complete(settled())
+
+    def having(self, *states: str) -> list[Item]:
+        return [item for item in self.all if item.state in states]
+
+    def room(self) -> int:
+        places = (self.max_lag + 1) * self.per_version
+        return places - len(self.having("open")) - self.owed - min(self.used_now, self.per_version)
+
+    def let_in(self) -> None:
+        """The model's rule: first come, first served, as long as there is room."""
+        for item in self.having("waiting"):
+            if self.room() <= 0:
+                break
+            item.state, item.position = "open", self.position
+
+    def lag(self, item: Item) -> int | None:
+        assert item.position is not None
+        return self.position.step - item.position.step if item.position.epoch == self.position.epoch else None
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        with self.clock:
+            self.do(lambda: self.versions.fail(RuntimeError("over")))  # all are told at once, however many
+        for item in self.having("waiting"):
+            assert isinstance(item.task.exception(), PublisherFailedError)
+            item.state = "late"
+        for item in self.all:
+            item.task.cancel()
+        self.do(lambda: None)
+        assert not asyncio.all_tasks(self.loop)
+        assert self.versions.statistics().waiting == 0
+        assert self.clock.pending == 0
+        self.loop.close()
+
+    # Rules.
+
+    @rule(target=items, handed_on=st.booleans(), timeout=st.sampled_from([None, None, 0, 5, 20]))
+    def admit(self, handed_on: bool, timeout: float | None) -> Item:
+        leave: asyncio.Future[None] = self.loop.create_future()
+
+        async def work() -> None:
+            async with self.gate.admit(timeout=timeout) as ticket:
+                item.tickets.append(ticket)
+                if handed_on:
+                    ticket.hand_on()
+                await leave
+
+        deadline = None if timeout is None else self.clock.now() + timeout
+        item = Item(self.loop.create_task(work()), handed_on, deadline, leave)
+        self.all.append(item)
+        self.let_in()
+        if item.state == "waiting" and timeout == 0:
+            item.state = "late"
+        self.do(lambda: None)
+        return item
+
+    @rule(by=st.sampled_from([1, 1, 1, 2, 5]))
+    def publish(self, by: int) -> None:
+        self.position = Position(self.position.epoch, self.position.step + by)
+        self.used_now, self.owed = 0, max(0, self.owed - by * self.per_version)
+        self.let_in()
+        self.do(lambda: self.versions.advance(by))
+
+    @rule(step=st.integers(0, 6))
+    def reset(self, step: int) -> None:
+        self.position = Position(self.position.epoch + 1, step)
+        self.used_now = self.owed = 0
+        for item in self.having("open"):
+            item.state = "outdated"
+        self.let_in()
+        self.do(lambda: self.versions.reset(step))
+
+    @rule(item=items)
+    def use(self, item: Item) -> None:
+        if item.state in ("waiting", "late", "cancelled", "used", "shipped"):
+            return
+        lag = self.lag(item)
+        may = item.state == "open" and lag is not None and lag <= self.max_lag
+        if may:
+            assert lag is not None
+            item.state = "used"
+            self.used_now += 1
+            self.lags.append(lag)
+        elif item.state == "open":
+            item.state = "too old"
+        self.let_in()
+        assert self.do(item.ticket.use) == may
+
+    @rule(item=items)
+    def drop(self, item: Item) -> None:
+        if item.state == "open":
+            item.state = "dropped"
+            self.let_in()
+            self.do(item.ticket.drop)
+
+    @rule(item=items)
+    def end_block(self, item: Item) -> None:
+        if item.leave.done() or not item.tickets:
+            return
+        if item.state == "open" and not item.handed_on:
+            lag = self.lag(item)
+            assert lag is not None
+            item.state = "shipped" if lag <= self.max_lag else "too old"
+            if item.state == "shipped":
+                self.owed += 1
+                self.lags.append(lag)
+            self.let_in()
+        self.do(lambda: item.leave.set_result(None))
+
+    @rule(item=items)
+    def cancel(self, item: Item) -> None:
+        if not item.task.done():
+            item.state = {"waiting": "cancelled", "open": "abandoned"}.get(item.state, item.state)
+            self.let_in()
+            self.do(item.task.cancel)
+
+    @rule(secs=st.sampled_from([1, 5, 70]))
+    def time_passes(self, secs: float) -> None:
+        self.do(lambda: self.clock.advance(secs))
+        for item in self.having("waiting"):
+            if item.deadline is not None and item.deadline <= self.clock.now():
+                item.state = "late"
+
+    @rule(target=items)
+    def nothing(self) -> Any:
+        return multiple()
+
+    # What must agree.
+
+    @invariant()
+    def everything_agrees(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        seen: GateStatistics = self.do(self.gate.statistics)
+        for item in self.all:
+            if item.state in ("waiting", "late", "cancelled"):
+                assert not item.tickets, "let in without room"
+                assert item.task.done() == (item.state != "waiting")
+                if item.state == "late":
+                    assert isinstance(item.task.exception(), StepTimeoutError)
+                continue
+            assert item.tickets, "a lost wake-up"
+            assert (item.ticket.position, item.ticket.state) == (item.position, item.state)
+            assert 0 <= item.ticket.step - item.ticket.version <= self.max_lag
+        assert seen.open == len(self.having("open"))
+        assert seen.room == max(0, self.room())
+        assert seen.waiting == len(self.having("waiting"))
+        assert seen.used == len(self.having("used"))
+        assert seen.shipped == len(self.having("shipped"))
+        assert seen.too_old == len(self.having("too old"))
+        assert seen.outdated == len(self.having("outdated"))
+        assert seen.abandoned == len(self.having("abandoned"))
+        assert seen.dropped == len(self.having("dropped", "too old", "outdated", "abandoned"))
+        assert seen.admitted == seen.open + seen.used + seen.shipped + seen.dropped
+        assert seen.due == sum(self.lag(item) == self.max_lag for item in self.having("open"))
+        assert seen.lag_max == max(self.lags, default=0) <= self.max_lag
+        assert seen.lag_mean == (sum(self.lags) / len(self.lags) if self.lags else 0)
+        assert self.versions.statistics().waiting == bool(seen.waiting)
+
+
+TestGateAgainstModel = GateAgainstModel.TestCase
+TestGateAgainstModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+# Interleavings: nothing comes to rest between two things that happen.
+
+
+@dataclass
+class Story:
+    """Workers, a queue and a trainer, whose speeds a seed decides."""
+
+    seed: int
+    max_lag: int
+    per_version: int
+    in_order: bool = False
+    waits_for_due: bool = False
+    resets: bool = False
+    cancels: bool = False
+    workers: int = 6
+    versions_wanted: int = 40
+
+    async def play(self) -> GateStatistics:
+        """Plays it, and looks at each item by its own count of the versions."""
+        rnd = random.Random(self.seed)
+        versions = MemoryStepStore(rnd.randrange(3))
+        gate = VersionGate(versions, max_lag=self.max_lag, per_version=self.per_version)
+        queue: asyncio.Queue[Ticket] = asyncio.Queue(maxsize=rnd.choice([0, 1, 3]))
+
+        async def pause(most: int) -> None:
+            for _ in range(rnd.randrange(most + 1)):
+                await asyncio.sleep(0)
+
+        async def work() -> None:
+            while True:
+                try:
+                    async with gate.admit() as ticket:
+                        assert ticket.position == versions.latest
+                        assert 0 <= ticket.step - ticket.version <= self.max_lag
+                        await pause(2 if rnd.random() < 0.8 else 30)
+                        await queue.put(ticket.hand_on())
+                except ZeroDivisionError:
+                    pass
+                await pause(1)
+
+        ahead: dict[int, Ticket] = {}
+        expected = 0
+
+        async def take() -> Ticket:
+            """The next one as it comes; in order, if so told."""
+            nonlocal expected
+            while True:
+                if self.in_order and expected in ahead:
+                    expected += 1
+                    return ahead.pop(expected - 1)
+                ticket = await queue.get()
+                if not self.in_order:
+                    return ticket
+                ahead[ticket.number] = ticket
+
+        tasks = [asyncio.create_task(work()) for _ in range(self.workers)]
+        made = 0
+        while made < self.versions_wanted:
+            batch = 0
+            while batch < self.per_version or (self.waits_for_due and gate.due):
+                ticket = await take()
+                age = versions.latest.step - ticket.version if ticket.position.epoch == versions.latest.epoch else None
+                if ticket.use():
+                    assert age is not None
+                    assert 0 <= age <= self.max_lag
+                    assert ticket.lag == age
+                    batch += 1
+                else:
+                    assert age is None or age > self.max_lag
+            await pause(3)
+            await versions.advance()
+            made += 1
+            if self.resets and rnd.random() < 0.1:
+                await versions.reset(rnd.randrange(20))
+            if self.cancels:
+                for number, task in enumerate(tasks):
+                    if rnd.random() < 0.2:
+                        task.cancel()
+                        tasks[number] = asyncio.create_task(work())
+                        with pytest.raises(asyncio.CancelledError):
+                            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for ticket in [*ahead.values(), *(queue.get_nowait() for _ in range(queue.qsize()))]:
+            ticket.drop()
+        seen = gate.statistics()
+        assert (seen.open, seen.waiting, versions.statistics().waiting) == (0, 0, 0)
+        assert seen.admitted == seen.used + seen.shipped + seen.dropped
+        assert seen.lag_max <= self.max_lag
+        return seen
+
+
+SHAPES = [(0, 1), (0, 4), (1, 1), (1, 4), (4, 2)]
+
+
+@pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
+async def test_the_bound_holds_in_any_order(max_lag: int, per_version: int) -> None:
+    """Items that overtake each other: none is used beyond the bound, and where there are late ones they are dropped."""
+    seen = [await Story(seed, max_lag, per_version).play() for seed in range(15)]
+    assert max(one.lag_max for one in seen) == max_lag, "the bound is reached, too"
+    if (max_lag, per_version) == (1, 4):
+        assert any(one.too_old for one in seen), "the count alone would not do"
+
+
+@pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
+async def test_in_order_none_is_too_old(max_lag: int, per_version: int) -> None:
+    """Items used in the order in which they were let in are never too old: there the count is enough."""
+    for seed in range(15):
+        seen = await Story(seed, max_lag, per_version, in_order=True).play()
+        assert seen.too_old == 0
+
+
+@pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
+async def test_who_waits_for_what_is_due_drops_none(max_lag: int, per_version: int) -> None:
+    """A trainer that goes on taking until nothing is due never drops an item, in whatever order they come."""
+    for seed in range(15):
+        seen = await Story(seed, max_lag, per_version, waits_for_due=True).play()
+        assert seen.too_old == 0
+
+
+@pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
+async def test_resets_and_cancellations(max_lag: int, per_version: int) -> None:
+    """Workers cancelled wherever they are, and generations that end: the bound holds and every place comes back."""
+    for seed in range(15):
+        seen = await Story(seed, max_lag, per_version, resets=True, cancels=True).play()
+        assert seen.abandoned > 0
+
+
+async def test_a_cancel_at_every_point() -> None:
+    """One of three workers is cancelled at its k-th suspension, for all k: the others get every place there is."""
+    for victim in range(3):
+        for when in range(40):
+            versions = MemoryStepStore()
+            gate = VersionGate(versions, max_lag=1)
+            done: list[int] = []
+
+            async def work(name: int, gate: VersionGate = gate, done: list[int] = done) -> None:
+                for _ in range(3):
+                    async with gate.admit() as ticket:
+                        await asyncio.sleep(0)
+                        if name == 2:
+                            ticket.drop()
+                    done.append(name)
+
+            async def train(versions: MemoryStepStore = versions) -> None:
+                for _ in range(12):
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                    await versions.advance()
+
+            tasks = [asyncio.create_task(work(name)) for name in range(3)]
+            trainer = asyncio.create_task(train())
+            for _ in range(when):
+                await asyncio.sleep(0)
+            tasks[victim].cancel()
+            await asyncio.gather(*tasks, trainer, return_exceptions=True)
+            assert all(done.count(name) == 3 for name in range(3) if name != victim)
+            seen = gate.statistics()
+            assert (seen.open, seen.waiting, versions.statistics().waiting) == (0, 0, 0)
+            assert seen.admitted == seen.shipped + seen.dropped
+            await versions.advance(4)
+            assert gate.statistics().room == 2
