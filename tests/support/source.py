@@ -1,10 +1,13 @@
-"""The project's own files, read and not imported: what the tests of its shape look at."""
+"""The project's own files, read and not imported: what the tests of its shape look at.
+
+The library is the one of this checkout, unless `root` is another folder that holds one.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,9 +34,9 @@ class Import:
         return f"{self.importer}:{self.line}: {what}"
 
 
-def python_files(*folders: str) -> list[Path]:
+def python_files(*folders: str, root: Path = ROOT) -> list[Path]:
     """Every Python file below these folders of the repository."""
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
 
 
 def tree(path: Path) -> ast.Module:
@@ -42,22 +45,22 @@ def tree(path: Path) -> ast.Module:
 
 
 @functools.cache
-def modules() -> dict[str, Path]:
+def modules(root: Path = ROOT) -> dict[str, Path]:
     """The library's modules by dotted name."""
     found: dict[str, Path] = {}
-    for path in python_files(PACKAGE):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    for path in python_files(PACKAGE, root=root):
+        parts = path.relative_to(root).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 @functools.cache
-def imports(importer: str) -> tuple[Import, ...]:
+def imports(importer: str, root: Path = ROOT) -> tuple[Import, ...]:
     """Every import of a module of the library; names of modules are told from names inside them."""
-    return tuple(_imports(importer, tree(modules()[importer]), "top"))
+    return tuple(_imports(importer, tree(modules(root)[importer]), "top", modules(root)))
 
 
-def _imports(importer: str, node: ast.AST, kind: Kind) -> Iterator[Import]:
+def _imports(importer: str, node: ast.AST, kind: Kind, known: Collection[str]) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
@@ -67,19 +70,19 @@ def _imports(importer: str, node: ast.AST, kind: Kind) -> Iterator[Import]:
             assert child.module is not None
             for alias in child.names:
                 whole = f"{child.module}.{alias.name}"
-                if whole in modules():
+                if whole in known:
                     yield Import(importer, whole, None, kind, child.lineno)
                 else:
                     yield Import(importer, child.module, alias.name, kind, child.lineno)
         elif isinstance(child, ast.If) and _is_type_checking(child.test):
             for statement in child.body:
-                yield from _imports(importer, ast.Module([statement], []), "types")
+                yield from _imports(importer, ast.Module([statement], []), "types", known)
             for statement in child.orelse:
-                yield from _imports(importer, ast.Module([statement], []), kind)
+                yield from _imports(importer, ast.Module([statement], []), kind, known)
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _imports(importer, child, "types" if kind == "types" else "inner")
+            yield from _imports(importer, child, "types" if kind == "types" else "inner", known)
         else:
-            yield from _imports(importer, child, kind)
+            yield from _imports(importer, child, kind, known)
 
 
 def _is_type_checking(test: ast.expr) -> bool:
