@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from aiohooks._aio.await_chain import standing
+from aiohooks._aio.await_chain import describe_suspension
 from aiohooks._aio.clock import TimerHandle, current_clock
 
 
-class Interrupt:
+class CancelScope:
     """One block of one task that may be ended from outside.
 
     `fire` cancels the task; when the block has been left, `settle` takes that cancel back and says whether another one,
@@ -31,7 +31,7 @@ class Interrupt:
         self.task = task
         self.cause: BaseException | None = None
         """What the block is to end with instead of the cancellation, if the one who fired said it."""
-        self._base = cancels_of(task) if base is None else base
+        self._base = cancel_count(task) if base is None else base
         self._fired = False
         self._cancelled = False
         self._later: asyncio.Handle | None = None
@@ -73,7 +73,7 @@ class Interrupt:
         return self.task.cancelling() > self._base
 
 
-def running_task() -> asyncio.Task[Any]:
+def current_task() -> asyncio.Task[Any]:
     """The task that runs now."""
     task = _current_task()
     assert task is not None, "coroutines of this library run inside a task"
@@ -93,7 +93,7 @@ else:  # written in Python there, and slower than all else that a run does for i
         return _tasks.get(asyncio.get_running_loop())
 
 
-def cancels_of(task: asyncio.Task[Any]) -> int:
+def cancel_count(task: asyncio.Task[Any]) -> int:
     """How many cancels the task has been through; one that it has called on itself and not met yet is not among them."""
     return task.cancelling() - bool(getattr(task, "_must_cancel", False))
 
@@ -117,12 +117,12 @@ class TimeLimit:
         """Where the task was when the time was up."""
 
     def __enter__(self) -> None:
-        self._interrupt = Interrupt(running_task())
+        self._interrupt = CancelScope(current_task())
         if self._secs is not None:
             self._timer = current_clock().call_later(self._secs, self._expire)
 
     def _expire(self) -> None:
-        self.stood = standing(self._interrupt.task)
+        self.stood = describe_suspension(self._interrupt.task)
         self._interrupt.fire(self._what)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -212,7 +212,7 @@ async def wait_done(tasks: Iterable[asyncio.Task[Any]], secs: float | None) -> b
     return not pending
 
 
-async def in_thread(fn: Callable[..., T], *args: Any, grace_secs: float) -> T:
+async def to_thread(fn: Callable[..., T], *args: Any, grace_secs: float) -> T:
     """Calls a blocking function in a worker thread; a cancel waits for the thread, which nothing can stop, for a while."""
     call = functools.partial(fn, *args)
     return await shielded(anyio.to_thread.run_sync(call), grace_secs=grace_secs, what=f"thread of {fn!r}")

@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 import anyio
 
-from aiohooks._aio.await_chain import standing
-from aiohooks._aio.cancel import Interrupt, running_task
+from aiohooks._aio.await_chain import describe_suspension
+from aiohooks._aio.cancel import CancelScope, current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks.errors import HookCancelledError, HookTimeoutError
 
@@ -122,7 +122,7 @@ class Crew:
         self._base = base
         self._children: dict[int, asyncio.Task[None]] = {}
         self._idle: asyncio.Future[None] | None = None
-        self._interrupt: Interrupt | None = None
+        self._interrupt: CancelScope | None = None
         self._outer: asyncio.CancelledError | None = None
         self._errors: dict[int, BaseException] | None = None
         self._expired: dict[int, str] | None = None  # and where they stood then
@@ -255,7 +255,7 @@ class Crew:
 
     def _fire(self, why: str) -> None:
         if self._interrupt is None:
-            self._interrupt = Interrupt(self._caller, self._base)
+            self._interrupt = CancelScope(self._caller, self._base)
         self._interrupt.fire(why)
 
     def _cancel_children(self) -> None:
@@ -282,7 +282,7 @@ class Crew:
     def _expire(self, number: int, child: asyncio.Task[None] | None) -> None:
         if self._expired is None:
             self._expired = {}
-        self._expired[number] = standing(child or self._caller)
+        self._expired[number] = describe_suspension(child or self._caller)
         if child is not None:
             child.cancel()
         else:
@@ -401,7 +401,7 @@ class FanOut:
 
     def overlap(self) -> None:
         """Starts everything that can start beside what has just suspended."""
-        task = running_task()
+        task = current_task()
         if task is not self._task:  # the context is looked up once for each task
             self._task = task
             self._context = _context_of(task)
@@ -418,7 +418,7 @@ class FanOut:
             await self.crew.settle(error)
             return
         work = self.work()
-        if isinstance(error, asyncio.CancelledError) and running_task().cancelling() <= self.base:
+        if isinstance(error, asyncio.CancelledError) and current_task().cancelling() <= self.base:
             # Nobody cancelled the caller: the hook awaited something that was cancelled, or raised this itself.
             raise cancelled_by_others(work, work.current(), error)
         describe_failure(error, work.describe(work.current()))

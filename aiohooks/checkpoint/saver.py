@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
@@ -131,7 +131,7 @@ class Saver:
         await self.aclose()
 
     async def _in_thread(self, fn: Callable[..., R], *args: Any) -> R:
-        return await in_thread(fn, *args, grace_secs=DEFAULT_GRACE_SECS)
+        return await to_thread(fn, *args, grace_secs=DEFAULT_GRACE_SECS)
 
 
 def _check_step(step: object) -> int:

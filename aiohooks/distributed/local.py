@@ -17,7 +17,7 @@ from multiprocessing.process import parent_process
 from typing import Any, TypeVar
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import in_thread, shielded
+from aiohooks._aio.cancel import shielded, to_thread
 from aiohooks._aio.clock import current_clock
 from aiohooks._validate import check_secs
 from aiohooks.distributed._supervise import supervise
@@ -54,11 +54,11 @@ async def do_in_process(order: Order, grace_secs: float) -> Any:
     pid = code = None
     try:
         try:
-            await in_thread(_start, process, grace_secs=grace_secs)
+            await to_thread(_start, process, grace_secs=grace_secs)
         finally:
             theirs.close()
         await _readable(ours.fileno())
-        outcome = await in_thread(_received, ours, grace_secs=grace_secs)
+        outcome = await to_thread(_received, ours, grace_secs=grace_secs)
         heard = True
     finally:
         ours.close()
@@ -255,7 +255,7 @@ async def run_processes(
     kept = open_step_store("local://" if store is None else store, run=name, **options)
     own = None
     if store is None:
-        own = await in_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
+        own = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
     url = store or f"local://{own}"
 
     async def attempt(task_id: int, tries: int) -> T:
@@ -268,6 +268,6 @@ async def run_processes(
         return await supervise(attempt, num_tasks=num_workers + 1, max_restarts=max_restarts, backoff=backoff, grace_secs=grace)
     finally:
         if own is not None:
-            await in_thread(lambda: shutil.rmtree(own, ignore_errors=True), grace_secs=stop_grace_secs)
+            await to_thread(lambda: shutil.rmtree(own, ignore_errors=True), grace_secs=stop_grace_secs)
         elif run is None:
             await forget(kept, stop_grace_secs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import in_thread, shielded
+from aiohooks._aio.cancel import shielded, to_thread
 from aiohooks._validate import check_mapping, check_secs
 from aiohooks.distributed._supervise import supervise
 from aiohooks.distributed.task import (
@@ -90,7 +90,7 @@ async def run(
         cpus = (num_workers + 1) * resources["num_cpus"]
         room = {"num_cpus": max(os.cpu_count() or 1, int(cpus + 1)), "include_dashboard": False}
     init = {**room, **(init_options or {})}
-    await in_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
+    await to_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
     try:
         async with store:
 
@@ -108,7 +108,7 @@ async def run(
                 if run is None:
                     await forget(store, stop_grace_secs)
     finally:
-        await in_thread(_cluster.leave, grace_secs=stop_grace_secs)
+        await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
 
 
 async def _do_on_cluster(order: Order, resources: Mapping[str, Any], grace_secs: float) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import running_task, shielded
+from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._validate import check_callable, check_instance, check_mapping
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError
 from aiohooks.graph.graph import is_coroutine_function
@@ -103,7 +103,7 @@ def fulfil(order: Order) -> Outcome:
 
 async def _fulfil(order: Order) -> Any:
     # In what is told of its sessions: each process has a Task-1.
-    running_task().set_name(task_name(order.task_id))
+    current_task().set_name(task_name(order.task_id))
     async with open_step_store(order.url, run=order.run, **order.store_options) as store:
         task = Task(order.task_id, order.num_workers, store, order.checkpoint_dir, order.attempt)
         return await order.main(task, *order.args)

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks.errors import FetchError, GraphError, did_you_mean
 from aiohooks.graph.graph import MISSING, GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
 
@@ -205,7 +205,7 @@ def _caller(node: Operation, positional: tuple[int, ...], named: dict[str, int],
 
 def _in_thread(fn: Callable[..., Any], grace_secs: float) -> Callable[..., Coroutine[Any, Any, Any]]:
     def call(*args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        return in_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
+        return to_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
 
     return call
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancels_of, running_task, shielded
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task, shielded
 from aiohooks._aio.gather import FanOut, drive
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
@@ -135,7 +135,7 @@ class Session:
         if plan.operations:
             if fan is None and not plan.is_chain:
                 fan = FanOut()
-                fan.base = cancels_of(running_task())
+                fan.base = cancel_count(current_task())
                 await drive(_run_operations(self, plan, values, fan), fan)
             else:
                 await _run_operations(self, plan, values, fan or FanOut())

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Sampling
@@ -203,7 +203,7 @@ class BackgroundWriter(Generic[T]):
             self._changed.notify_all()
         thread, self._thread = self._thread, None
         if thread is not None:
-            await in_thread(thread.join, grace_secs=grace_secs)
+            await to_thread(thread.join, grace_secs=grace_secs)
         if self.lost and not self._raises:
             _logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
         self.check()
@@ -295,4 +295,4 @@ class WritingHook(SessionRunHook):
                 await writer.aclose(grace_secs=DEFAULT_GRACE_SECS)
         finally:
             if close_file is not None:
-                await in_thread(close_file, grace_secs=DEFAULT_GRACE_SECS)
+                await to_thread(close_file, grace_secs=DEFAULT_GRACE_SECS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidHookError
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -71,7 +71,7 @@ class BlockingHook(SessionRunHook):
 
     async def _call(self, name: str, *args: Any) -> Any:
         method = self._methods.get(name)
-        return None if method is None else await in_thread(method, *args, grace_secs=self._grace_secs)
+        return None if method is None else await to_thread(method, *args, grace_secs=self._grace_secs)
 
     def __repr__(self) -> str:
         return f"BlockingHook({self._obj!r})"

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from aiohooks._aio.cancel import TimeLimit, cancels_of, in_thread, running_task, wait_done
+from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task, to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._aio.run_scope import Running, begin_run, innermost_run
+from aiohooks._aio.run_scope import RunScope, begin_run, current_run
 from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs
 from aiohooks.errors import (
     AiohooksError,
@@ -110,14 +110,14 @@ class Evaluate:
         """
         what = f"the evaluation at step {evaluation.step}"
         limit = TimeLimit(self._timeout_secs, what)
-        base = cancels_of(running_task())
+        base = cancel_count(current_task())
         try:
             with limit:
                 if self._thread:
-                    return await in_thread(self._fn, evaluation, grace_secs=evaluation.session.grace_secs)
+                    return await to_thread(self._fn, evaluation, grace_secs=evaluation.session.grace_secs)
                 return await self._fn(evaluation)
         except asyncio.CancelledError as error:
-            if running_task().cancelling() > base:
+            if current_task().cancelling() > base:
                 raise
             raise HookCancelledError(f"{what} was cancelled, and not by its session") from error
         except StopRequestedError:
@@ -402,10 +402,10 @@ class EvaluatorHook(SessionRunHook):
     def _working(self) -> asyncio.Task[None] | None:
         """The task that evaluates; a new one if there is none, or it was cancelled by somebody."""
         if self._pending and self._coord is not None and (self._worker is None or self._worker.done()):
-            self._worker = self._coord.start_soon(self._work, innermost_run(), name="evaluation")
+            self._worker = self._coord.start_soon(self._work, current_run(), name="evaluation")
         return self._worker
 
-    async def _work(self, run: Running | None) -> None:
+    async def _work(self, run: RunScope | None) -> None:
         if run is not None:
             # A monitored run in here is refused, as it is inline: it could wait for a run that waits for this task.
             begin_run(run.session, None)

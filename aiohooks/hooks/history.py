@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._validate import check_instance
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import Values, checked_path, checked_values, number
@@ -129,7 +129,7 @@ class HistoryHook(SessionRunHook):
             for tag, kept in self.values.items()
         }
         split = {tag: ([step for step, _ in points], [value for _, value in points]) for tag, points in series.items()}
-        await in_thread(self._draw, split, self._plot, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(self._draw, split, self._plot, grace_secs=DEFAULT_GRACE_SECS)
 
     def __repr__(self) -> str:
         return f"<HistoryHook of {', '.join(self._fetches)}: {len(self.steps)} steps>"

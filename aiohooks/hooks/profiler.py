@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._validate import check_instance
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import checked_path
@@ -85,7 +85,7 @@ class ProfilerHook(SessionRunHook):
         self._sampling = Sampling(self._every, first=False)
         self._warm = False
         self.captures = []
-        await in_thread(_make_folder, self.output_dir, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(_make_folder, self.output_dir, grace_secs=DEFAULT_GRACE_SECS)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Counts from the step at which the session starts; a window that was cut off by a recovery is left out."""
@@ -156,7 +156,7 @@ class ProfilerHook(SessionRunHook):
         profile = self._stop()
         assert profile is not None
         path = os.path.join(self.output_dir, f"profile-{step}{profile.suffix}")
-        await in_thread(_write_whole, profile, path, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(_write_whole, profile, path, grace_secs=DEFAULT_GRACE_SECS)
         self.captures.append(path)
         _logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
-from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError
@@ -203,7 +203,7 @@ class ProgressHook(SessionRunHook):
         if self._broken:
             return
         try:
-            await in_thread(write, what, grace_secs=_GRACE_SECS)
+            await to_thread(write, what, grace_secs=_GRACE_SECS)
         except (OSError, ValueError) as error:  # the other end has gone, or the file was closed
             self._broken = True
             _logger.warning("progress cannot be shown any more: %r", error)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.hooks._observing import (
@@ -424,7 +424,7 @@ class _RecordsHook(WritingHook):
         restored, self._restored = self._restored, []
         if self._sampling.start(step) and self._file is not None and self._writer is not None:
             await self._writer.drain()
-            await in_thread(self._file.open_at, step, restored, grace_secs=DEFAULT_GRACE_SECS)
+            await to_thread(self._file.open_at, step, restored, grace_secs=DEFAULT_GRACE_SECS)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Hands the line to the writer.

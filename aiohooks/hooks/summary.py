@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, in_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import (
@@ -90,7 +90,7 @@ class SummarySaverHook(WritingHook):
         self._writer = None
         file = self._tensorboard.EventFile(self.output_dir)
         self._close_file = file.close
-        await in_thread(file.open, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(file.open, grace_secs=DEFAULT_GRACE_SECS)
         self._writer = BackgroundWriter(
             file.write, what=f"the summaries in {self.output_dir}", max_queue=self._max_queue, on_write_error=self._on_write_error
         )

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiohooks._aio.await_chain import place
-from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.await_chain import user_location
+from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, LoopClock, TimerHandle, current_clock
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
@@ -283,7 +283,7 @@ class HookTimingHook(SessionRunHook):
 
     def _loop_blocked(self, frames: Frames, secs: float) -> None:
         """Called in the watching thread."""
-        self._blockers.append(Blocker(place(frames) or "", secs, self._step))
+        self._blockers.append(Blocker(user_location(frames) or "", secs, self._step))
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Counts from the step at which the session starts."""
@@ -310,7 +310,7 @@ class HookTimingHook(SessionRunHook):
             self._beat.cancel()
             self._beat = None
         if self._watch is not None:
-            await in_thread(self._watch.stop, grace_secs=10.0)
+            await to_thread(self._watch.stop, grace_secs=10.0)
         self._logger.info("hook times at the end, step %d:\n%s", self._step, self.report())
         self.unwatch()
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._aio.await_chain import dump, place, wait_of
-from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.await_chain import format_tasks, task_wait, user_location
+from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, SessionStalledError
@@ -158,7 +158,7 @@ class WatchdogHook(SessionRunHook):
             self._timer = None
         watch, self._watch = self._watch, None
         if watch is not None:
-            await in_thread(watch.stop, grace_secs=10.0)
+            await to_thread(watch.stop, grace_secs=10.0)
         self._coord = self._owner = None
         self._seen, self._told = {}, set()
 
@@ -193,7 +193,7 @@ class WatchdogHook(SessionRunHook):
             return status.doing
         if self._owner is None:
             return ()
-        wait = wait_of(self._owner)
+        wait = task_wait(self._owner)
         return (Activity("creating the session", None, wait.awaits, wait.where, None, self._owner),)
 
     def _phase(self, one: Activity) -> str:
@@ -221,15 +221,15 @@ class WatchdogHook(SessionRunHook):
             known += [one.task for one in (*status.doing, *status.background)]
         own = dict.fromkeys(task for task in known if task is not None and not task.done())
         others = [task for task in asyncio.all_tasks() if task not in own]
-        text = dump(own)
+        text = format_tasks(own)
         if others:
-            text += f"\nother tasks of the event loop: {len(others)}\n{dump(others[:_MOST_OTHERS])}"
+            text += f"\nother tasks of the event loop: {len(others)}\n{format_tasks(others[:_MOST_OTHERS])}"
         return text
 
     def _loop_blocked(self, frames: Frames, secs: float) -> None:
         """Called in the watching thread, while the loop stands still."""
-        what = _hook_in(frames) or place(frames) or "something"
-        head = f"blocked loop: {what} has kept the event loop for {secs:.3g} s, at {place(frames)}"
+        what = _hook_in(frames) or user_location(frames) or "something"
+        head = f"blocked loop: {what} has kept the event loop for {secs:.3g} s, at {user_location(frames)}"
         stack = "".join(traceback.format_list([_summary(frame) for frame in frames]))
         self._tell(Stall("blocked loop", what, secs, self._step, f"{head}\n{stack}"), head)
 

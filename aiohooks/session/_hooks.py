@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from aiohooks._aio.cancel import TimeLimit, cancels_of, running_task
+from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import FanOut, describe_failure, drive
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
@@ -147,7 +147,7 @@ class HookSet:
         return errors
 
     async def _call_one(self, registration: HookRegistration, name: str, method: Method, *args: Any) -> None:
-        self.calling = name, registration, current_clock().now(), running_task()
+        self.calling = name, registration, current_clock().now(), current_task()
         try:
             await _call_one(registration, name, method, *args)
         finally:
@@ -159,13 +159,13 @@ class HookSet:
 
 async def _call_one(registration: HookRegistration, name: str, method: Method, *args: Any) -> None:
     limit = TimeLimit(registration.timeout, name)
-    base = cancels_of(running_task())
+    base = cancel_count(current_task())
     try:
         with limit:
             await method(*args)
         return
     except asyncio.CancelledError as error:
-        if running_task().cancelling() > base:
+        if current_task().cancelling() > base:
             raise
         failure: BaseException = HookCancelledError(f"{name} was cancelled, and not by its session")
         failure.__cause__ = error
@@ -186,11 +186,11 @@ async def _call_one(registration: HookRegistration, name: str, method: Method, *
 
 def _forgiving(method: Method, name: str) -> Method:
     async def call(*args: Any) -> Any:
-        base = cancels_of(running_task())
+        base = cancel_count(current_task())
         try:
             return await method(*args)
         except asyncio.CancelledError as error:
-            if running_task().cancelling() > base:
+            if current_task().cancelling() > base:
                 raise
             _log(name, error)
         except Exception as error:
@@ -349,7 +349,7 @@ class Calls:
 async def after_create_session(hooks: HookSet, session: Session, coord: Coordinator) -> None:
     """Calls `after_create_session` of all hooks, tier by tier."""
     fan = hooks.opening = FanOut()
-    fan.base = cancels_of(running_task())
+    fan.base = cancel_count(current_task())
     fan.now = current_clock().now
     try:
         for tier in hooks.after_create_session:

@@ -8,9 +8,9 @@ from collections import deque
 from threading import get_ident
 from typing import Any
 
-from aiohooks._aio.cancel import Interrupt, TimeLimit, cancels_of, running_task, shielded, task_of
+from aiohooks._aio.cancel import CancelScope, TimeLimit, cancel_count, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.run_scope import Running, begin_run, innermost_run
+from aiohooks._aio.run_scope import RunScope, begin_run, current_run
 from aiohooks.errors import (
     NestedRunError,
     RecoveryExhaustedError,
@@ -86,14 +86,14 @@ class RunGate:
         self.base: int = 0
         """How many cancels the running task had been through when its run began."""
         self._runner: asyncio.Task[Any] | None = None
-        self._interrupt: Interrupt | None = None
+        self._interrupt: CancelScope | None = None
 
     def become(self, state: str) -> None:
         """Changes the state."""
         self.state = state
         self.since = current_clock().now()
         if state == "opening":
-            self.owner = running_task()
+            self.owner = current_task()
         elif state == "closed":
             self.owner = None
 
@@ -107,7 +107,7 @@ class RunGate:
         """Whether a run goes on."""
         return self._runner is not None
 
-    async def wait(self) -> Running:
+    async def wait(self) -> RunScope:
         """Begins a run behind those of other tasks; to be called while one of these goes on."""
         self.check_caller("run")
         self._check_usable()
@@ -120,7 +120,7 @@ class RunGate:
             self.turns.give_back()
             raise
 
-    def begin(self) -> Running:
+    def begin(self) -> RunScope:
         """Begins a run; while none goes on, and when it is one's turn."""
         life = self._life
         if self.state != "open" or get_ident() != self.thread or life.given_up or life.root.should_stop():
@@ -128,14 +128,14 @@ class RunGate:
         task = task_of(self.loop)
         if task is None:  # another loop of the same thread
             self.check_entered()
-            task = running_task()
+            task = current_task()
         self.turns.taken = True
         self._runner = task
-        self.base = cancels_of(task)
+        self.base = cancel_count(task)
         self.runs += 1
         return begin_run(self, self.publisher)
 
-    def end(self, running: Running) -> None:
+    def end(self, running: RunScope) -> None:
         """Ends it; the next one in line begins."""
         self.take_interrupt()
         self._runner = None
@@ -145,7 +145,7 @@ class RunGate:
     def interrupt(self, why: str, cause: BaseException | None) -> None:
         """Ends the run that goes on, from outside; with `cause`, or with what it finds when it looks for a reason."""
         if self._runner is not None and self._interrupt is None:
-            self._interrupt = Interrupt(self._runner, self.base)
+            self._interrupt = CancelScope(self._runner, self.base)
             self._interrupt.fire(why, cause)
 
     def take_interrupt(self) -> tuple[bool, BaseException | None]:
@@ -197,7 +197,7 @@ class RunGate:
 
     def check_caller(self, what: str) -> None:
         """Raises if the caller is itself part of a run of this session that goes on."""
-        running = innermost_run()
+        running = current_run()
         while running is not None:
             if running.session is self and running.active:
                 raise NestedRunError(
@@ -210,7 +210,7 @@ class RunGate:
         """Says why there can be no run now, if so."""
         self.check_entered()
         life = self._life
-        if self.state == "closing" and (life.root.owns(running_task()) or life.coord.owns(running_task())):
+        if self.state == "closing" and (life.root.owns(current_task()) or life.coord.owns(current_task())):
             raise StopRequestedError("the session has ended")
         if self.state in ("opening", "closing"):
             raise SessionClosedError(f"this session is {self.state}; a hook runs the raw session that it was given")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from aiohooks._aio.cancel import cancels_of, running_task, shielded
+from aiohooks._aio.cancel import cancel_count, current_task, shielded
 from aiohooks.errors import is_clean_end
 from aiohooks.session._hooks import HookSet
 from aiohooks.session.creators import ChiefSessionCreator
@@ -87,7 +87,7 @@ class Ending:
             CancelledError: the caller was cancelled meanwhile; everything is closed all the same.
         """
         errors: list[BaseException] = []
-        base = cancels_of(running_task())
+        base = cancel_count(current_task())
         try:
             while True:
                 try:
@@ -99,7 +99,7 @@ class Ending:
                     )
                     break
                 except asyncio.CancelledError as cancelled:
-                    if running_task().cancelling() <= base:
+                    if current_task().cancelling() <= base:
                         continue  # somebody cancelled the closing and not the caller: what is left of it is done all the same
                     if cancelled.__context__ is None:
                         cancelled.__context__ = primary

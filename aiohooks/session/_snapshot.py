@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiohooks._aio.await_chain import wait_of
+from aiohooks._aio.await_chain import task_wait
 from aiohooks._aio.gather import FanOut
 from aiohooks.session._hooks import HookSet, Tier
 from aiohooks.session._run_lock import RunGate
@@ -64,7 +64,7 @@ def _pieces(fan: FanOut, now: float) -> list[Activity]:
 
 
 def _activity(what: str, task: asyncio.Task[Any], secs: float | None = None, hook: SessionRunHook | None = None) -> Activity:
-    wait = wait_of(task)
+    wait = task_wait(task)
     return Activity(what, secs, wait.awaits, wait.where, hook, task)
 
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, Interrupt, running_task, wait_done
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, current_task, wait_done
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import describe_failure
-from aiohooks._aio.run_scope import leave_runs
+from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, is_clean_end
 from aiohooks.session.status import SessionStatus
@@ -64,7 +64,7 @@ class Coordinator:
         """Whether the first failure has reached somebody."""
         self._joined = False
         # Kept by the top only: what to do when the session stops or a task fails.
-        self._waits: set[Interrupt] = set()
+        self._waits: set[CancelScope] = set()
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self.on_failure: Callable[[], None] | None = None
         """Called when a task has failed, after the waits were ended."""
@@ -171,7 +171,7 @@ class Coordinator:
             raise over
         if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
-        interrupt = Interrupt(running_task())
+        interrupt = CancelScope(current_task())
         waits = self._top._waits
         waits.add(interrupt)
         try:
@@ -224,7 +224,7 @@ class Coordinator:
         check_callable(fn, "start_soon's function")
         self.bind()
         context = contextvars.copy_context()
-        context.run(leave_runs)  # a background task is not part of the run in which it was started
+        context.run(leave_run)  # a background task is not part of the run in which it was started
         coro: Any = context.run(fn, *args)
         if not asyncio.iscoroutine(coro):
             raise InvalidArgumentError(

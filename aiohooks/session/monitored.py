@@ -14,7 +14,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, running_task
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import quick_now
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
@@ -143,7 +143,7 @@ class AsyncMonitoredSession:
     def _publish(self, store: StepStore | None) -> None:
         """From here on others may count on this session to advance the step; from before it is created, if the store is known."""
         if self._gate.publisher is None and isinstance(store, StepStore) and self._graph.trains:
-            name = self._name or running_task().get_name()
+            name = self._name or current_task().get_name()
             if self._name is None and not store.inline:
                 name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
             self._gate.publisher = self._ending.publisher = store.publisher(name)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiohooks._aio.cancel import running_task
+from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
@@ -90,7 +90,7 @@ class StopOnSignal:
                 "leave it out, and call request_stop() of the session from there"
             )
             return lambda: None
-        self.task = running_task()
+        self.task = current_task()
         loop = asyncio.get_running_loop()
         taken = _Taken.of_loops.get(loop)
         if taken is None:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from aiohooks._aio.cancel import cancels_of, running_task
+from aiohooks._aio.cancel import cancel_count, current_task
 from aiohooks._validate import check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.graph import Graph
@@ -43,7 +43,7 @@ class StepContext:
             raise StopRequestedError(root.stop_reason)
         session = self.session
         step = session.global_step.latest.step + 1
-        base = cancels_of(running_task())
+        base = cancel_count(current_task())
         return await self._hooked_run(session, self._life.coord, step, self._attempt, fetches, feed_dict, options, base)
 
     def request_stop(self, reason: str | None = None) -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from aiohooks._aio.run_scope import Running, innermost_run
+from aiohooks._aio.run_scope import RunScope, current_run
 from aiohooks.errors import is_clean_end
 from aiohooks.stores._protocol import Member
 
@@ -25,7 +25,7 @@ class Publisher:
         self.name: str = name
         self.closed: bool = False
         """Whether it has left."""
-        self.parked: dict[asyncio.Future[Any], tuple[int, Running | None]] = {}
+        self.parked: dict[asyncio.Future[Any], tuple[int, RunScope | None]] = {}
         """Its waits: for which step, and in which run they began; one that was resolved stays here until its task runs."""
         self._leave = leave
 
@@ -68,7 +68,7 @@ def current_publisher() -> Publisher | None:
 
     It is that of the innermost run, wherever its context has reached: also in tasks that a hook has made.
     """
-    run = innermost_run()
+    run = current_run()
     publisher = None if run is None else run.publisher
     return publisher if isinstance(publisher, Publisher) else None
 
@@ -126,7 +126,7 @@ class Publishers:
     def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int) -> None:
         """Notes a wait of a registered publisher for a step."""
         self._idle += not publisher.parked
-        publisher.parked[wait] = step, innermost_run()
+        publisher.parked[wait] = step, current_run()
 
     def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
         """Forgets a wait, also of a publisher that has left meanwhile."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from aiohooks._aio.cancel import Interrupt, running_task
+from aiohooks._aio.cancel import CancelScope, current_task
 from aiohooks._aio.clock import Clock
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, WrongLoopError
 from aiohooks.stores import Position, StepStore
@@ -241,7 +241,7 @@ class _Place:
         self.expired = False
         self.called = False  # to ask the store, which had an error for another one
         self.future: asyncio.Future[None] | None = None
-        self.interrupt: Interrupt | None = None  # of the one who listens
+        self.interrupt: CancelScope | None = None  # of the one who listens
 
     def wake(self) -> None:
         if self.interrupt is not None:
@@ -327,7 +327,7 @@ class Line:
         if place.let_in:
             return
         self._listener = place
-        place.interrupt = interrupt = Interrupt(running_task())
+        place.interrupt = interrupt = CancelScope(current_task())
         try:
             await self._versions.wait_for(self._versions.latest.step + 1, on_reset="raise")
         except StepResetError:

@@ -74,7 +74,7 @@ async def too_long(stage: Stage) -> None:
 
 
 @scenario("an evaluation in a thread", hooks=1, hang_secs=PATIENCE_SECS)
-async def in_thread(stage: Stage) -> None:
+async def to_thread(stage: Stage) -> None:
     def evaluate(evaluation: ah.hooks.Evaluation) -> int:
         return evaluation.step
 

@@ -75,7 +75,7 @@ async def step_function(stage: Stage) -> None:
 
 
 @scenario("an operation in a thread", hooks=1, hang_secs=30.0)
-async def in_thread(stage: Stage) -> None:
+async def to_thread(stage: Stage) -> None:
     running = threading.Event()
     stage.graph = graph_of_a_step()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.await_chain import dump, wait_of
+from aiohooks._aio.await_chain import format_tasks, task_wait
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.models import QUICK, Calling, double, ticks
@@ -248,11 +248,11 @@ async def test_a_chain_is_followed_through_everything() -> None:
 
     task = asyncio.create_task(outer(), name="outer")
     await ticks()
-    functions = [frame.f_code.co_name for frame in wait_of(task).frames]
+    functions = [frame.f_code.co_name for frame in task_wait(task).frames]
     assert functions == ["outer", "items", "pass_through", "wait"]
-    text = dump([task])
+    text = format_tasks([task])
     assert text.startswith("task 'outer'\n  ")
     assert text.index("items") < text.index("pass_through") < text.index("Event.wait")
     gate.opened.set()
     await task
-    assert wait_of(task).where is None
+    assert task_wait(task).where is None

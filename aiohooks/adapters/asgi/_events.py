@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from aiohooks._aio.cancel import Interrupt, TimeLimit, running_task, wait_done
+from aiohooks._aio.cancel import CancelScope, TimeLimit, current_task, wait_done
 from aiohooks._aio.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.adapters.asgi._lifespan import Owner
@@ -145,7 +145,7 @@ class WhileConnected:
         """Whether the block ended because the client had left."""
 
     async def __aenter__(self) -> Self:
-        self._interrupt = Interrupt(running_task())
+        self._interrupt = CancelScope(current_task())
         self._listener = asyncio.get_running_loop().create_task(self._listen())
         return self
 

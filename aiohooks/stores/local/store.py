@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, StoreUnavailableError
 from aiohooks.stores._damage import ENGINE_ERRORS, EngineError, damaged
@@ -103,7 +103,7 @@ class LocalStepStore(SharedStepStore):
     async def _open_once(self) -> Snapshot | None:
         self._files = files = RunFiles(self._directory, self.run, self._process)
         try:
-            await in_thread(files.open, grace_secs=_OPEN_SECS)
+            await to_thread(files.open, grace_secs=_OPEN_SECS)
             self._turns = Turns(files.run_fd, self._look_here)
             # Subscribed first, and then read.
             self._ears = listen(files.path, self.run, self._make_inotify)
@@ -161,7 +161,7 @@ class LocalStepStore(SharedStepStore):
         if self._files is None:  # it could not be opened
             self._files = files = RunFiles(self._directory, self.run, self._process)
             try:
-                await in_thread(files.find, grace_secs=_OPEN_SECS)
+                await to_thread(files.find, grace_secs=_OPEN_SECS)
             except OSError as error:
                 raise self._unavailable(error) from error
             self._turns = Turns(files.run_fd, self._look_here)

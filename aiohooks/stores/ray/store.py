@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Generator
 from typing import Any
 
-from aiohooks._aio.cancel import in_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks.errors import InvalidArgumentError, StoreUnavailableError
 from aiohooks.stores._damage import damaged
 from aiohooks.stores._position import Position
@@ -70,12 +70,12 @@ class RayStepStore(RemoteStepStore):
     # The connection.
 
     async def _reach(self) -> None:
-        self._keeper = await in_thread(self._find_keeper, grace_secs=_GRACE_SECS)
+        self._keeper = await to_thread(self._find_keeper, grace_secs=_GRACE_SECS)
 
     async def _connect(self) -> Snapshot:
         if self._forgotten:
             raise StoreUnavailableError(f"the run {self.run} was forgotten: close {self!r}")
-        keeper = await in_thread(self._find_keeper, grace_secs=_GRACE_SECS)
+        keeper = await to_thread(self._find_keeper, grace_secs=_GRACE_SECS)
         with self._expecting():
             reply = _cluster.reply_to(keeper.hello.remote(packed(self._view, self._ledger.since(0))))
         answer = await self._answer(reply, self._connect_timeout)
@@ -199,12 +199,12 @@ class RayStepStore(RemoteStepStore):
         await super()._disconnect()
         if self._joined:
             self._joined = False
-            await in_thread(_cluster.leave, grace_secs=_GRACE_SECS)
+            await to_thread(_cluster.leave, grace_secs=_GRACE_SECS)
 
     async def _erase(self) -> None:
         if self._keeper is None:
             raise StoreUnavailableError(f"{self!r} is not connected to the step actor")
-        await in_thread(_cluster.kill_actor, self._keeper, grace_secs=_GRACE_SECS)
+        await to_thread(_cluster.kill_actor, self._keeper, grace_secs=_GRACE_SECS)
 
 
 def _fail(reply: asyncio.Future[Any], error: StoreUnavailableError) -> None:
