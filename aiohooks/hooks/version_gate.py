@@ -10,7 +10,7 @@ from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StepResetError
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.stores import Position, StepStore
-from aiohooks.stores._position import checked_step
+from aiohooks.stores._protocol import checked_step
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session

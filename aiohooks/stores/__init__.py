@@ -1,14 +1,14 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
     _mark           Position, and which numbers can be steps
-    _view           what an engine tells of a run, and what can be asked of it
+    _snapshot           what an engine tells of a run, and what can be asked of it
     _damage         that what an engine keeps cannot be read
     _run_state      what each request does to the state of a run: pure
     _waiters        who waits, parked under the step waited for
     _publishers     who may advance, who of them still could, how the last one left
     _changes        the newest position, again and again
     _progress       one line a minute about what is waited for
-    _room           the waiting room: all of these together, and how waits end
+    _waits           the waiting room: all of these together, and how waits end
     _store          StepStore: the contract, and all that is the same on every engine
     memory          MemoryStepStore, for one process
     _writes         the writes of this process, numbered
@@ -27,7 +27,7 @@ Each imports only from those above it. What is for an engine of one's own is in 
 imported where they are asked for.
 """
 
-from aiohooks.stores._position import Position as Position
+from aiohooks.stores._protocol import Position as Position
 from aiohooks.stores._publishers import Publisher as Publisher
 from aiohooks.stores._publishers import current_publisher as current_publisher
 from aiohooks.stores._waiting import Changes as Changes

@@ -1,4 +1,4 @@
-"""News of other processes: who publishes there, how the last one left, and when a lease may have run out."""
+"""RunWatcher of other processes: who publishes there, how the last one left, and when a lease may have run out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import Clock, TimerHandle
 from aiohooks.errors import AiohooksError, StoreClosedError, StoreDamagedError, UnavailableError, is_clean_end
-from aiohooks.stores._damage import ENGINE_ERRORS
-from aiohooks.stores._position import Position
-from aiohooks.stores._progress import logger
-from aiohooks.stores._protocol import Fail, Join, LastExit, Leave, Member, Request, Snapshot
-from aiohooks.stores._publishers import Departure, Publisher
-from aiohooks.stores._waiting import WaitingRoom
+from aiohooks.stores._protocol import ENGINE_ERRORS, Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
+from aiohooks.stores._publishers import Publisher, PublisherExit
+from aiohooks.stores._waiting import WaitRegistry
 
 
 class Members:
@@ -38,10 +35,10 @@ class Members:
         "_spawn",
         "_telling",
         "_told",
+        "active",
         "chief",
-        "going",
+        "exit_writer",
         "process",
-        "teller",
     )
 
     def __init__(
@@ -53,11 +50,11 @@ class Members:
         request: Callable[[Request], Awaitable[Any]],
         spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]],
     ) -> None:
-        """Nobody has joined; nobody is told before `going` is set."""
+        """Nobody has joined; nobody is told before `active` is set."""
         self.process = process
-        self.teller = f"{process}/"
+        self.exit_writer = f"{process}/"
         """As whom it tells what counts once however often it is sent."""
-        self.going = False
+        self.active = False
         """Whether there is an engine to tell."""
         self.chief: Member | None = None
         """The lease of this process, while it is the chief; see `announce`."""
@@ -113,12 +110,12 @@ class Members:
 
     def _tell_once(self, request: Leave | Fail) -> None:
         self._seq += 1
-        self._once.append(request._replace(writer=self.teller, seq=self._seq))
+        self._once.append(request._replace(writer=self.exit_writer, seq=self._seq))
         self.announce()
 
     def announce(self) -> None:
         """Tells the engine what it does not know yet."""
-        if self.going and self._telling is None and self._untold():
+        if self.active and self._telling is None and self._untold():
             self._telling = self._spawn(self._tell(), "telling of publishers")
 
     def announce_again(self) -> None:
@@ -133,7 +130,7 @@ class Members:
 
     def stop(self) -> None:
         """Tells nobody any more."""
-        self.going = False
+        self.active = False
         if self._renewal is not None:
             self._renewal.cancel()
             self._renewal = None
@@ -163,7 +160,7 @@ class Members:
 
     def _plan_renewal(self) -> None:
         secs = self._lease_secs if self.chief is None else min(self._lease_secs, self.chief.ttl)
-        if self.going and self._renewal is None and (self._told or self._untold()) and math.isfinite(secs):
+        if self.active and self._renewal is None and (self._told or self._untold()) and math.isfinite(secs):
             self._renewal = self._clock.call_later(secs / 4, self._renew)
 
     def _renew(self) -> None:
@@ -175,7 +172,7 @@ def _text(exc: BaseException | None) -> str:
     return f"{type(exc).__name__}: {exc}"
 
 
-class News:
+class RunWatcher:
     """Takes the engine's snapshots of a run, and tells the waiting room what follows from them."""
 
     __slots__ = (
@@ -185,25 +182,25 @@ class News:
         "_grace",
         "_grace_secs",
         "_keep",
-        "_look",
         "_looking",
+        "_observe_snapshot",
         "_process",
-        "_room",
+        "_read_run",
         "_run",
         "_seen",
         "_spawn",
-        "_take",
         "_vacancies",
-        "going",
+        "_waits",
+        "active",
+        "has_snapshot",
         "snapshot",
-        "taken",
     )
 
     def __init__(
         self,
         run: str,
         process: str,
-        room: WaitingRoom,
+        waits: WaitRegistry,
         clock: Clock,
         *,
         keep: bool,
@@ -215,18 +212,18 @@ class News:
         """`keep`: waiters stay for the successor of a publisher that was found dead. `look` reads the run anew, for `take`."""
         self.snapshot = Snapshot(Position(1, 0))
         """The latest one."""
-        self.taken = False
+        self.has_snapshot = False
         """Whether there has been any."""
-        self.going = False
+        self.active = False
         """Whether there is an engine that can be looked at."""
         self._run = run
         self._process = process
-        self._room = room
+        self._waits = waits
         self._clock = clock
         self._keep = keep
         self._grace_secs = join_grace_secs
-        self._look = look
-        self._take = take
+        self._read_run = look
+        self._observe_snapshot = take
         self._spawn = spawn
         self._doubts = False  # since the latest look began
         self._looking: asyncio.Task[None] | None = None
@@ -238,7 +235,7 @@ class News:
     def take(self, snapshot: Snapshot) -> None:
         """Takes note of what the engine tells, also of something that is out of date."""
         old, self.snapshot = self.snapshot, snapshot
-        first, self.taken = not self.taken, True
+        first, self.has_snapshot = not self.has_snapshot, True
         if first and snapshot.last_exit is not None and not snapshot.members and self._grace_secs > 0:
             # All have left before: is that the end, or are the next ones still to come?
             self._seen = snapshot.last_exit.number
@@ -247,8 +244,8 @@ class News:
             self._grace.cancel()
             self._grace = None
         if snapshot.failure is not None and snapshot.failure != old.failure and not first:
-            self._room.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
-        self._room.initialised(snapshot.ready)
+            self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
+        self._waits.initialised(snapshot.ready)
         self._tell()
         if not any(member.term for member in snapshot.members):
             self._end_vacancies()
@@ -260,13 +257,13 @@ class News:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        if secs is not None and self.going and (self._room.waiting or self._vacancies):
+        if secs is not None and self.active and (self._waits.waiting or self._vacancies):
             self._expiry = self._clock.call_later(secs + 0.001, self._expired)
 
-    def look_again(self) -> asyncio.Task[None] | None:
+    def refresh(self) -> asyncio.Task[None] | None:
         """Has a task ask the engine how things are now, which ends the waits if they have no hope; None without an engine."""
         self._doubts = True
-        if self._looking is None and self.going:
+        if self._looking is None and self.active:
             self._looking = self._spawn(self._look_until_sure(), "looking who is there")
         return self._looking
 
@@ -275,19 +272,19 @@ class News:
             snapshot = self.snapshot
             while self._doubts:  # what was read before one does not settle it
                 self._doubts = False
-                snapshot = await self._look()
-            self._take(snapshot)
-            self._room.end_hopeless()
+                snapshot = await self._read_run()
+            self._observe_snapshot(snapshot)
+            self._waits.fail_unreachable()
         except (*ENGINE_ERRORS, StoreClosedError) as error:
             logger.warning("run %s: could not find out who is there: %s", self._run, error)
-            if self._room.hopeless:
-                self._room.break_off(error)
+            if self._waits.unreachable:
+                self._waits.abort(error)
         finally:
             self._looking = None
 
     async def vacancy(self) -> None:
         """Waits until there may be no chief, or until it is stopped."""
-        self._take(await self._look())
+        self._observe_snapshot(await self._read_run())
         chief = next((member for member in self.snapshot.members if member.term), None)
         if chief is None:
             return
@@ -303,7 +300,7 @@ class News:
 
     def stop(self) -> None:
         """Looks no more."""
-        self.going = False
+        self.active = False
         for timer in (self._expiry, self._grace):
             if timer is not None:
                 timer.cancel()
@@ -319,7 +316,7 @@ class News:
         """Tells the room who publishes in other processes, and how the last one there left."""
         snapshot = self.snapshot
         publishing = {member.process for member in snapshot.members if not member.term}
-        elsewhere = tuple(
+        others = tuple(
             member
             for member in snapshot.members
             # A chief whose process has a publisher is no one more.
@@ -331,12 +328,12 @@ class News:
             lost = last_exit.lost
             if lost:
                 logger.warning("run %s: %s was found dead, last seen at step %d", self._run, last_exit.name, last_exit.step)
-            own = self._room.publishers.departure
-            if own is not None and not own.elsewhere and (own.name, own.step) == (last_exit.name, last_exit.step):
+            own = self._waits.publishers.last_exit
+            if own is not None and not own.is_remote and (own.name, own.step) == (last_exit.name, last_exit.step):
                 departure = own  # what was told of this process comes back: here its error itself is known
             elif not (lost and self._keep):
-                departure = Departure(last_exit.name, last_exit.step, _error_of(last_exit), elsewhere=True)
-        self._room.elsewhere(elsewhere, departure, lost=lost)
+                departure = PublisherExit(last_exit.name, last_exit.step, _error_of(last_exit), is_remote=True)
+        self._waits.observe_others(others, departure, lost=lost)
 
     def _nobody_came(self) -> None:
         self._grace = None
@@ -345,7 +342,7 @@ class News:
 
     def _expired(self) -> None:
         self._expiry = None
-        self.look_again()
+        self.refresh()
 
 
 def _error_of(last_exit: LastExit) -> AiohooksError | None:

@@ -1,10 +1,57 @@
-"""What one engine tells of a run: the position, who publishes, how the last one left; and what can be asked of it."""
+"""What stores and engines exchange: positions, snapshots of a run, requests and their answers, and the errors of engines."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import logging
+import math
+import operator
+from typing import Literal, NamedTuple, SupportsIndex
 
-from aiohooks.stores._position import Position
+from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreUnavailableError
+
+logger = logging.getLogger("aiohooks.stores")
+
+MAX_STEP = 2**53 - 1
+"""The highest step: every engine, and JSON, still counts exactly up to here."""
+
+
+class Position(NamedTuple):
+    """Where a run is: the step, and the epoch it counts in. Ordered; every reset begins a new epoch."""
+
+    epoch: int
+    step: int
+
+
+def checked_step(value: SupportsIndex, what: str, least: int | None = 0) -> int:
+    """The step as a plain int.
+
+    Raises:
+        InvalidArgumentError: not a whole number, below `least`, or above `MAX_STEP`.
+    """
+    if not isinstance(value, bool):
+        try:
+            step = operator.index(value)
+        except TypeError:
+            pass  # a float, a string, None: said below
+        else:
+            if (least is None or step >= least) and step <= MAX_STEP:
+                return step
+    bounds = f"from {least} to {MAX_STEP}" if least is not None else f"up to {MAX_STEP}"
+    raise InvalidArgumentError(f"{what} {value!r}: give a whole number {bounds}")
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    """The seconds of a wait's timeout; None for no limit.
+
+    Raises:
+        InvalidArgumentError: not a number, or negative.
+    """
+    if timeout is None or timeout == math.inf:
+        return None
+    number: object = timeout
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= 0:
+        raise InvalidArgumentError(f"timeout={timeout!r}: give seconds, at least 0, or None for no limit")
+    return timeout
 
 
 class Member(NamedTuple):
@@ -56,7 +103,7 @@ class Snapshot(NamedTuple):
     position: Position
     term: int = 0
     ready: bool = False
-    news: int = 0
+    revision: int = 0
     """Changes with everything here but the mark."""
     members: tuple[Member, ...] = ()
     last_exit: LastExit | None = None
@@ -123,4 +170,21 @@ class Answer(NamedTuple):
     position: Position
     """The position that a write led to; otherwise the present one."""
     term: int
-    news: int
+    revision: int
+
+
+EngineError = StoreUnavailableError | StoreDamagedError
+ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
+"""What comes of asking an engine that is away, says no, or has lost its mind."""
+
+
+def damaged_error(run: str, path: str, *, found: str, expected: str, delete: str) -> StoreDamagedError:
+    """The error for what was found in the place of a part of a run; `delete` says how to delete it by hand."""
+    return StoreDamagedError(
+        f"{path}: found {found}, expected {expected}. Where the run {run!r} was is not known, and nothing is made up in its "
+        f"place: stop its processes, and then restore it, or call forget() of a new store, or {delete}; a chief goes on from "
+        "its newest checkpoint",
+        path=path,
+        found=found,
+        expected=expected,
+    )

@@ -74,29 +74,29 @@ def current_publisher() -> Publisher | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class PublisherExit:
     """How a publisher left: at which step, and with which error if it failed."""
 
     name: str
     step: int
     error: BaseException | None
-    elsewhere: bool = False
+    is_remote: bool = False
     """Whether it was a publisher of another process."""
 
 
 class Publishers:
     """The publishers of one store."""
 
-    __slots__ = ("_idle", "_registered", "departure", "elsewhere")
+    __slots__ = ("_idle", "_registered", "last_exit", "others")
 
     def __init__(self) -> None:
         """Nobody has come yet."""
         self._registered: dict[Publisher, None] = {}
         # Those with a wait in `parked`, resolved or not: so many are waiting at most.
         self._idle = 0
-        self.departure: Departure | None = None
+        self.last_exit: PublisherExit | None = None
         """How the last one that left did so."""
-        self.elsewhere: tuple[Member, ...] = ()
+        self.others: tuple[Member, ...] = ()
         """Those of other processes."""
 
     def __contains__(self, publisher: object) -> bool:
@@ -110,7 +110,7 @@ class Publishers:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of those who are registered, in order of registration; then those of other processes."""
-        return (*(publisher.name for publisher in self._registered), *(member.name for member in self.elsewhere))
+        return (*(publisher.name for publisher in self._registered), *(member.name for member in self.others))
 
     def join(self, publisher: Publisher) -> None:
         """Registers one."""
@@ -121,7 +121,7 @@ class Publishers:
         del self._registered[publisher]
         self._idle -= bool(publisher.parked)
         error = None if exc is None or is_clean_end(exc) else exc
-        self.departure = Departure(publisher.name, step, error)
+        self.last_exit = PublisherExit(publisher.name, step, error)
 
     def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int) -> None:
         """Notes a wait of a registered publisher for a step."""
@@ -140,7 +140,7 @@ class Publishers:
         return (
             self._idle == len(self._registered)
             and all(publisher.waiting for publisher in self._registered)
-            and all(member.waits_for > step for member in self.elsewhere)
+            and all(member.waits_for > step for member in self.others)
         )
 
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aiohooks.stores._position import MAX_STEP, Position
-from aiohooks.stores._protocol import Answer, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._protocol import (
+    MAX_STEP,
+    Answer,
+    Fail,
+    Failure,
+    Join,
+    LastExit,
+    Lead,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    Write,
+)
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _MOST_WRITERS = 1024  # whose last answers are kept; the longest silent one is forgotten first
@@ -15,17 +28,17 @@ _MOST_WRITERS = 1024  # whose last answers are kept; the longest silent one is f
 class RunState:
     """One run. Whoever keeps it applies one request at a time; engines with a language of their own do the same there."""
 
-    __slots__ = ("answers", "departures", "failure", "last_exit", "members", "news", "position", "ready", "term")
+    __slots__ = ("answers", "exits", "failure", "last_exit", "members", "position", "ready", "revision", "term")
 
     def __init__(self) -> None:
         """A run that nobody has begun."""
         self.position = Position(1, 0)
         self.term = 0
         self.ready = 0  # the term that has initialised what the workers need
-        self.news = 0
+        self.revision = 0
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
-        self.departures = 0
+        self.exits = 0
         self.failure: Failure | None = None
         self.answers: dict[str, tuple[int, Position]] = {}
 
@@ -52,7 +65,7 @@ class RunState:
                 self._fail(request)
         return self._answer("ok")
 
-    def lose(self, id: str, heartbeat: int) -> bool:
+    def expire(self, id: str, heartbeat: int) -> bool:
         """Takes out a member whose lease ran out, unless it has been renewed since `heartbeat`; whether it did."""
         member = self.members.get(id)
         if member is None or member.heartbeat != heartbeat:
@@ -80,7 +93,7 @@ class RunState:
             self.position,
             self.term,
             self.ready == self.term > 0,
-            self.news,
+            self.revision,
             tuple(self.members.values()),
             self.last_exit,
             self.failure,
@@ -88,13 +101,13 @@ class RunState:
         )
 
     def _answer(self, status: Any) -> Answer:
-        return Answer(status, self.position, self.term, self.news)
+        return Answer(status, self.position, self.term, self.revision)
 
     def _write(self, write: Write) -> Answer:
         last = self.answers.pop(write.writer, None)
         if last is not None and last[0] >= write.seq:
             self.answers[write.writer] = last
-            return Answer("ok", last[1], self.term, self.news)
+            return Answer("ok", last[1], self.term, self.revision)
         refused = None
         floor = max(self.position, write.floor)
         epoch, step = floor
@@ -139,27 +152,27 @@ class RunState:
         if 0 < member.term < self.term:
             # A chief that was thought dead, and whose successor terms: its lease is gone.
             if self.members.pop(member.id, None) is not None:
-                self.news += 1
+                self.revision += 1
             return
         self.members[member.id] = member
         self.term = max(self.term, member.term)
         if member.ready and self.ready != member.term:
             self.ready = member.term
-            self.news += 1
+            self.revision += 1
         if known is None or known._replace(heartbeat=member.heartbeat) != member:
-            self.news += 1
+            self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
         known = self.members.pop(leave.id, None)
         if leave.name:
             self._departs(leave.name, leave.step, leave.error, lost=False)
         elif known is not None:
-            self.news += 1
+            self.revision += 1
 
     def _departs(self, name: str, step: int, error: str, *, lost: bool) -> None:
-        self.departures += 1
-        self.last_exit = LastExit(self.departures, name, step, error, lost)
-        self.news += 1
+        self.exits += 1
+        self.last_exit = LastExit(self.exits, name, step, error, lost)
+        self.revision += 1
 
     def _lead(self, member: Member) -> Answer:
         if any(other.term and other.id != member.id for other in self.members.values()):
@@ -168,12 +181,12 @@ class RunState:
         if known is None or not known.term:  # not the same request again, its answer lost
             self.term += 1
             self.members[member.id] = member._replace(term=self.term, ready=False)
-            self.news += 1
+            self.revision += 1
         return self._answer("ok")
 
     def _fail(self, fail: Fail) -> None:
         self.failure = Failure(fail.error, self.position)
-        self.news += 1
+        self.revision += 1
 
     # As text, for engines that keep bytes.
 
@@ -184,10 +197,10 @@ class RunState:
                 "position": self.position,
                 "term": self.term,
                 "ready": self.ready,
-                "news": self.news,
+                "revision": self.revision,
                 "members": list(self.members.values()),
                 "last_exit": self.last_exit,
-                "departures": self.departures,
+                "exits": self.exits,
                 "failure": self.failure,
                 "answers": self.answers,
             }
@@ -204,9 +217,9 @@ class RunState:
         try:
             read = json.loads(data)
             state.position = _mark(read["position"])
-            state.term, state.ready, state.news = _number(read["term"]), _number(read["ready"]), _number(read["news"])
+            state.term, state.ready, state.revision = _number(read["term"]), _number(read["ready"]), _number(read["revision"])
             state.members = {member.id: member for member in map(_member, read["members"])}
-            state.departures = _number(read["departures"])
+            state.exits = _number(read["exits"])
             if read["last_exit"] is not None:
                 number, name, step, error, lost = read["last_exit"]
                 state.last_exit = LastExit(_number(number), str(name), _number(step), str(error), bool(lost))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from aiohooks._aio.clock import Clock
+from aiohooks._aio.clock import Clock, TimerHandle
 from aiohooks.errors import (
     AiohooksError,
     PublisherFailedError,
@@ -20,22 +20,21 @@ from aiohooks.errors import (
     StoreClosedError,
     another,
 )
-from aiohooks.stores._position import MAX_STEP, Position
-from aiohooks.stores._progress import ProgressLog, Waiting, logger
-from aiohooks.stores._protocol import Member
-from aiohooks.stores._publishers import Departure, Publisher, Publishers, current_publisher, listed
+from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
+from aiohooks.stores._publishers import Publisher, PublisherExit, Publishers, current_publisher, listed
 
 # What a wait ends with is a result, also when it is an error: a future with an exception that nobody comes to fetch,
 # because its task was cancelled in the same tick, would be reported as never retrieved.
 Waiter = asyncio.Future[int | AiohooksError]
 
-NOBODY = MAX_STEP + 1
+NO_WAITER = MAX_STEP + 1
 """The lowest threshold where nobody waits."""
 
+_LOG_PERIOD_SECS = 60.0
 _SPARE = 64  # thresholds without a waiter that the heap may hold beside as many as have one
 
 
-class Waiters:
+class WaitersByThreshold:
     """Futures by threshold, and a heap of the thresholds.
 
     Parking, discarding and waking cost O(log n) for a threshold and O(1) for one waiter more under it; asking for the
@@ -51,7 +50,7 @@ class Waiters:
         self._heap: list[int] = []
         self.count = 0
         """How many are parked."""
-        self.lowest = NOBODY
+        self.lowest = NO_WAITER
         """The lowest threshold with a waiter."""
 
     @property
@@ -110,18 +109,18 @@ class Waiters:
         self._buckets.clear()
         self._heap.clear()
         self.count = 0
-        self.lowest = NOBODY
+        self.lowest = NO_WAITER
         return taken
 
     def _find_lowest(self) -> None:
         heap, buckets = self._heap, self._buckets
         while heap and heap[0] not in buckets:
             heapq.heappop(heap)
-        self.lowest = heap[0] if heap else NOBODY
+        self.lowest = heap[0] if heap else NO_WAITER
 
 
 # See `_waiters.Waiter`; None: look at the mark.
-Watch = asyncio.Future[AiohooksError | None]
+ChangeWaiter = asyncio.Future[AiohooksError | None]
 
 
 class Changes:
@@ -134,11 +133,11 @@ class Changes:
 
     __slots__ = ("_closed", "_next", "_seen", "_watches")
 
-    def __init__(self, next_mark: Callable[[Position | None, dict[Watch, None]], Awaitable[Position]]) -> None:
+    def __init__(self, next_position: Callable[[Position | None, dict[ChangeWaiter, None]], Awaitable[Position]]) -> None:
         """Made by `StepStore.changes`."""
-        self._next = next_mark
+        self._next = next_position
         self._seen: Position | None = None
-        self._watches: dict[Watch, None] = {}
+        self._watches: dict[ChangeWaiter, None] = {}
         self._closed = False
 
     def __aiter__(self) -> Self:
@@ -182,35 +181,108 @@ class _End:
         return error
 
 
-class WaitingRoom:
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the line tells."""
+
+    run: str
+    wanted: int
+    waiters: int
+    seen: Position
+    publishers: str
+
+
+class ProgressLog:
+    """Logs once a minute for as long as somebody waits; costs nothing where nobody does."""
+
+    __slots__ = ("_clock", "_describe", "_last", "_mark", "_timer", "since")
+
+    def __init__(self, clock: Clock, describe: Callable[[], Waiting]) -> None:
+        """`describe` is called for each line."""
+        self._clock = clock
+        self._describe = describe
+        self.since: float | None = None
+        """When somebody began to wait, after a time when nobody did; None while nobody does."""
+        self._timer: TimerHandle | None = None
+        self._mark: Position = Position(0, 0)  # as of the last line, or else of the beginning
+        self._last: float = 0.0  # when that was
+
+    def begin(self, position: Position) -> None:
+        """Somebody has begun to wait."""
+        self.since = self._last = self._clock.now()
+        self._mark = position
+        if self._timer is None:
+            self._timer = self._clock.call_later(_LOG_PERIOD_SECS, self._look)
+
+    def pause(self) -> None:
+        """Nobody waits in this moment. The timer is left: who was woken often waits again at once."""
+        self.since = None
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self.since = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.since is None:
+            return
+        rest = self._last + _LOG_PERIOD_SECS - self._clock.now()
+        if rest <= 0:
+            self._log()
+            rest = _LOG_PERIOD_SECS
+        self._timer = self._clock.call_later(rest, self._look)
+
+    def _log(self) -> None:
+        now = self._clock.now()
+        waiting = self._describe()
+        elapsed = now - self._last
+        steps = waiting.seen.step - self._mark.step
+        # Across a reset the difference says nothing.
+        known = waiting.seen.epoch == self._mark.epoch and elapsed > 0
+        logger.info(
+            "run %s: waiting for step %d (%d waiters), seen step %d, %s, published by %s",
+            waiting.run,
+            waiting.wanted,
+            waiting.waiters,
+            waiting.seen.step,
+            f"{steps / elapsed:.3g} steps/s" if known else "reset meanwhile",
+            waiting.publishers,
+        )
+        self._last, self._mark = now, waiting.seen
+
+
+class WaitRegistry:
     """Knows the latest position, who waits and who publishes; ends each wait once.
 
     Nothing here calls foreign code: ending a wait only makes its task runnable.
     """
 
     __slots__ = (
-        "_arm",
-        "_armed",
         "_claims",
         "_clock",
         "_failure",
-        "_hope_lost",
         "_loop",
+        "_on_unreachable",
         "_progress",
         "_run",
         "_strict",
+        "_subscribe",
+        "_subscribed",
         "_unsettled",
         "_waits_changed",
         "_warned",
+        "change_waiters",
         "closed",
-        "due",
         "is_initialised",
         "latest",
         "max_waiting",
+        "next_threshold",
         "publishers",
         "waiters",
         "waits",
-        "watches",
     )
 
     def __init__(
@@ -224,26 +296,26 @@ class WaitingRoom:
     ) -> None:
         """`arm` is told whenever `due` has changed: None when nobody waits; `waits_changed` of a publisher's waits.
 
-        `hope_lost` is told when no wait can end well, as far as is known here; it calls `end_hopeless` when that is certain.
+        `hope_lost` is told when no wait can end well, as far as is known here; it calls `fail_unreachable` when that is certain.
         """
         self.latest = position
-        self.due = NOBODY
+        self.next_threshold = NO_WAITER
         """The lowest step at which somebody is to be told: the lowest threshold; 0 while a change is waited for."""
         self.closed = False
-        self.waiters = Waiters()
-        self.watches: dict[Watch, None] = {}
+        self.waiters = WaitersByThreshold()
+        self.change_waiters: dict[ChangeWaiter, None] = {}
         self.publishers = Publishers()
         self.waits = 0
         self.max_waiting = 0
         self._run = run
         self._clock = clock
-        self._arm = arm
+        self._subscribe = arm
         self._waits_changed = waits_changed
-        self._hope_lost = hope_lost
+        self._on_unreachable = hope_lost
         self.is_initialised = False
-        self._claims: dict[Watch, None] = {}  # those that wait for this
+        self._claims: dict[ChangeWaiter, None] = {}  # those that wait for this
         self._loop: asyncio.AbstractEventLoop | None = None  # that of who waits
-        self._armed = NOBODY  # the `due` that was told
+        self._subscribed = NO_WAITER  # the `due` that was told
         self._unsettled = False
         self._strict: dict[Waiter, None] = {}  # those that a reset is to end
         self._failure: tuple[_End, Position] | None = None
@@ -288,15 +360,15 @@ class WaitingRoom:
             return result
         raise result
 
-    async def next_mark(self, seen: Position | None, own: dict[Watch, None]) -> Position:
+    async def next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
         """The latest position, as soon as it is another than `seen`; `own` holds the wait meanwhile."""
         if self.latest != seen:
             return self.latest
         if (end := self._end()) is not None:
             raise end.error(None)
         self._loop = asyncio.get_running_loop()
-        watch: Watch = self._loop.create_future()
-        self.watches[watch] = own[watch] = None
+        watch: ChangeWaiter = self._loop.create_future()
+        self.change_waiters[watch] = own[watch] = None
         publisher = self._parked_by(watch, self.latest.step + 1)
         try:
             self._settle()
@@ -307,8 +379,8 @@ class WaitingRoom:
             if publisher is not None:
                 self._unpark(publisher, watch)
             del own[watch]
-            if watch in self.watches:
-                del self.watches[watch]
+            if watch in self.change_waiters:
+                del self.change_waiters[watch]
                 self._settle()
         if error is not None:
             raise error
@@ -320,7 +392,7 @@ class WaitingRoom:
             return
         if (end := self._end()) is not None:
             raise end.error(None)
-        claim: Watch = asyncio.get_running_loop().create_future()
+        claim: ChangeWaiter = asyncio.get_running_loop().create_future()
         self._claims[claim] = None
         timer = None
         if secs is not None:
@@ -329,20 +401,20 @@ class WaitingRoom:
             )
             timer = self._clock.call_later(secs, lambda: None if claim.done() else claim.set_result(late))
         try:
-            self._arm(None if self.due == NOBODY else self.due)
+            self._subscribe(None if self.next_threshold == NO_WAITER else self.next_threshold)
             error = await claim
         finally:
             if timer is not None:
                 timer.cancel()
             self._claims.pop(claim, None)
-            self._arm(None if self.due == NOBODY else self.due)
+            self._subscribe(None if self.next_threshold == NO_WAITER else self.next_threshold)
         if error is not None:
             raise error
 
     @property
     def waiting(self) -> bool:
         """Whether anybody waits for anything."""
-        return bool(self.waiters.count or self.watches or self._claims)
+        return bool(self.waiters.count or self.change_waiters or self._claims)
 
     @property
     def waiting_secs(self) -> float | None:
@@ -350,7 +422,7 @@ class WaitingRoom:
         since = self._progress.since
         return None if since is None else self._clock.now() - since
 
-    # News.
+    # RunWatcher.
 
     def initialised(self, ready: bool) -> None:
         """Takes note of whether the chief has initialised what the workers need."""
@@ -361,17 +433,17 @@ class WaitingRoom:
                     claim.set_result(None)
             self._claims.clear()
 
-    def elsewhere(self, members: tuple[Member, ...], departure: Departure | None, *, lost: bool) -> None:
+    def observe_others(self, members: tuple[Member, ...], departure: PublisherExit | None, *, lost: bool) -> None:
         """Takes note of who publishes in other processes, and of how the last one there left (None: not again, or not yet).
 
         A publisher that was `lost` without a departure is one that is waited for: it forgets all departures.
         """
         publishers = self.publishers
-        if any(member not in publishers.elsewhere for member in members):
+        if any(member not in publishers.others for member in members):
             self._failure = None
-        publishers.elsewhere = members
+        publishers.others = members
         if departure is not None or lost:
-            publishers.departure = departure
+            publishers.last_exit = departure
         self._judge()
 
     def observe(self, position: Position) -> None:
@@ -380,7 +452,7 @@ class WaitingRoom:
         if position <= old:
             return
         self.latest = position
-        if position.step >= self.due:
+        if position.step >= self.next_threshold:
             self.wake()
         if position.epoch != old.epoch:
             message = f"{self._run} was reset from step {old.step} to step {position.step}"
@@ -390,12 +462,12 @@ class WaitingRoom:
 
     def wake(self) -> None:
         """Ends the waits that the latest position answers; only when those tasks have gone on, `_settle` sees to the rest."""
-        for watch in self.watches:
+        for watch in self.change_waiters:
             if not watch.done():
                 watch.set_result(None)
-        self.watches.clear()
+        self.change_waiters.clear()
         self.waiters.wake(self.latest.step)
-        self.due = self.waiters.lowest
+        self.next_threshold = self.waiters.lowest
         if not self.waiters.count:
             self._progress.pause()
         if self._loop is not None and not self._unsettled:
@@ -417,26 +489,26 @@ class WaitingRoom:
         position = position or self.latest
         why = PublisherFailedError(f"the publisher of {self._run} failed at step {position.step}")
         self._failure = _End(why, exc), position
-        self.end_hopeless()
+        self.fail_unreachable()
 
-    def break_off(self, error: AiohooksError) -> None:
+    def abort(self, error: AiohooksError) -> None:
         """Ends all waits as `fail` does, with what went wrong with the engine."""
         self._failure = _End(error, error.__cause__), self.latest
-        self.end_hopeless()
+        self.fail_unreachable()
 
-    def available(self) -> None:
+    def clear_failure(self) -> None:
         """Waits may begin again after a failure."""
         self._failure = None
 
     def close(self) -> None:
         """Ends all waits for good."""
         self.closed = True
-        self.end_hopeless()
+        self.fail_unreachable()
 
     # How waits end.
 
     @property
-    def hopeless(self) -> bool:
+    def unreachable(self) -> bool:
         """Whether a wait that began now would end badly at once, as far as is known here."""
         return self._end() is not None
 
@@ -446,21 +518,21 @@ class WaitingRoom:
             return _End(StoreClosedError(f"the step store {self._run} was closed"), None)
         if self._failure is not None and self._failure[1] == self.latest:
             return self._failure[0]
-        departure = self.publishers.departure
+        departure = self.publishers.last_exit
         if departure is None or not self.publishers.all_waiting(self.latest.step):
             return None
         if departure.error is None:
             return _End(PublisherFinishedError(f"{departure.name} finished at step {departure.step}"), None)
         return _End(PublisherFailedError(f"{departure.name} failed at step {departure.step}"), departure.error)
 
-    def end_hopeless(self) -> None:
+    def fail_unreachable(self) -> None:
         """Ends all waits, if none can end well."""
         if (end := self._end()) is None:
             return
-        for watch in self.watches:
+        for watch in self.change_waiters:
             if not watch.done():
                 watch.set_result(end.error(None))
-        self.watches.clear()
+        self.change_waiters.clear()
         for claim in self._claims:
             if not claim.done():
                 claim.set_result(end.error(None))
@@ -486,10 +558,10 @@ class WaitingRoom:
     def _settle(self) -> None:
         """After somebody has come or gone."""
         self._unsettled = False
-        due = self.due = 0 if self.watches else self.waiters.lowest
-        if due != self._armed:
-            self._armed = due
-            self._arm(None if due == NOBODY else due)
+        due = self.next_threshold = 0 if self.change_waiters else self.waiters.lowest
+        if due != self._subscribed:
+            self._subscribed = due
+            self._subscribe(None if due == NO_WAITER else due)
         if not self.waiters.count:
             self._progress.end()
         elif self._progress.since is None:
@@ -518,9 +590,9 @@ class WaitingRoom:
     def _judge(self) -> None:
         """A publisher has left, or begun to wait: can those who wait still be served?"""
         publishers = self.publishers
-        if publishers.departure is not None:
-            if self.waiting and self.hopeless:
-                self._hope_lost()
+        if publishers.last_exit is not None:
+            if self.waiting and self.unreachable:
+                self._on_unreachable()
             return
         if self._warned == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
             return  # nothing has happened since it was said, or there is nothing to say

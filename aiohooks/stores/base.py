@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, Self
 
 from aiohooks._aio.clock import current_clock
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
-from aiohooks.stores._position import MAX_STEP, Position, checked_step, checked_timeout
+from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
 from aiohooks.stores._publishers import Publisher, listed
-from aiohooks.stores._waiting import Changes, WaitingRoom, Watch
+from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
 
 _ON_RESET = ("keep", "raise")
 
@@ -71,7 +71,7 @@ class StepStore(abc.ABC):
     is itself waiting, nobody will come, and all waits are told: `PublisherFinishedError` if the last one that left had
     finished, `PublisherFailedError` if it had failed. Before anybody has left nobody is told: one may still come.
 
-    For engines: report each position you learn of to `_observe`; `_arm` tells you what to look out for.
+    For engines: report each position you learn of to `_observe`; `_subscribe` tells you what to look out for.
     """
 
     inline: ClassVar[bool] = False
@@ -81,7 +81,9 @@ class StepStore(abc.ABC):
         """Starts from `position`; `run` names what is counted."""
         self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
-        self._room = WaitingRoom(self.run, position, current_clock(), self._arm, self._waits_changed, self._hope_lost)
+        self._waits = WaitRegistry(
+            self.run, position, current_clock(), self._subscribe, self._waits_changed, self._on_unreachable
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._immediate = 0
 
@@ -148,7 +150,7 @@ class StepStore(abc.ABC):
         """
         secs = None if timeout is None else checked_timeout(timeout)
         self._enter()
-        await self._room.wait_initialised(secs)
+        await self._waits.wait_initialised(secs)
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - nothing is on its way in one process
         """Waits until the other processes could know who publishes here, `timeout` seconds at most."""
@@ -156,11 +158,11 @@ class StepStore(abc.ABC):
     def _waits_changed(self, publisher: Publisher) -> None:  # noqa: B027 - in one process there is nobody to tell
         """Told whenever a publisher has begun or ended a wait."""
 
-    def _hope_lost(self) -> None:
+    def _on_unreachable(self) -> None:
         """Told when somebody waits and no wait can end well, as far as is known here."""
-        self._room.end_hopeless()
+        self._waits.fail_unreachable()
 
-    def _arm(self, step: int | None) -> None:  # noqa: B027 - an engine that hears of every step need not be told
+    def _subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine that hears of every step need not be told
         """Told when the lowest step that somebody waits for has changed, `due` of the room; after a wake, in the next moment.
 
         It is 0 while every change is of interest, and None when nobody waits.
@@ -171,7 +173,7 @@ class StepStore(abc.ABC):
     @property
     def latest(self) -> Position:
         """The latest position that this process knows of, without I/O; may be read in any thread."""
-        return self._room.latest
+        return self._waits.latest
 
     async def wait_for(self, step: int, *, timeout: float | None = None, on_reset: Literal["keep", "raise"] = "keep") -> int:
         """Waits until the step is reached. A step that is reached already, or is not above 0, never suspends.
@@ -199,19 +201,19 @@ class StepStore(abc.ABC):
         if on_reset not in _ON_RESET:
             raise InvalidArgumentError(f'on_reset={on_reset!r}: give "keep" or "raise"')
         self._enter()
-        seen = self._room.latest.step
+        seen = self._waits.latest.step
         if seen >= step:
             self._immediate += 1
             return seen
-        return await self._room.wait(step, secs, on_reset == "raise")
+        return await self._waits.wait(step, secs, on_reset == "raise")
 
     def changes(self) -> Changes:
         """An iterator over the positions: the current one, then always the newest, however many came in between."""
-        return Changes(self._next_mark)
+        return Changes(self._next_position)
 
-    async def _next_mark(self, seen: Position | None, own: dict[Watch, None]) -> Position:
+    async def _next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
         self._enter()
-        return await self._room.next_mark(seen, own)
+        return await self._waits.next_position(seen, own)
 
     # Publishing.
 
@@ -224,7 +226,7 @@ class StepStore(abc.ABC):
         by = checked_step(by, "advance by", least=1)
         self._check_process()
         loop = self._loop
-        if self._room.closed:
+        if self._waits.closed:
             raise self._closed_error()
         if loop is None:
             raise WrongLoopError(f"{self!r} is not in use in any event loop yet: use it there first, then in threads")
@@ -240,13 +242,13 @@ class StepStore(abc.ABC):
         name = _checked_name(name, "publisher ")
         self._enter()
         publisher = Publisher(name, self._leave)
-        self._room.join(publisher)
+        self._waits.join(publisher)
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
-        if not self._room.closed:
+        if not self._waits.closed:
             self._enter()
-        self._room.leave(publisher, exc)
+        self._waits.leave(publisher, exc)
 
     def fail(self, exc: BaseException) -> None:
         """Ends all waits with `PublisherFailedError`, caused by `exc`.
@@ -256,14 +258,14 @@ class StepStore(abc.ABC):
         if not isinstance(exc, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(f"fail({exc!r}): give the exception that the publisher failed with")
         self._enter()
-        self._room.fail(exc)
+        self._waits.fail(exc)
 
     async def aclose(self) -> None:
         """Closes the store: waits end with `StoreClosedError`, and so do later calls; harmless when called twice."""
-        if not self._room.closed:
+        if not self._waits.closed:
             self._enter()
             self._loop = None
-            self._room.close()
+            self._waits.close()
 
     async def forget(self) -> None:
         """Deletes the run, with its step, wherever it is kept, and closes the store; call it when nobody else uses the run."""
@@ -278,18 +280,18 @@ class StepStore(abc.ABC):
 
     def statistics(self) -> StoreStatistics:
         """What the store looks like now."""
-        room = self._room
+        waits = self._waits
         return StoreStatistics(
-            latest=room.latest,
-            waiting=room.waiters.count,
-            wanted=room.waiters.lowest if room.waiters.count else None,
-            thresholds=room.waiters.thresholds,
-            watching=len(room.watches),
-            publishers=room.publishers.names,
-            waits=room.waits,
+            latest=waits.latest,
+            waiting=waits.waiters.count,
+            wanted=waits.waiters.lowest if waits.waiters.count else None,
+            thresholds=waits.waiters.thresholds,
+            watching=len(waits.change_waiters),
+            publishers=waits.publishers.names,
+            waits=waits.waits,
             immediate=self._immediate,
-            max_waiting=room.max_waiting,
-            waiting_secs=room.waiting_secs,
+            max_waiting=waits.max_waiting,
+            waiting_secs=waits.waiting_secs,
         )
 
     def describe_wait(self, step: int) -> str:
@@ -297,17 +299,17 @@ class StepStore(abc.ABC):
         return f"step {step} of {self.run}"
 
     def __repr__(self) -> str:
-        room = self._room
-        epoch, step = room.latest
-        state = ", closed" if room.closed else ""
-        if room.waiters.count:
-            state += f", {room.waiters.count} waiting for step {room.waiters.lowest} or more"
-        names = listed(room.publishers.names)
+        waits = self._waits
+        epoch, step = waits.latest
+        state = ", closed" if waits.closed else ""
+        if waits.waiters.count:
+            state += f", {waits.waiters.count} waiting for step {waits.waiters.lowest} or more"
+        names = listed(waits.publishers.names)
         return f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state}, published by {names}>"
 
     def _observe(self, position: Position) -> None:
         """Takes note of a position that the engine has reported; older news is dropped."""
-        self._room.observe(position)
+        self._waits.observe(position)
 
     def _check_process(self) -> None:  # noqa: B027 - in memory a fork makes a store of its own
         """Raises `WrongLoopError` where the store came into this process by a fork, if that matters."""
@@ -319,7 +321,7 @@ class StepStore(abc.ABC):
         except RuntimeError:
             raise WrongLoopError(f"{self!r} is used where no event loop is running{_THREADS}") from None
         if loop is not self._loop:
-            if self._room.closed:
+            if self._waits.closed:
                 raise self._closed_error()
             if self._loop is not None:
                 raise WrongLoopError(f"{self!r} is used in another event loop than its own{_THREADS}")

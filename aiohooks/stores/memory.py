@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import ClassVar
 
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.stores._position import MAX_STEP, Position, checked_step
+from aiohooks.stores._protocol import MAX_STEP, Position, checked_step
 from aiohooks.stores.base import StepStore, Term
 
 
@@ -27,7 +27,7 @@ class MemoryStepStore(StepStore):
     async def value(self) -> Position:
         """The position; the same as `latest`."""
         self._enter()
-        return self._room.latest
+        return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; does not suspend."""
@@ -38,14 +38,14 @@ class MemoryStepStore(StepStore):
         """See `StepStore.raise_to`; does not suspend."""
         step = checked_step(step, "raise to step")
         self._enter()
-        self._observe(Position(self._room.latest.epoch, step))
-        return self._room.latest.step
+        self._observe(Position(self._waits.latest.epoch, step))
+        return self._waits.latest.step
 
     async def reset(self, step: int) -> Position:
         """See `StepStore.reset`; does not suspend."""
         step = checked_step(step, "reset to step")
         self._enter()
-        position = Position(self._room.latest.epoch + 1, step)
+        position = Position(self._waits.latest.epoch + 1, step)
         self._observe(position)
         return position
 
@@ -55,7 +55,7 @@ class MemoryStepStore(StepStore):
         self._enter()
         async with self._lead:
             self._terms += 1
-            self._room.initialised(False)
+            self._waits.initialised(False)
             yield Term(self._terms)
 
     async def mark_initialised(self) -> None:
@@ -63,7 +63,7 @@ class MemoryStepStore(StepStore):
         self._enter()
         if not self._lead.locked():
             raise InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
-        self._room.initialised(True)
+        self._waits.initialised(True)
 
     def advance_nowait(self, by: int = 1) -> int:
         """See `StepStore.advance_nowait`."""
@@ -72,17 +72,17 @@ class MemoryStepStore(StepStore):
             by = checked_step(by, "advance by", least=1)
         if self._loop is None:  # not in use yet, or closed
             self._enter()
-        room = self._room
-        epoch, step = room.latest
+        waits = self._waits
+        epoch, step = waits.latest
         step += by
-        if step < room.due:
+        if step < waits.next_threshold:
             # What Position(...) does, in half the time.
-            room.latest = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
+            waits.latest = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
         elif step > MAX_STEP:  # `due` is never higher than the step after the last
             checked_step(step, f"advance by {by} would lead to step")
         else:
-            room.latest = Position(epoch, step)
-            room.wake()
+            waits.latest = Position(epoch, step)
+            waits.wake()
         return step
 
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:

@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 from aiohooks._aio.clock import TimerHandle
 from aiohooks._validate import check_secs
 from aiohooks.errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, another
-from aiohooks.stores._position import Position
-from aiohooks.stores._progress import logger
-from aiohooks.stores._protocol import Answer, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, logger
 from aiohooks.stores.shared import Kind, SharedStepStore
 
 T = TypeVar("T")
@@ -43,7 +41,7 @@ class RemoteStepStore(SharedStepStore):
     For engines: the methods that follow do one thing once, and raise `StoreUnavailableError` when the connection fails or
     says no, `StoreDamagedError` when what they find is no run. Nothing is tried again after that one.
 
-    `_watch` reports what it hears with `_take` and `_observe`.
+    `_watch` reports what it hears with `_observe_snapshot` and `_observe`.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class RemoteStepStore(SharedStepStore):
     # What an engine does.
 
     @abc.abstractmethod
-    async def _reach(self) -> None:
+    async def _open_connection(self) -> None:
         """Connects, and leaves the run alone."""
 
     @abc.abstractmethod
@@ -97,25 +95,25 @@ class RemoteStepStore(SharedStepStore):
         """Reports positions and snapshots until the connection fails."""
 
     @abc.abstractmethod
-    async def _send(self, request: Request) -> Answer:
+    async def _request_once(self, request: Request) -> Answer:
         """Sends a request once; the engine knows a repeated one."""
 
     @abc.abstractmethod
-    async def _read(self) -> Snapshot:
+    async def _read_run_once(self) -> Snapshot:
         """Reads the run once, after finding out which leases have run out."""
 
     @abc.abstractmethod
-    async def _erase(self) -> None:
+    async def _delete_run_once(self) -> None:
         """Deletes the run once, whatever it holds."""
 
     @abc.abstractmethod
-    async def _hang_up(self) -> None:
+    async def _close_connection(self) -> None:
         """Gives back the connection, also after a failed `_connect`; never raises for one that is broken."""
 
     # The connection.
 
     @property
-    def away_secs(self) -> float | None:
+    def outage_secs(self) -> float | None:
         """For how long the connection has been lost; None while it is there, or before it was made."""
         return None if self._away_since is None else self._clock.now() - self._away_since
 
@@ -126,14 +124,14 @@ class RemoteStepStore(SharedStepStore):
             try:
                 snapshot = await self._connect()
             except StoreUnavailableError as error:
-                await self._hang_up()
+                await self._close_connection()
                 if isinstance(error, StoreRefusedError) or self._clock.now() + pause - began > self._connect_timeout:
                     raise
                 logger.info("run %s: %s; trying again", self.run, error)
                 pause = await self._pause(pause)
             else:
                 break
-        self._take(snapshot)
+        self._observe_snapshot(snapshot)
         self._link = self._spawn(self._keep_link(), "connection")
 
     async def _keep_link(self) -> None:
@@ -143,7 +141,7 @@ class RemoteStepStore(SharedStepStore):
             try:
                 if not connected:
                     snapshot = await self._connect()
-                    self._is_back(snapshot)
+                    self._on_reconnect(snapshot)
                     connected, since, got = True, self._clock.now(), self._got()
                 await self._watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
@@ -152,27 +150,27 @@ class RemoteStepStore(SharedStepStore):
                 if connected and (self._got() != got or self._clock.now() - since > _PAUSE_SECS[1]):
                     pause = _PAUSE_SECS[0]
                 connected = False
-                self._is_away(error)
-                await self._hang_up()
+                self._on_disconnect(error)
+                await self._close_connection()
             except StoreDamagedError as error:
                 logger.error("run %s: %s", self.run, error)
                 self._damage = error
-                self._room.break_off(error)
-                await self._hang_up()
-                self._wake_naps()
+                self._waits.abort(error)
+                await self._close_connection()
+                self._wake_sleepers()
                 return
             pause = await self._pause(pause)
 
     def _got(self) -> tuple[int, Position]:
         """Changes with whatever a connection is of use for: an answer, and news."""
-        return self._answers, self._room.latest
+        return self._answers, self._waits.latest
 
     async def _pause(self, secs: float) -> float:
         """Waits for a moment, not the same in all processes, and returns how long the next one is."""
-        await self._nap(secs * random.uniform(0.5, 1.0))
+        await self._backoff_sleep(secs * random.uniform(0.5, 1.0))
         return min(2 * secs, _PAUSE_SECS[1])
 
-    async def _nap(self, secs: float) -> None:
+    async def _backoff_sleep(self, secs: float) -> None:
         """Until the connection is back, `secs` at most."""
         nap: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reconnected[nap] = None
@@ -183,9 +181,9 @@ class RemoteStepStore(SharedStepStore):
             timer.cancel()
             del self._reconnected[nap]
 
-    def _is_away(self, error: StoreUnavailableError) -> None:
+    def _on_disconnect(self, error: StoreUnavailableError) -> None:
         if self._away_since is not None:
-            logger.info("run %s: still away after %.0f s: %s", self.run, self.away_secs, error)
+            logger.info("run %s: still away after %.0f s: %s", self.run, self.outage_secs, error)
             return
         self._away_since = self._clock.now()
         log = logger.info if self._forgotten else logger.warning
@@ -195,31 +193,31 @@ class RemoteStepStore(SharedStepStore):
 
     def _give_up(self) -> None:
         self._given_up = True
-        self._room.break_off(self._outage_error())
-        self._wake_naps()
+        self._waits.abort(self._outage_error())
+        self._wake_sleepers()
 
     def _outage_error(self) -> StoreUnavailableError:
         return StoreUnavailableError(f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}")
 
-    def _is_back(self, snapshot: Snapshot) -> None:
-        logger.info("run %s: connected again after %.1f s", self.run, self.away_secs or 0.0)
+    def _on_reconnect(self, snapshot: Snapshot) -> None:
+        logger.info("run %s: connected again after %.1f s", self.run, self.outage_secs or 0.0)
         self._away_since = None
         self._given_up = False
         if self._outage is not None:
             self._outage.cancel()
             self._outage = None
-        self._room.available()
-        behind = snapshot.position < self._room.latest
-        self._take(snapshot)
+        self._waits.clear_failure()
+        behind = snapshot.position < self._waits.latest
+        self._observe_snapshot(snapshot)
         self._members.announce_again()
         if behind and not self._forgotten:
             logger.warning(
-                "run %s: the engine came back at %s, behind %s: raised", self.run, snapshot.position, self._room.latest
+                "run %s: the engine came back at %s, behind %s: raised", self.run, snapshot.position, self._waits.latest
             )
             self._spawn(self._write("raise", 0), "raising an engine that came back empty")
-        self._wake_naps()
+        self._wake_sleepers()
 
-    def _wake_naps(self) -> None:
+    def _wake_sleepers(self) -> None:
         for nap in self._reconnected:
             if not nap.done():
                 nap.set_result(None)
@@ -233,25 +231,25 @@ class RemoteStepStore(SharedStepStore):
             if not call.answer.done():
                 call.answer.set_result(self._closed_error())
         self._calls.clear()
-        self._wake_naps()  # of those who insist: they hear that it is closed
-        await self._hang_up()
+        self._wake_sleepers()  # of those who insist: they hear that it is closed
+        await self._close_connection()
 
-    async def _delete(self) -> None:
+    async def _delete_run(self) -> None:
         if self._link is not None and self._damage is None:
-            await self._insist(self._erase, lambda: True)
+            await self._retry(self._delete_run_once, lambda: True)
         else:  # no connection is kept to what is damaged
-            await self._reach()
-            await self._erase()
+            await self._open_connection()
+            await self._delete_run_once()
 
     # Asking.
 
-    async def _look(self) -> Snapshot:
-        return await self._insist(self._read, lambda: True)
+    async def _read_run(self) -> Snapshot:
+        return await self._retry(self._read_run_once, lambda: True)
 
     async def _request(self, request: Request) -> Answer:
-        return await self._insist(lambda: self._send(request), lambda: True)
+        return await self._retry(lambda: self._request_once(request), lambda: True)
 
-    async def _insist(self, ask: Callable[[], Awaitable[T]], wanted: Callable[[], bool]) -> T:
+    async def _retry(self, ask: Callable[[], Awaitable[T]], wanted: Callable[[], bool]) -> T:
         """Asks until there is an answer, for as long as it is `wanted`."""
         pause = _PAUSE_SECS[0]
         while True:
@@ -260,7 +258,7 @@ class RemoteStepStore(SharedStepStore):
             except StoreRefusedError:
                 raise  # it would say the same again
             except StoreUnavailableError:
-                if self._room.closed:
+                if self._waits.closed:
                     raise self._closed_error() from None
                 if self._damage is not None:
                     raise another(self._damage) from None
@@ -272,7 +270,7 @@ class RemoteStepStore(SharedStepStore):
                 self._answers += 1
                 return answer
             pause = await self._pause(pause)
-            if self._room.closed:
+            if self._waits.closed:
                 raise self._closed_error()
 
     # Writing: what several tasks want at the same time is one request.
@@ -304,7 +302,7 @@ class RemoteStepStore(SharedStepStore):
     async def _write_batch(self, batch: list[_Call]) -> None:
         write = self._next_write(batch[0].kind, sum(call.amount for call in batch))
         try:
-            answer = await self._insist(lambda: self._send(write), lambda: any(not call.answer.done() for call in batch))
+            answer = await self._retry(lambda: self._request_once(write), lambda: any(not call.answer.done() for call in batch))
             epoch, step = self._written(write, answer)
         except asyncio.CancelledError:  # the store is closed
             for call in batch:

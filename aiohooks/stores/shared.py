@@ -19,12 +19,10 @@ from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.clock import current_clock
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreDamagedError, WrongLoopError
-from aiohooks.stores._membership import Members, News
-from aiohooks.stores._position import MAX_STEP, Position, checked_step
-from aiohooks.stores._progress import logger
-from aiohooks.stores._protocol import Answer, Lead, Member, Request, Snapshot, Write
+from aiohooks.stores._membership import Members, RunWatcher
+from aiohooks.stores._protocol import MAX_STEP, Answer, Lead, Member, Position, Request, Snapshot, Write, checked_step, logger
 from aiohooks.stores._publishers import Publisher
-from aiohooks.stores._waiting import Watch
+from aiohooks.stores._waiting import ChangeWaiter
 from aiohooks.stores.base import StepStore, Term
 
 T = TypeVar("T")
@@ -126,7 +124,7 @@ class SharedStepStore(ProcessBound, StepStore):
     It is opened by the first call that needs it, or by `async with`; closing tells the others that its publishers have left.
     Publishers and the chief hold leases: when their process dies, the waiters of all processes are told.
 
-    For engines: `_open` begins to report, with `_take`; `_request` asks the engine for one thing, exactly once.
+    For engines: `_open` begins to report, with `_observe_snapshot`; `_request` asks the engine for one thing, exactly once.
     """
 
     _leased: ClassVar[bool] = True
@@ -157,15 +155,15 @@ class SharedStepStore(ProcessBound, StepStore):
         self._writes = Writes(self.run, self._process)
         self._term = 0
         self._leader: Member | None = None  # that leads here, or would
-        self._elsewhere = News(
+        self._watcher = RunWatcher(
             self.run,
             self._process,
-            self._room,
+            self._waits,
             self._clock,
             keep=on_lost == "keep",
             join_grace_secs=join_grace_secs,
-            look=lambda: self._look(),
-            take=lambda snapshot: self._take(snapshot),
+            look=lambda: self._read_run(),
+            take=lambda snapshot: self._observe_snapshot(snapshot),
             spawn=self._spawn,
         )
         self._opening: asyncio.Task[None] | None = None
@@ -177,7 +175,7 @@ class SharedStepStore(ProcessBound, StepStore):
 
     @abc.abstractmethod
     async def _open(self) -> None:
-        """Connects, and takes (`_take`) the snapshot of the run, which it makes if it is not there; reports from then on.
+        """Connect and report the run's snapshot (`_observe_snapshot`); make the run if it is not there. Report from then on.
 
         Raises:
             StoreUnavailableError: it is not there, or says no.
@@ -192,7 +190,7 @@ class SharedStepStore(ProcessBound, StepStore):
         """
 
     @abc.abstractmethod
-    async def _look(self) -> Snapshot:
+    async def _read_run(self) -> Snapshot:
         """Reads the run, after finding out which leases have run out.
 
         Raises:
@@ -204,7 +202,7 @@ class SharedStepStore(ProcessBound, StepStore):
         """Gives back all that `_open` took, also after a failed one; bounded in time by its caller."""
 
     @abc.abstractmethod
-    async def _delete(self) -> None:
+    async def _delete_run(self) -> None:
         """Deletes the run from the engine, also one that is damaged; `_disconnect` follows, and must not bring it back."""
 
     # The contract.
@@ -212,8 +210,8 @@ class SharedStepStore(ProcessBound, StepStore):
     async def value(self) -> Position:
         """See `StepStore.value`."""
         await self._ensure_open()
-        self._take(await self._look())
-        return self._room.latest
+        self._observe_snapshot(await self._read_run())
+        return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; while the engine is away it waits."""
@@ -238,22 +236,22 @@ class SharedStepStore(ProcessBound, StepStore):
         if not self._opened:
             await self._ensure_open()
         step = checked_step(step, "wait for step", least=None)
-        if self._room.hopeless and step > self._room.latest.step:
-            await self._catch_up()
+        if self._waits.unreachable and step > self._waits.latest.step:
+            await self._refresh()
         return await super().wait_for(step, timeout=timeout, on_reset=on_reset)
 
-    async def _next_mark(self, seen: Position | None, own: dict[Watch, None]) -> Position:
+    async def _next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
         if not self._opened:
             await self._ensure_open()
-        if self._room.hopeless and seen == self._room.latest:
-            await self._catch_up()
-        return await super()._next_mark(seen, own)
+        if self._waits.unreachable and seen == self._waits.latest:
+            await self._refresh()
+        return await super()._next_position(seen, own)
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
         """See `StepStore.wait_initialised`."""
         await self._ensure_open()
-        if self._room.hopeless:
-            await self._catch_up()
+        if self._waits.unreachable:
+            await self._refresh()
         await super().wait_initialised(timeout)
 
     async def mark_initialised(self) -> None:
@@ -289,7 +287,7 @@ class SharedStepStore(ProcessBound, StepStore):
         try:
             answer = await self._request(Lead(member))
             while answer.status != "ok":
-                await self._elsewhere.vacancy()
+                await self._watcher.vacancy()
                 self._check_not_closing()
                 answer = await self._request(Lead(member))
             self._check_not_closing()
@@ -307,10 +305,10 @@ class SharedStepStore(ProcessBound, StepStore):
         leader, self._leader = self._leader, None
         if leader is not None:
             led, self._term, self._members.chief = self._term, 0, None
-            left = self._room.publishers.departure
-            told = not led or self._members.publish or (left is not None and not left.elsewhere)
+            left = self._waits.publishers.last_exit
+            told = not led or self._members.publish or (left is not None and not left.is_remote)
             # Its publishers say how it left, if it has any.
-            self._members.take_leave(leader, "" if told else "chief", self._room.latest.step, failure)
+            self._members.take_leave(leader, "" if told else "chief", self._waits.latest.step, failure)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `StepStore.flush`."""
@@ -333,13 +331,13 @@ class SharedStepStore(ProcessBound, StepStore):
         self._members.stop()
         self._forgotten = True
         try:
-            await self._delete()
+            await self._delete_run()
         finally:
             await self.aclose()
 
     async def aclose(self) -> None:
         """See `StepStore.aclose`; tells the engine within 5 s that this process has left."""
-        if self._room.closed:
+        if self._waits.closed:
             return
         self._enter()
         self._leave_all()
@@ -347,7 +345,7 @@ class SharedStepStore(ProcessBound, StepStore):
 
     def _leave_all(self) -> None:
         self._closing = True
-        for publisher in self._room.publishers.here:
+        for publisher in self._waits.publishers.here:
             publisher.close()
         self._step_down(None)
 
@@ -385,7 +383,7 @@ class SharedStepStore(ProcessBound, StepStore):
         except BaseException:
             await self._disconnect()
             raise
-        self._opened = self._members.going = self._elsewhere.going = True
+        self._opened = self._members.active = self._watcher.active = True
         self._members.announce()
 
     async def _shut_down(self) -> None:
@@ -394,7 +392,7 @@ class SharedStepStore(ProcessBound, StepStore):
         self._members.stop()
         self._opened = False
         await super().aclose()
-        self._elsewhere.stop()
+        self._watcher.stop()
         late = tuple(self._tasks)
         for task in late:
             task.cancel()
@@ -404,7 +402,7 @@ class SharedStepStore(ProcessBound, StepStore):
     # Writing.
 
     def _next_write(self, kind: Kind, amount: int) -> Write:
-        return self._writes.next(kind, amount, self._room.latest, self._term)
+        return self._writes.next(kind, amount, self._waits.latest, self._term)
 
     async def _write(self, kind: Kind, amount: int) -> Position:
         write = self._next_write(kind, amount)
@@ -415,8 +413,8 @@ class SharedStepStore(ProcessBound, StepStore):
         self._observe(position)
         return position
 
-    def _arm(self, step: int | None) -> None:
-        self._elsewhere.watch_leases()  # only while somebody waits
+    def _subscribe(self, step: int | None) -> None:
+        self._watcher.watch_leases()  # only while somebody waits
 
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
         if not answer.set_running_or_notify_cancel():
@@ -434,32 +432,32 @@ class SharedStepStore(ProcessBound, StepStore):
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         super()._leave(publisher, exc)
-        self._members.leave(publisher, self._room.latest.step, exc)
+        self._members.leave(publisher, self._waits.latest.step, exc)
 
     def _waits_changed(self, publisher: Publisher) -> None:
         self._members.waits_changed(publisher)
 
-    # News.
+    # RunWatcher.
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Takes note of what the engine tells; called in the event loop, also with snapshots that are out of date."""
         self._observe(snapshot.position)
-        self._elsewhere.take(snapshot)
+        self._watcher.take(snapshot)
 
     @property
-    def _view(self) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
         """The latest one that was taken."""
-        return self._elsewhere.snapshot
+        return self._watcher.snapshot
 
-    async def _catch_up(self) -> None:
+    async def _refresh(self) -> None:
         """Before a wait that would end badly at once: nobody here has waited for news. Those who come together ask once."""
         self._enter()
-        if (looking := self._elsewhere.look_again()) is not None:
+        if (looking := self._watcher.refresh()) is not None:
             await wait_done([looking], None)
 
-    def _hope_lost(self) -> None:
+    def _on_unreachable(self) -> None:
         # Others may have moved the step, or have come, and this process has not heard of it yet.
-        self._elsewhere.look_again()
+        self._watcher.refresh()
 
     # Tasks, forks, copies.
 

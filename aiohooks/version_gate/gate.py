@@ -10,7 +10,7 @@ from aiohooks._aio.clock import current_clock
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import InvalidArgumentError, StepTimeoutError
 from aiohooks.stores import Position, StepStore
-from aiohooks.stores._position import checked_step, checked_timeout
+from aiohooks.stores._protocol import checked_step, checked_timeout
 from aiohooks.version_gate.tickets import Book, Line, Ticket, Until, distance
 
 

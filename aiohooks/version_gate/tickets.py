@@ -11,7 +11,7 @@ from aiohooks._aio.cancel import CancelScope, current_task
 from aiohooks._aio.clock import Clock
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, WrongLoopError
 from aiohooks.stores import Position, StepStore
-from aiohooks.stores._position import MAX_STEP
+from aiohooks.stores._protocol import MAX_STEP
 
 TicketState = Literal["open", "used", "shipped", "dropped", "too old", "outdated", "abandoned"]
 """What became of an item; see `Ticket.state`."""

@@ -158,7 +158,7 @@ async def test_the_store_says_that_nobody_is_left() -> None:
         async with service.lifespan():
             await turns()
             other = store.publisher("trainer")
-            for publisher in list(store._room.publishers._registered):
+            for publisher in list(store._waits.publishers._registered):
                 if publisher is not other:
                     publisher.close()
             waiting = Exchange(service, "/steps/9")

@@ -64,10 +64,10 @@ async def writing_outlives_the_store(stage: StoreStage) -> None:
 
 
 class Doubling(StageStore):
-    async def _send(self, request: Request) -> Answer:
-        answer = await super()._send(request)
+    async def _request_once(self, request: Request) -> Answer:
+        answer = await super()._request_once(request)
         if isinstance(request, Write):
-            answer = await super()._send(self._next_write(request.kind, request.amount))
+            answer = await super()._request_once(self._next_write(request.kind, request.amount))
         return answer
 
 
@@ -101,7 +101,7 @@ async def lead_is_not_given_back(stage: StoreStage) -> None:
 
 
 class HoldingOn(StageStore):
-    async def _hang_up(self) -> None:
+    async def _close_connection(self) -> None:
         """Does not."""
 
 
@@ -113,7 +113,7 @@ async def closing_keeps_the_connection(stage: StoreStage) -> None:
 
 
 class Napping(StageStore):
-    async def _nap(self, secs: float) -> None:
+    async def _backoff_sleep(self, secs: float) -> None:
         woken = asyncio.get_running_loop().create_future()
         self._clock.call_later(secs, lambda: woken.done() or woken.set_result(None))
         await woken

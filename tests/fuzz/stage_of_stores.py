@@ -50,17 +50,17 @@ class StageStore(FakeStepStore):
         self.connected = True
         return snapshot
 
-    async def _send(self, request: Request) -> Answer:
-        answer: Answer = await self._seen(self._slowly(super()._send(request)))
+    async def _request_once(self, request: Request) -> Answer:
+        answer: Answer = await self._seen(self._slowly(super()._request_once(request)))
         return answer
 
-    async def _read(self) -> Snapshot:
-        snapshot: Snapshot = await self._seen(self._slowly(super()._read()))
+    async def _read_run_once(self) -> Snapshot:
+        snapshot: Snapshot = await self._seen(self._slowly(super()._read_run_once()))
         return snapshot
 
-    async def _hang_up(self) -> None:
+    async def _close_connection(self) -> None:
         self.connected = False
-        await self._seen(super()._hang_up())
+        await self._seen(super()._close_connection())
 
 
 @dataclass
@@ -190,7 +190,7 @@ class StoreStage(Stage):
     def _left_of(self, store: StageStore) -> list[str]:
         found: list[str] = []
         statistics = store.statistics()
-        room = store._room
+        room = store._waits
         if statistics.waiting or statistics.watching or room.waiting or room.publishers.here:
             found.append(f"still has {statistics}")
         if store.connected:

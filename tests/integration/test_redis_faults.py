@@ -72,7 +72,7 @@ async def test_what_happened_while_the_link_was_cut_is_seen_afterwards(server: S
         wait = (await parked(away, 5))[0]
         await blocked(server, 2)
         proxy.cut()
-        while away.away_secs is None:  # noqa: ASYNC110 - a store has no event for this
+        while away.outage_secs is None:  # noqa: ASYNC110 - a store has no event for this
             await asyncio.sleep(0)
         advance = asyncio.ensure_future(away.advance(10))
         assert await there.advance(5) == 5

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._waiting import Waiters
+from aiohooks.stores._waiting import WaitersByThreshold
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.measure import TINY, Result, measure
@@ -318,9 +318,9 @@ class Step(int):
         return cls.compared
 
 
-def parked(count: int, first: int) -> Waiters:
+def parked(count: int, first: int) -> WaitersByThreshold:
     """Waiters for as many different steps."""
-    waiters = Waiters()
+    waiters = WaitersByThreshold()
     for number in range(count):
         waiters.park(Step(first + number), asyncio.get_running_loop().create_future())
     return waiters
@@ -356,7 +356,7 @@ class Armed(ah.MemoryStepStore):
 
     told = 0
 
-    def _arm(self, step: int | None) -> None:
+    def _subscribe(self, step: int | None) -> None:
         self.told += 1
 
 

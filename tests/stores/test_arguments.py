@@ -19,9 +19,9 @@ class Counted(FakeStepStore):
 
     reads = 0
 
-    async def _read(self) -> Snapshot:
+    async def _read_run_once(self) -> Snapshot:
         self.reads += 1
-        return await super()._read()
+        return await super()._read_run_once()
 
 
 async def finish(store: SharedStepStore) -> None:

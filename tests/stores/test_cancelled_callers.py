@@ -99,7 +99,7 @@ async def test_an_opening_that_nobody_waited_for_is_tried_again(clock: ManualClo
 
 
 class _Broken(FakeStepStore):
-    async def _send(self, request: Request) -> Answer:
+    async def _request_once(self, request: Request) -> Answer:
         raise LookupError("no engine should raise this")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from aiohooks._aio.clock import current_clock
 from aiohooks.stores import MemoryStepStore
-from aiohooks.stores._waiting import Waiter, Waiters, WaitingRoom
+from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
 from tests.support.interleaving_fixtures import Actor, Story
 from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Crowd, TwoWaitersTwoWriters
 from tests.support.interleavings import Schedule, Violation, explore, main, replay
@@ -91,7 +91,7 @@ class ChecksThenParks(MemoryStepStore):
         if self.latest.step >= step:
             return self.latest.step
         await asyncio.sleep(0)
-        return await self._room.wait(step, None, strict=False)
+        return await self._waits.wait(step, None, strict=False)
 
 
 class WakesTooEarly(MemoryStepStore):
@@ -99,13 +99,13 @@ class WakesTooEarly(MemoryStepStore):
 
     async def advance(self, by: int = 1) -> int:
         step = await super().advance(by)
-        for _, waiter in self._room.waiters.take_all():
+        for _, waiter in self._waits.waiters.take_all():
             waiter.set_result(step)
-        self._room.wake()
+        self._waits.wake()
         return step
 
 
-class _Careless(Waiters):
+class _Careless(WaitersByThreshold):
     def discard(self, threshold: int, waiter: Waiter) -> bool:
         self._buckets.get(threshold, {}).clear()
         return super().discard(threshold, waiter)
@@ -116,10 +116,10 @@ class CancelTakesAll(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._room.waiters = _Careless()
+        self._waits.waiters = _Careless()
 
 
-class _Hoarding(Waiters):
+class _Hoarding(WaitersByThreshold):
     def discard(self, threshold: int, waiter: Waiter) -> bool:
         return False
 
@@ -129,10 +129,10 @@ class KeepsTheCancelled(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._room.waiters = _Hoarding()
+        self._waits.waiters = _Hoarding()
 
 
-class _Unconcerned(WaitingRoom):
+class _Unconcerned(WaitRegistry):
     def _parked_by(self, wait: asyncio.Future[Any], step: int) -> None:
         return None
 
@@ -142,7 +142,9 @@ class OverlooksWaitingPublishers(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._room = _Unconcerned(self.run, self.latest, current_clock(), self._arm, self._waits_changed, self._hope_lost)
+        self._waits = _Unconcerned(
+            self.run, self.latest, current_clock(), self._subscribe, self._waits_changed, self._on_unreachable
+        )
 
 
 class LeavesATask(MemoryStepStore):

@@ -298,11 +298,11 @@ async def test_statistics_count() -> None:
 
 
 async def test_engine_is_told_what_to_look_out_for() -> None:
-    """`_arm` hears of each change of the lowest wanted step: 0 for any change, None for nothing."""
+    """`_subscribe` hears of each change of the lowest wanted step: 0 for any change, None for nothing."""
     armed: list[int | None] = []
 
     class Engine(MemoryStepStore):
-        def _arm(self, step: int | None) -> None:
+        def _subscribe(self, step: int | None) -> None:
             armed.append(step)
 
     store = Engine()

@@ -15,7 +15,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import open_step_store
-from aiohooks.stores._position import Position
+from aiohooks.stores._protocol import Position
 from aiohooks.stores.local import LocalStepStore, _directory
 from aiohooks.stores.local._directory import default_directory, remote_kind, run_name
 from aiohooks.stores.local._files import NOBODY, SIZE, Record, asked, bells, pack, packed_slot, unpack
@@ -247,11 +247,11 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
 async def test_stale_news_is_not_believed(tmp_path: Path) -> None:
     """What a thread has read may arrive after something newer."""
     async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
-        old = await store._look()
+        old = await store._read_run()
         with other.publisher("one"):
             await other.flush()
             await store.value()
-            store._take(old)
+            store._observe_snapshot(old)
             assert store.statistics().publishers == ("one",)
 
 

@@ -148,7 +148,7 @@ async def test_an_old_state_is_named(tmp_path: Path) -> None:
             await store.flush()
             old = (store.directory / "state").read_bytes()
     (store.directory / "state").write_bytes(old)
-    with pytest.raises(StoreDamagedError, match=r"state: found news \d, expected news \d, which the file loud tells of"):
+    with pytest.raises(StoreDamagedError, match=r"state: found revision \d, expected revision \d, which the file loud tells of"):
         await LocalStepStore(tmp_path).value()
 
 

@@ -106,14 +106,14 @@ async def test_a_publisher_leaves_once_whenever_the_actor_dies(fate: str) -> Non
         publisher = a.publisher("one")
         await a.flush()
         waiting = asyncio.ensure_future(b.wait_for(10))
-        while not b._view.members:  # noqa: ASYNC110
+        while not b._snapshot.members:  # noqa: ASYNC110
             await asyncio.sleep(0)
         actor.decide = lambda name: fate if name == "apply" and actor.lives == 1 else ""
         publisher.close()
         with pytest.raises(PublisherFinishedError, match="one finished at step 0, wanted 10"):
             await waiting
         await a.flush()
-        assert (actor.lives, actor.keeper._state.departures) == (2, 1)
+        assert (actor.lives, actor.keeper._state.exits) == (2, 1)
         assert not actor.keeper._state.members
     actor.stop()
 
@@ -130,7 +130,7 @@ async def test_a_restarted_actor_is_told_who_publishes() -> None:
     b.publisher("b")
     await b.flush()
     waiting = asyncio.ensure_future(a.wait_for(10))
-    while {member.name for member in a._view.members} != {"b", "c"}:  # noqa: ASYNC110
+    while {member.name for member in a._snapshot.members} != {"b", "c"}:  # noqa: ASYNC110
         await asyncio.sleep(0)
     # c dies, and the actor with it; b lives on, and leaves.
     c._members.stop()
@@ -167,7 +167,8 @@ async def test_the_newest_wish_is_in_force() -> None:
     life, _, snapshot, *_ = unpacked(await keeper.hello(hello()))
 
     def watch(number: int, due: int) -> asyncio.Future[bytes]:
-        return asyncio.ensure_future(keeper.watch(packed(life, 0, Wish("p", number, due, 1, snapshot_of(snapshot).news, 60.0))))
+        wish = Wish("p", number, due, 1, snapshot_of(snapshot).revision, 60.0)
+        return asyncio.ensure_future(keeper.watch(packed(life, 0, wish)))
 
     second = watch(2, 5)
     await asyncio.sleep(0)

@@ -178,7 +178,7 @@ async def test_a_full_server_is_waited_for(server: Server) -> None:
         assert await store.advance() == 1
         await asked(server, "CONFIG", "SET", "maxmemory", "1")
         advance = asyncio.ensure_future(store.advance())
-        while store.away_secs is None:  # noqa: ASYNC110 - a store has no event for this
+        while store.outage_secs is None:  # noqa: ASYNC110 - a store has no event for this
             await asyncio.sleep(0)
         await asked(server, "CONFIG", "SET", "maxmemory", "0")
         assert await advance == 2
@@ -196,7 +196,7 @@ async def test_an_end_to_an_outage(server: Server) -> None:
         with pytest.raises(StoreUnavailableError, match="no connection for"):
             await wait
         await asyncio.to_thread(server.start)
-        while store.away_secs is not None:  # noqa: ASYNC110 - a store has no event for this
+        while store.outage_secs is not None:  # noqa: ASYNC110 - a store has no event for this
             await asyncio.sleep(0)
         assert await store.advance() == 2
     await asyncio.to_thread(server.kill)

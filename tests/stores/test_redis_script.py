@@ -9,8 +9,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiohooks.stores._position import MAX_STEP, Position
-from aiohooks.stores._protocol import Answer, Fail, Join, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._protocol import MAX_STEP, Answer, Fail, Join, Lead, Leave, Member, Position, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.redis._script import LUA, Keys, answer_of, arguments, snapshot_of
 from tests.support.redis_servers import KINDS, server_of

@@ -8,8 +8,7 @@ import logging
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._position import MAX_STEP, Position
-from aiohooks.stores._protocol import Answer, Request
+from aiohooks.stores._protocol import MAX_STEP, Answer, Position, Request
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.suspensions import ticks
@@ -39,7 +38,7 @@ async def test_waits_and_writes_survive_an_outage(clock: ManualClock, engine: Fa
             clock.advance(5)
         assert not write.done()
         assert not wait.done()
-        assert a.away_secs is not None
+        assert a.outage_secs is not None
         engine.come_back()
         await settle()
         clock.advance(6)
@@ -48,7 +47,7 @@ async def test_waits_and_writes_survive_an_outage(clock: ManualClock, engine: Fa
         await settle()
         clock.advance(6)
         await settle()
-        assert a.away_secs is None
+        assert a.outage_secs is None
 
 
 async def test_a_lost_answer_counts_once(clock: ManualClock, engine: FakeEngine) -> None:
@@ -205,10 +204,10 @@ class Silent(FakeStepStore):
 
     dead = False
 
-    async def _send(self, request: Request) -> Answer:
+    async def _request_once(self, request: Request) -> Answer:
         if self.dead:
             await asyncio.Event().wait()
-        return await super()._send(request)
+        return await super()._request_once(request)
 
 
 async def kill(store: Silent) -> None:

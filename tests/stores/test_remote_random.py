@@ -133,7 +133,7 @@ async def test_each_departure_and_each_failure_is_told_once(seed: int) -> None:
             clock.advance(6)
         run = engine.runs["default"]
         joined = {request.member.id for request in engine.requests if isinstance(request, Join)}
-        assert (run.departures, run.news) == (len(left), len(joined) + len(left) + failures)
+        assert (run.exits, run.revision) == (len(left), len(joined) + len(left) + failures)
         assert sorted(member.name for member in run.members.values()) == sorted(publisher.name for publisher in here)
         for store in stores:
             await store.aclose()

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from aiohooks.stores._position import Position
-from aiohooks.stores._protocol import Fail, Join, Lead, Leave, Member, Request, Write
+from aiohooks.stores._protocol import Fail, Join, Lead, Leave, Member, Position, Request, Write
 from aiohooks.stores._run_state import RunState
 
 
@@ -38,7 +37,7 @@ def test_state_refuses_an_older_term() -> None:
     for number in (1, 2):
         assert state.apply(Lead(Member(f"{number}/1", "chief", 1.0))).term == number
         assert state.apply(Lead(Member("x/1", "other", 1.0))).status == "busy"
-        state.lose(f"{number}/1", 0)
+        state.expire(f"{number}/1", 0)
     stale = state.apply(Write("advance", 1, Position(1, 0), 1, "1", 1))
     assert (stale.status, state.position) == ("stale", Position(1, 0))
     state.apply(Join(Member("1/1", "chief", 1.0, term=1)))

@@ -177,8 +177,8 @@ class Slow(FakeStepStore):
     async def _watch(self) -> None:
         await asyncio.Event().wait()
 
-    async def _read(self) -> Snapshot:
-        snapshot = await super()._read()
+    async def _read_run_once(self) -> Snapshot:
+        snapshot = await super()._read_run_once()
         self.looks += 1
         await self.let.wait()
         return snapshot

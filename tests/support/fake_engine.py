@@ -51,11 +51,11 @@ class FakeEngine:
     def snapshot(self, name: str) -> Snapshot:
         state = self.run(name)
         now = self.clock.now()
-        news = state.news
+        revision = state.revision
         for member in tuple(state.members.values()):
             if self.leases[name, member.id] <= now:
-                state.lose(member.id, member.heartbeat)
-        if state.news != news:
+                state.expire(member.id, member.heartbeat)
+        if state.revision != revision:
             self.tell()
         left = [self.leases[name, id] - now for id in state.members]
         return state.snapshot(min(left, default=None))
@@ -90,13 +90,13 @@ class FakeStepStore(RemoteStepStore):
         self._engine = engine
         self._due: int | None = None
 
-    async def _reach(self) -> None:
+    async def _open_connection(self) -> None:
         await asyncio.sleep(0)
         self._engine.check()
         self._engine.connections += 1
 
     async def _connect(self) -> Snapshot:
-        await self._reach()
+        await self._open_connection()
         return self._engine.snapshot(self.run)
 
     async def _watch(self) -> None:
@@ -104,8 +104,8 @@ class FakeStepStore(RemoteStepStore):
         while True:
             snapshot = engine.snapshot(self.run)
             due = self._due is not None and snapshot.position.step >= self._due
-            if due or snapshot.news != self._view.news or snapshot.position.epoch != self._view.position.epoch:
-                self._take(snapshot)
+            if due or snapshot.revision != self._snapshot.revision or snapshot.position.epoch != self._snapshot.position.epoch:
+                self._observe_snapshot(snapshot)
             watch = asyncio.get_running_loop().create_future()
             engine.watches.add(watch)
             try:
@@ -113,24 +113,24 @@ class FakeStepStore(RemoteStepStore):
             finally:
                 engine.watches.discard(watch)
 
-    async def _send(self, request: Request) -> Answer:
+    async def _request_once(self, request: Request) -> Answer:
         self._engine.check()
         await asyncio.sleep(0)
         return self._engine.apply(self.run, request)
 
-    async def _read(self) -> Snapshot:
+    async def _read_run_once(self) -> Snapshot:
         await asyncio.sleep(0)
         return self._engine.snapshot(self.run)
 
-    async def _hang_up(self) -> None:
+    async def _close_connection(self) -> None:
         await asyncio.sleep(0)
 
-    async def _erase(self) -> None:
+    async def _delete_run_once(self) -> None:
         self._engine.check()
         self._engine.damaged.discard(self.run)
         self._engine.runs.pop(self.run, None)
 
-    def _arm(self, step: int | None) -> None:
-        super()._arm(step)
+    def _subscribe(self, step: int | None) -> None:
+        super()._subscribe(step)
         self._due = step
         self._engine.tell()

@@ -111,5 +111,5 @@ class _FakeStore(RayStepStore):
     def _find_keeper(self) -> Any:
         return self._cluster.actor(self.run)
 
-    async def _delete(self) -> None:
+    async def _delete_run(self) -> None:
         self._cluster.actors.pop(self.run).stop()

@@ -8,7 +8,7 @@ import pytest
 
 from aiohooks.errors import StepTimeoutError
 from aiohooks.stores import MemoryStepStore, Position
-from aiohooks.stores._position import MAX_STEP
+from aiohooks.stores._protocol import MAX_STEP
 from aiohooks.version_gate import VersionGate
 from tests.support.version_gates import give_up, let_in, settle, ticket, waiting
 

@@ -33,7 +33,7 @@ from aiohooks.hooks._extras import missing_extra
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
-from aiohooks.stores._position import MAX_STEP
+from aiohooks.stores._protocol import MAX_STEP
 
 try:
     from starlette.applications import Starlette

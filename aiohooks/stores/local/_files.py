@@ -25,9 +25,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from aiohooks.errors import StoreDamagedError
-from aiohooks.stores._damage import damaged
-from aiohooks.stores._position import MAX_STEP, Position
-from aiohooks.stores._protocol import Answer, Request, Snapshot, Write
+from aiohooks.stores._protocol import MAX_STEP, Answer, Position, Request, Snapshot, Write, damaged_error
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.local import _liveness
 from aiohooks.stores.local._directory import make_run_directory
@@ -44,27 +42,27 @@ class Record(NamedTuple):
     """Where a run is. A later record is greater: nothing of it ever goes back, but the step in a new epoch."""
 
     position: Position
-    news: int
+    revision: int
     term: int
 
 
-def made(epoch: int, step: int, news: int, term: int) -> Record:
-    """A record of four numbers; what `Record(Position(epoch, step), news, term)` does, in half the time."""
+def made(epoch: int, step: int, revision: int, term: int) -> Record:
+    """A record of four numbers; what `Record(Position(epoch, step), revision, term)` does, in half the time."""
     position = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
-    return tuple.__new__(Record, (position, news, term))  # pyright: ignore[reportUnknownMemberType]
+    return tuple.__new__(Record, (position, revision, term))  # pyright: ignore[reportUnknownMemberType]
 
 
-def pack(epoch: int, step: int, news: int, term: int) -> bytes:
+def pack(epoch: int, step: int, revision: int, term: int) -> bytes:
     """The bytes of a record: everything twice, which tells a whole one from another quicker than a checksum would."""
-    return 2 * _BODY.pack(_MAGIC, epoch, step, news, term)
+    return 2 * _BODY.pack(_MAGIC, epoch, step, revision, term)
 
 
 def unpack(data: bytes) -> Record | None:
     """The record at the beginning of `data`; None if it is not whole."""
     if len(data) < SIZE or data[:_HALF] != data[_HALF:SIZE]:
         return None
-    magic, epoch, step, news, term = _BODY.unpack_from(data)
-    return made(epoch, step, news, term) if magic == _MAGIC else None
+    magic, epoch, step, revision, term = _BODY.unpack_from(data)
+    return made(epoch, step, revision, term) if magic == _MAGIC else None
 
 
 def what_is(data: bytes) -> str:
@@ -230,7 +228,7 @@ class RunFiles:
     def load(self, record: Record) -> RunState:
         """The rest of what is known of the run, not older than `record`."""
         state = RunState()
-        if record.news:
+        if record.revision:
             try:
                 fd = self._opened("state", os.O_RDONLY)
             except FileNotFoundError:
@@ -243,8 +241,9 @@ class RunFiles:
                 state = RunState.load(data[9:])
             except ValueError as error:
                 raise self._damaged("state", str(error), _STATE) from error
-            if state.news < record.news:
-                raise self._damaged("state", f"news {state.news}", f"news {record.news}, which the file loud tells of")
+            if state.revision < record.revision:
+                expected = f"revision {record.revision}, which the file loud tells of"
+                raise self._damaged("state", f"revision {state.revision}", expected)
         state.position = record.position
         state.term = max(state.term, record.term)
         return state
@@ -254,7 +253,7 @@ class RunFiles:
 
     def _damaged(self, name: str, found: str, expected: str) -> StoreDamagedError:
         path = self.path / name
-        return damaged(self._run, str(path), found=found, expected=expected, delete=f"remove the directory {self.path}")
+        return damaged_error(self._run, str(path), found=found, expected=expected, delete=f"remove the directory {self.path}")
 
     def arm(self, step: int) -> Record:
         """Asks to be told when `step` is reached; 0: of everything. What was reached before that, the answer says.
@@ -263,9 +262,9 @@ class RunFiles:
         of the two sees what the other did, and nobody who waits needs the lock.
         """
         self._set_slot(step + 1)
-        (epoch, seen), news, term = record = self.read()
+        (epoch, seen), revision, term = record = self.read()
         # What will most likely be heard next: that is not unpacked then.
-        expected = epoch, step or seen + 1, news, term
+        expected = epoch, step or seen + 1, revision, term
         self._last_loud.put(pack(*expected), made(*expected))
         return record
 
@@ -323,7 +322,7 @@ class RunFiles:
         lost = [member for member in state.members.values() if (member.process in processes) == (names is not None)]
         # The lease of a chief goes first: waiters are told the name of the last one, and that of a publisher says more.
         for member in sorted(lost, key=lambda member: -member.term):
-            state.lose(member.id, member.heartbeat)
+            state.expire(member.id, member.heartbeat)
         self._save(state, record, changed=bool(lost))
         for name in dead:
             self._vacate(name)
@@ -332,7 +331,7 @@ class RunFiles:
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Adds to the step; None if that is refused, which `apply` explains."""
         record, slots = self._now()
-        position, news, ruling = record
+        position, revision, ruling = record
         epoch, old = position
         step = old + by
         if (term and term != ruling) or position < floor or step > MAX_STEP:
@@ -340,8 +339,8 @@ class RunFiles:
             return answer.position if answer.status == "ok" else None
         calm, in_epoch, until = self._calm
         if (slots == calm and epoch == in_epoch and step < until) or not self._due(slots, epoch, old, step):
-            return self._write_quiet(epoch, step, news, ruling, slots, old)
-        return self._tell(epoch, step, news, ruling, slots)
+            return self._write_quiet(epoch, step, revision, ruling, slots, old)
+        return self._tell(epoch, step, revision, ruling, slots)
 
     def _due(self, slots: bytes, epoch: int, old: int, new: int) -> bool:
         due, later = asked(slots, self.slot, old, new)
@@ -370,16 +369,16 @@ class RunFiles:
         else:
             epoch, step = epoch + 1, write.amount
         if 0 < write.term < record.term:
-            return Answer("stale", position, record.term, record.news)
+            return Answer("stale", position, record.term, record.revision)
         if step > MAX_STEP:
-            return Answer("full", position, record.term, record.news)
+            return Answer("full", position, record.term, record.revision)
         term = max(record.term, write.term)
         if (epoch, step) != position or term != record.term:
             if epoch != position.epoch or self._due(slots, epoch, position.step, step):
-                position = self._tell(epoch, step, record.news, term, slots)
+                position = self._tell(epoch, step, record.revision, term, slots)
             else:
-                position = self._write_quiet(epoch, step, record.news, term, slots, position.step)
-        return Answer("ok", position, term, record.news)
+                position = self._write_quiet(epoch, step, record.revision, term, slots, position.step)
+        return Answer("ok", position, term, record.revision)
 
     def _save(self, state: RunState, record: Record, *, changed: bool) -> None:
         if changed:
@@ -389,27 +388,27 @@ class RunFiles:
                 file.write(b"%08x %s" % (crc32(data), data))
             os.rename("state.new", "state", src_dir_fd=self.run_fd, dst_dir_fd=self.run_fd)
         # Also if who changed it last was killed before telling.
-        if (state.news, state.term) != (record.news, record.term):
-            self._tell(*record.position, state.news, state.term, self._now()[1])
+        if (state.revision, state.term) != (record.revision, record.term):
+            self._tell(*record.position, state.revision, state.term, self._now()[1])
 
-    def _write_quiet(self, epoch: int, step: int, news: int, term: int, slots: bytes, old: int) -> Position:
-        data = pack(epoch, step, news, term)
+    def _write_quiet(self, epoch: int, step: int, revision: int, term: int, slots: bytes, old: int) -> Position:
+        data = pack(epoch, step, revision, term)
         os.pwrite(self._quiet, data, 0)
-        record = made(epoch, step, news, term)
+        record = made(epoch, step, revision, term)
         self._last_quiet.put(data, record)
         # Has somebody asked since, without seeing this yet? If this process is killed here, its end tells them to look.
         since = os.pread(self._quiet, self._size - _SLOTS_AT, _SLOTS_AT)
         if since != slots and self._due(since, epoch, old, step):
-            self._tell(epoch, step, news, term, since)
+            self._tell(epoch, step, revision, term, since)
         return record.position
 
-    def _tell(self, epoch: int, step: int, news: int, term: int, slots: bytes) -> Position:
+    def _tell(self, epoch: int, step: int, revision: int, term: int, slots: bytes) -> Position:
         """Writes what somebody waits for: this is what wakes them."""
-        data = pack(epoch, step, news, term)
+        data = pack(epoch, step, revision, term)
         os.pwrite(self._loud, data, 0)
         if ringing := bells(slots, self.slot):
             ring(self.run_fd, ringing)
-        record = made(epoch, step, news, term)
+        record = made(epoch, step, revision, term)
         self._last_loud.put(data, record)
         return record.position
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from aiohooks.stores._progress import logger
+from aiohooks.stores._protocol import logger
 
 MODIFY = 0x2
 CLOSE_WRITE = 0x8

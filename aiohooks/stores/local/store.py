@@ -15,10 +15,17 @@ from typing import ClassVar, TypeVar
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, StoreUnavailableError
-from aiohooks.stores._damage import ENGINE_ERRORS, EngineError, damaged
-from aiohooks.stores._position import Position, checked_step
-from aiohooks.stores._progress import logger
-from aiohooks.stores._protocol import Answer, Request, Snapshot
+from aiohooks.stores._protocol import (
+    ENGINE_ERRORS,
+    Answer,
+    EngineError,
+    Position,
+    Request,
+    Snapshot,
+    checked_step,
+    damaged_error,
+    logger,
+)
 from aiohooks.stores.local._directory import default_directory as default_directory
 from aiohooks.stores.local._directory import run_name
 from aiohooks.stores.local._files import Record, RunFiles
@@ -82,7 +89,7 @@ class LocalStepStore(SharedStepStore):
         self._ready = False
         self._deleted = False
         self._wanted: int | None = None  # the step that the engine should tell of
-        self._armed: int | None = None  # and the one that it tells of
+        self._subscribed: int | None = None  # and the one that it tells of
 
     @property
     def directory(self) -> Path:
@@ -96,9 +103,9 @@ class LocalStepStore(SharedStepStore):
         while snapshot is None:
             await self._disconnect()
             snapshot = await self._open_once()
-        self._take(snapshot)
+        self._observe_snapshot(snapshot)
         self._ready = True
-        self._arm_now()
+        self._subscribe_now()
 
     async def _open_once(self) -> Snapshot | None:
         self._files = files = RunFiles(self._directory, self.run, self._process)
@@ -123,7 +130,7 @@ class LocalStepStore(SharedStepStore):
 
     async def _disconnect(self) -> None:
         self._ready = False
-        self._armed = None
+        self._subscribed = None
         if self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None
@@ -157,7 +164,7 @@ class LocalStepStore(SharedStepStore):
         """See `SharedStepStore.forget`; a store that is still open cannot go on: its waits end with `StoreUnavailableError`."""
         await super().forget()
 
-    async def _delete(self) -> None:
+    async def _delete_run(self) -> None:
         if self._files is None:  # it could not be opened
             self._files = files = RunFiles(self._directory, self.run, self._process)
             try:
@@ -174,7 +181,7 @@ class LocalStepStore(SharedStepStore):
         """See `StepStore.value`; does not suspend, once the store is open."""
         await self._ensure_open()
         self._news(self._read())
-        return self._room.latest
+        return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; suspends only where another process is advancing in this moment."""
@@ -183,31 +190,31 @@ class LocalStepStore(SharedStepStore):
             by = checked_step(by, "advance by", least=1)
         if self._loop is not get_running_loop() or not self._ready or self._forked:
             await self._ensure_open()
-        files, turns, room = self._files, self._turns, self._room
+        files, turns, waits = self._files, self._turns, self._waits
         if files is None or turns is None or self._deleted:
             raise self._deleted_error() if self._deleted else self._closed_error()
         try:
             if turns.enter():
                 try:
-                    position = files.advance(by, room.latest, self._term)
+                    position = files.advance(by, waits.latest, self._term)
                 finally:
                     turns.leave()
             else:
-                position = await turns.queue(functools.partial(files.advance, by, room.latest, self._term))
+                position = await turns.queue(functools.partial(files.advance, by, waits.latest, self._term))
         except OSError as error:
             raise self._unavailable(error) from error
         if position is None:
             return (await self._write("advance", by)).step  # says why not
-        room.observe(position)
+        waits.observe(position)
         return position.step
 
     async def _request(self, request: Request) -> Answer:
         answer, snapshot = await self._in_turn(lambda files: files.apply(request))
         if snapshot is not None:
-            self._take(snapshot)
+            self._observe_snapshot(snapshot)
         return answer
 
-    async def _look(self) -> Snapshot:
+    async def _read_run(self) -> Snapshot:
         return await self._in_turn(lambda files: files.sweep(None))
 
     async def _in_turn(self, work: Callable[[RunFiles], T]) -> T:
@@ -230,7 +237,9 @@ class LocalStepStore(SharedStepStore):
         path = Path(self.directory, str(error.filename or ""))
         if error.errno in _FOREIGN and path.resolve().is_relative_to(self.directory.resolve()):
             delete = f"remove the directory {self.directory}"
-            return damaged(self.run, str(path), found=str(error.strerror), expected="what this version has made", delete=delete)
+            return damaged_error(
+                self.run, str(path), found=str(error.strerror), expected="what this version makes", delete=delete
+            )
         return StoreUnavailableError(f"the files of run {self.run!r} in {self.directory} cannot be used: {error}")
 
     def _deleted_error(self) -> StoreUnavailableError:
@@ -238,21 +247,21 @@ class LocalStepStore(SharedStepStore):
 
     # Being told.
 
-    def _arm(self, step: int | None) -> None:
+    def _subscribe(self, step: int | None) -> None:
         self._wanted = step
         if self._ready:
-            self._arm_now()
+            self._subscribe_now()
 
-    def _arm_now(self) -> None:
+    def _subscribe_now(self) -> None:
         """Has the engine tell of the lowest step that somebody waits for."""
         wanted, files = self._wanted, self._files
-        if wanted == self._armed or files is None or self._deleted:
+        if wanted == self._subscribed or files is None or self._deleted:
             return
-        armed, self._armed = self._armed, wanted
+        armed, self._subscribed = self._subscribed, wanted
         try:
             if wanted is not None:
                 record = files.arm(wanted)
-            elif armed == 0 or (armed is not None and armed > self._room.latest.step):
+            elif armed == 0 or (armed is not None and armed > self._waits.latest.step):
                 files.disarm()
                 return
             else:
@@ -261,7 +270,7 @@ class LocalStepStore(SharedStepStore):
             self._broken(error)
             return
         self._observe(record.position)
-        if record.news > self._elsewhere.snapshot.news:
+        if record.revision > self._watcher.snapshot.revision:
             # Not at once: this may be in the middle of parking a waiter.
             get_running_loop().call_soon(self._read_news)
 
@@ -301,21 +310,21 @@ class LocalStepStore(SharedStepStore):
 
     async def _sweep(self, slots: set[str] | None) -> None:
         try:
-            self._take(await self._in_turn(lambda files: files.sweep(slots)))
+            self._observe_snapshot(await self._in_turn(lambda files: files.sweep(slots)))
         except ENGINE_ERRORS as error:
             self._broken(error)
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _observe_snapshot(self, snapshot: Snapshot) -> None:
         # What a thread has read may be told after something newer.
-        if self._elsewhere.taken and snapshot.news < self._view.news:
+        if self._watcher.has_snapshot and snapshot.revision < self._snapshot.revision:
             self._observe(snapshot.position)
         else:
-            super()._take(snapshot)
+            super()._observe_snapshot(snapshot)
 
-    def _hope_lost(self) -> None:
+    def _on_unreachable(self) -> None:
         # All that others have done is in the files: it is read at once, and without waiting for a turn.
         self._look_here()
-        self._room.end_hopeless()
+        self._waits.fail_unreachable()
 
     def _read_news(self) -> None:
         files = self._files
@@ -335,11 +344,11 @@ class LocalStepStore(SharedStepStore):
                 self._broken(error)
 
     def _news(self, record: Record) -> None:
-        if record.news <= self._elsewhere.snapshot.news or self._files is None:
-            self._room.observe(record.position)
+        if record.revision <= self._watcher.snapshot.revision or self._files is None:
+            self._waits.observe(record.position)
             return
         try:
-            self._take(self._files.load(record).snapshot())
+            self._observe_snapshot(self._files.load(record).snapshot())
         except OSError as error:
             raise self._unavailable(error) from error
 
@@ -350,7 +359,7 @@ class LocalStepStore(SharedStepStore):
 
     def _broken(self, error: OSError | EngineError) -> None:
         """Nothing more will be heard: who waits must know."""
-        if not self._room.closed:
+        if not self._waits.closed:
             told = self._unavailable(error) if isinstance(error, OSError) else error
             logger.error("run %s: %s", self.run, told)
-            self._room.break_off(told)
+            self._waits.abort(told)

@@ -109,7 +109,7 @@ class Commits:
         """Takes out the members whose leases have run out."""
         dead = [(member.id, member.heartbeat) for member, secs in self._leases() if secs <= 0]
         if dead:
-            await self.change(lambda state: [state.lose(*one) for one in dead], secs)
+            await self.change(lambda state: [state.expire(*one) for one in dead], secs)
 
     def _leases(self) -> list[tuple[Member, float]]:
         """The members of other processes, and how many seconds they have left."""

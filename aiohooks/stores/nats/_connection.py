@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from aiohooks._aio.cancel import retrieve, wait_done
 from aiohooks._aio.clock import Clock
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._progress import logger
+from aiohooks.stores._protocol import logger
 from aiohooks.stores.nats._stream import OLDEST_SERVER, NobodyAnswersError
 
 _PORT = 4222

@@ -10,7 +10,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._position import Position
+from aiohooks.stores._protocol import Position
 from aiohooks.stores._run_state import RunState
 
 OLDEST_SERVER = 2, 9
@@ -83,7 +83,7 @@ class Head:
 def pack(born: bytes, state: RunState) -> bytes:
     """Encode the state as a message: the life, the count of changes, the position, then the rest."""
     beats = sum(member.heartbeat for member in state.members.values())
-    return b"%b %b %d.%d %d.%d %b" % (_FORMAT, born, state.news, beats, *state.position, state.dump())
+    return b"%b %b %d.%d %d.%d %b" % (_FORMAT, born, state.revision, beats, *state.position, state.dump())
 
 
 def life_of(data: bytes) -> tuple[bytes, bytes]:

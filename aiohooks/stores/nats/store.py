@@ -17,9 +17,7 @@ from typing import Any
 
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._damage import ENGINE_ERRORS, damaged
-from aiohooks.stores._progress import logger
-from aiohooks.stores._protocol import Answer, Request, Snapshot
+from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
 from aiohooks.stores.nats._commit import Commits
 from aiohooks.stores.nats._connection import Address, Wire, parse_address
 from aiohooks.stores.nats._stream import (
@@ -118,7 +116,7 @@ class NatsStepStore(RemoteStepStore):
 
     # The connection.
 
-    async def _reach(self) -> None:
+    async def _open_connection(self) -> None:
         wire = self._wire = Wire(self._address, self._clock, self._options)
         self._commits.restart()
         servers = list(self._address.servers)
@@ -128,14 +126,14 @@ class NatsStepStore(RemoteStepStore):
         await self._find_stream(wire)
 
     async def _connect(self) -> Snapshot:
-        await self._reach()
+        await self._open_connection()
         wire = self._wired()
         await wire.listen(self._names.news, self._hear)
         await wire.listen(self._names.elected, self._elected)
         await self._commits.refresh(self._answer_secs)
         return self._commits.snapshot()
 
-    async def _erase(self) -> None:
+    async def _delete_run_once(self) -> None:
         checked(await self._api("PURGE", {"filter": self._names.subject}))
 
     async def _find_stream(self, wire: Wire) -> None:
@@ -177,7 +175,7 @@ class NatsStepStore(RemoteStepStore):
             raise StoreUnavailableError(f"run {self.run}: no connection to {self._address} at the moment")
         return self._wire
 
-    async def _hang_up(self) -> None:
+    async def _close_connection(self) -> None:
         wire, self._wire = self._wire, None
         if wire is not None:
             await wire.close()
@@ -187,7 +185,7 @@ class NatsStepStore(RemoteStepStore):
             # Nobody will ask for these answers again.
             with contextlib.suppress(*ENGINE_ERRORS, TimeoutError):
                 async with asyncio.timeout(_GRACE_SECS):
-                    await self._commits.change(lambda state: state.forget(self._process, self._members.teller), _GRACE_SECS)
+                    await self._commits.change(lambda state: state.forget(self._process, self._members.exit_writer), _GRACE_SECS)
         await super()._disconnect()
 
     # What is heard.
@@ -201,13 +199,13 @@ class NatsStepStore(RemoteStepStore):
 
     def _elected(self, data: bytes, headers: dict[str, str], last: bool) -> None:
         self._wired().doubt()
-        self._wake_naps()
+        self._wake_sleepers()
 
     def _learnt(self, head: Head, before: Head | None) -> None:
         if not self._opened:
             return  # the first snapshot is taken by who opens
         if before is None or before.life != head.life:
-            self._take(self._commits.snapshot())
+            self._observe_snapshot(self._commits.snapshot())
         else:
             self._observe(head.position)
 
@@ -217,10 +215,10 @@ class NatsStepStore(RemoteStepStore):
 
     # Asking.
 
-    async def _send(self, request: Request) -> Answer:
+    async def _request_once(self, request: Request) -> Answer:
         return await self._commits.change(lambda state: state.apply(request), self._answer_secs)
 
-    async def _read(self) -> Snapshot:
+    async def _read_run_once(self) -> Snapshot:
         await self._commits.refresh(self._answer_secs)
         await self._commits.bury(self._answer_secs)
         return self._commits.snapshot()
@@ -234,7 +232,7 @@ class NatsStepStore(RemoteStepStore):
             return head_of(reply)
         except ForeignMessageError as error:
             path, delete = self._names.subject, "purge that subject"
-            raise damaged(self.run, path, found=str(error), expected="one that begins with b'1 '", delete=delete) from error
+            raise damaged_error(self.run, path, found=str(error), expected="one that begins with b'1 '", delete=delete) from error
 
     async def _publish(self, data: bytes, after: int) -> int | None:
         wire = self._wired()

@@ -9,8 +9,20 @@ import os
 import secrets
 from typing import Any, NamedTuple
 
-from aiohooks.stores._position import Position
-from aiohooks.stores._protocol import Answer, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._protocol import (
+    Answer,
+    Fail,
+    Failure,
+    Join,
+    LastExit,
+    Lead,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    Write,
+)
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.ray._counter import Ledger, Pages
 
@@ -47,18 +59,18 @@ def request_of(kind: int, fields: Any) -> Request:
 
 def answer_of(fields: Any) -> Answer:
     """An answer, unpacked."""
-    status, position, term, news = fields
-    return Answer(status, Position(*position), term, news)
+    status, position, term, revision = fields
+    return Answer(status, Position(*position), term, revision)
 
 
 def snapshot_of(fields: Any) -> Snapshot:
     """A snapshot, unpacked."""
-    position, term, ready, news, members, last_exit, failure, expires_secs = fields
+    position, term, ready, revision, members, last_exit, failure, expires_secs = fields
     return Snapshot(
         Position(*position),
         term,
         ready,
-        news,
+        revision,
         tuple(Member(*member) for member in members),
         None if last_exit is None else LastExit(*last_exit),
         None if failure is None else Failure(failure[0], Position(*failure[1])),
@@ -79,7 +91,7 @@ class Wish(NamedTuple):
     due: int | None
     """The lowest step that it waits for; None: no step."""
     epoch: int
-    news: int
+    revision: int
     secs: float
     """After how long it wants to hear something in any case."""
 
@@ -149,7 +161,7 @@ class StepKeeper:
         if life != self.life:
             return b""
         state, request = self._state, request_of(kind, fields)
-        position, news = state.position, state.news
+        position, revision = state.position, state.revision
         if isinstance(request, (Join, Lead)):
             answer = state.apply(request)
             self._hearsay.discard(request.member.id)
@@ -161,7 +173,7 @@ class StepKeeper:
                 self._ledger.add(request.writer, request.seq, state.position)
             if isinstance(request, Leave):
                 self._leases.pop(request.id, None)
-        if state.news != news or state.position.epoch != position.epoch or state.position.step >= self._lowest:
+        if state.revision != revision or state.position.epoch != position.epoch or state.position.step >= self._lowest:
             self._tell()
             await asyncio.sleep(0)  # those who have waited hear of it first
         return packed(*self._reply("answer", answer, since))
@@ -189,7 +201,7 @@ class StepKeeper:
                 if self.watches.get(wish.process) is watch:
                     del self.watches[wish.process]
         state = self._state
-        if state.news == wish.news:
+        if state.revision == wish.revision:
             return packed(*self._reply("position", state.position, since))
         return packed(*self._reply("snapshot", state.snapshot(), since))
 
@@ -215,12 +227,12 @@ class StepKeeper:
             state.term = snapshot.term
         if snapshot.ready and snapshot.term == state.term:
             state.ready = state.term
-        if snapshot.last_exit is not None and snapshot.last_exit.number > state.departures:
-            state.departures, state.last_exit = snapshot.last_exit.number, snapshot.last_exit
+        if snapshot.last_exit is not None and snapshot.last_exit.number > state.exits:
+            state.exits, state.last_exit = snapshot.last_exit.number, snapshot.last_exit
         if snapshot.failure is not None and (state.failure is None or state.failure.position < snapshot.failure.position):
             state.failure = snapshot.failure
-        if snapshot.news >= state.news:
-            state.news = snapshot.news + 1
+        if snapshot.revision >= state.revision:
+            state.revision = snapshot.revision + 1
             # They may have died together with the one who kept their leases: then these run out here.
             there = {member.id for member in snapshot.members}
             for id in self._hearsay - there:
@@ -248,7 +260,7 @@ class StepKeeper:
     def _grants(self, wish: Wish) -> bool:
         state = self._state
         epoch, step = state.position
-        return epoch != wish.epoch or state.news != wish.news or (wish.due is not None and step >= wish.due)
+        return epoch != wish.epoch or state.revision != wish.revision or (wish.due is not None and step >= wish.due)
 
     def _tell(self) -> None:
         """Something has changed: grants what can be."""
@@ -284,14 +296,14 @@ class StepKeeper:
         late = now - self._due
         if late > _STOPPED_SECS:
             self._leases = {id: until + late for id, until in self._leases.items()}
-        news = state.news
+        revision = state.revision
         for id in [id for id, until in self._leases.items() if until <= now]:
             del self._leases[id]
             self._hearsay.discard(id)
             member = state.members.get(id)
             if member is not None:
-                state.lose(id, member.heartbeat)
-        if state.news != news:
+                state.expire(id, member.heartbeat)
+        if state.revision != revision:
             self._tell()
         if self._leases:
             self._plan()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from aiohooks.stores._position import Position
+from aiohooks.stores._protocol import Position
 
 _MOST_WRITERS = 4096
 

@@ -9,10 +9,8 @@ from typing import Any
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks.errors import InvalidArgumentError, StoreUnavailableError
-from aiohooks.stores._damage import damaged
-from aiohooks.stores._position import Position
-from aiohooks.stores._protocol import Answer, Request, Snapshot
-from aiohooks.stores._waiting import NOBODY
+from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
+from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import StepKeeper, Wish, answer_of, kind_of, packed, snapshot_of, unpacked
 from aiohooks.stores.ray._counter import Ledger, Pages
@@ -69,7 +67,7 @@ class RayStepStore(RemoteStepStore):
 
     # The connection.
 
-    async def _reach(self) -> None:
+    async def _open_connection(self) -> None:
         self._keeper = await to_thread(self._find_keeper, grace_secs=_GRACE_SECS)
 
     async def _connect(self) -> Snapshot:
@@ -77,7 +75,7 @@ class RayStepStore(RemoteStepStore):
             raise StoreUnavailableError(f"the run {self.run} was forgotten: close {self!r}")
         keeper = await to_thread(self._find_keeper, grace_secs=_GRACE_SECS)
         with self._expecting():
-            reply = _cluster.reply_to(keeper.hello.remote(packed(self._view, self._ledger.since(0))))
+            reply = _cluster.reply_to(keeper.hello.remote(packed(self._snapshot, self._ledger.since(0))))
         answer = await self._answer(reply, self._connect_timeout)
         with self._expecting():
             life, *told = unpacked(answer)
@@ -89,7 +87,7 @@ class RayStepStore(RemoteStepStore):
     def _find_keeper(self) -> Any:
         if not self._joined:
             _cluster.join(self._address, timeout=self._connect_timeout, log_to_driver=False)
-            if self._room.closed:  # meanwhile, and nobody waited for this thread any more
+            if self._waits.closed:  # meanwhile, and nobody waited for this thread any more
                 _cluster.leave()
                 raise StoreUnavailableError(f"{self!r} was closed")
             self._joined = True
@@ -100,10 +98,10 @@ class RayStepStore(RemoteStepStore):
 
     async def _watch(self) -> None:
         while True:
-            snapshot, position, due = self._view, self._room.latest, self._room.due
+            snapshot, position, due = self._snapshot, self._waits.latest, self._waits.next_threshold
             self._wishes += 1
             wish = Wish(
-                self._process, self._wishes, None if due == NOBODY else due, position.epoch, snapshot.news, self._heartbeat
+                self._process, self._wishes, None if due == NO_WAITER else due, position.epoch, snapshot.revision, self._heartbeat
             )
             self._wished = wish
             self._wish = _cluster.reply_to(self._keeper.watch.remote(packed(self._life, self._since, wish)))
@@ -116,24 +114,24 @@ class RayStepStore(RemoteStepStore):
 
     def _report(self, payload: Snapshot | Position | Answer) -> None:
         if isinstance(payload, Snapshot):
-            self._take(payload)
+            self._observe_snapshot(payload)
         elif isinstance(payload, Position):
             self._observe(payload)
 
-    def _arm(self, step: int | None) -> None:
-        super()._arm(step)
+    def _subscribe(self, step: int | None) -> None:
+        super()._subscribe(step)
         wish, wished = self._wish, self._wished
         if wish is None or wished is None or wish.done() or step is None:
             return
         if wished.due is None or step < wished.due:
             wish.set_result(_SUPERSEDED)  # the next wish takes its place in the actor, too
 
-    async def _send(self, request: Request) -> Answer:
+    async def _request_once(self, request: Request) -> Answer:
         answer = await self._ask("apply", kind_of(request), request)
         assert isinstance(answer, Answer)
         return answer
 
-    async def _read(self) -> Snapshot:
+    async def _read_run_once(self) -> Snapshot:
         snapshot = await self._ask("look")
         assert isinstance(snapshot, Snapshot)
         return snapshot
@@ -146,7 +144,7 @@ class RayStepStore(RemoteStepStore):
         return self._told(await self._answer(_cluster.reply_to(call)))
 
     async def _answer(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
-        """Waits for a reply; `_hang_up` ends all of these."""
+        """Waits for a reply; `_close_connection` ends all of these."""
         self._replies.add(reply)
         silent = StoreUnavailableError(f"the step actor of {self.run} has been silent for {secs} s")
         timer = None
@@ -176,7 +174,7 @@ class RayStepStore(RemoteStepStore):
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             path = f"the actor {self._name!r} in the namespace {self._namespace!r}"
             found, expected = f"{type(error).__name__}: {error}", "a step actor of this version of aiohooks"
-            raise damaged(self.run, path, found=found, expected=expected, delete="kill that actor") from error
+            raise damaged_error(self.run, path, found=found, expected=expected, delete="kill that actor") from error
 
     def _learn(self, kind: str, content: Any, version: int, pages: Any) -> Snapshot | Position | Answer:
         self._ledger.merge(Pages(*pages))
@@ -185,13 +183,13 @@ class RayStepStore(RemoteStepStore):
             return Position(*content)
         return answer_of(content) if kind == "answer" else snapshot_of(content)
 
-    async def _hang_up(self) -> None:
+    async def _close_connection(self) -> None:
         keeper, self._keeper = self._keeper, None
         for reply in self._replies:
             _fail(reply, StoreUnavailableError(f"{self!r} lost the step actor"))
         if keeper is not None and not self._forgotten:
             left = _cluster.reply_to(keeper.leave.remote(self._process))
-            if self._room.closed:  # otherwise it is broken, as far as one knows
+            if self._waits.closed:  # otherwise it is broken, as far as one knows
                 with contextlib.suppress(StoreUnavailableError):  # its watch there ends by itself after a heartbeat
                     await self._answer(left, _LEAVE_SECS)
 
@@ -201,7 +199,7 @@ class RayStepStore(RemoteStepStore):
             self._joined = False
             await to_thread(_cluster.leave, grace_secs=_GRACE_SECS)
 
-    async def _erase(self) -> None:
+    async def _delete_run_once(self) -> None:
         if self._keeper is None:
             raise StoreUnavailableError(f"{self!r} is not connected to the step actor")
         await to_thread(_cluster.kill_actor, self._keeper, grace_secs=_GRACE_SECS)

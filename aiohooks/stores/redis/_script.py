@@ -7,8 +7,20 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
-from aiohooks.stores._position import Position
-from aiohooks.stores._protocol import Answer, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._protocol import (
+    Answer,
+    Fail,
+    Failure,
+    Join,
+    LastExit,
+    Lead,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    Write,
+)
 
 LUA = r"""
 local op = ARGV[1]
@@ -323,8 +335,8 @@ def arguments(request: Request) -> tuple[str | int, ...]:
 def answer_of(reply: Any) -> Answer:
     """What the script answered to a request."""
     status, *numbers = as_text(reply).split()
-    epoch, step, term, news = map(int, numbers)
-    return Answer(cast("Any", status), Position(epoch, step), term, news)
+    epoch, step, term, revision = map(int, numbers)
+    return Answer(cast("Any", status), Position(epoch, step), term, revision)
 
 
 def snapshot_of(reply: Any, process: str) -> tuple[Snapshot, str]:

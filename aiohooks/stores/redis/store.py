@@ -10,9 +10,8 @@ from typing import Any, cast
 
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._damage import damaged
-from aiohooks.stores._protocol import Answer, Request, Snapshot
-from aiohooks.stores._waiting import NOBODY
+from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
+from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.redis._connection import Connection, Link, explained, is_foreign, is_no_script
 from aiohooks.stores.redis._script import LUA, SHA, Keys, answer_of, arguments, cursor, entries, position_of, snapshot_of
 from aiohooks.stores.remote import RemoteStepStore
@@ -110,7 +109,7 @@ class RedisStepStore(RemoteStepStore):
 
     # The connections.
 
-    async def _reach(self) -> None:
+    async def _open_connection(self) -> None:
         self._told = self._woken = "0-0"  # ids of another server, perhaps
         within = min(self._answer_timeout, self._connect_timeout)
         self._asking = self._link_to_be()
@@ -119,7 +118,7 @@ class RedisStepStore(RemoteStepStore):
         await self._listening.open(within)
 
     async def _connect(self) -> Snapshot:
-        await self._reach()
+        await self._open_connection()
         assert self._listening is not None
         # Whether it may read at all is found out now.
         await self._ask(self._listening, "XREAD", "STREAMS", self._keys.stream, "$", within=self._answer_timeout)
@@ -135,7 +134,7 @@ class RedisStepStore(RemoteStepStore):
             if link is not None:
                 link.drop(error)
 
-    async def _hang_up(self) -> None:
+    async def _close_connection(self) -> None:
         links = (self._asking, self._listening)
         self._asking = self._listening = None
         for link in links:
@@ -154,9 +153,9 @@ class RedisStepStore(RemoteStepStore):
             link = self._listening
             if link is None:
                 return
-            self._blocked = self._room.due
+            self._blocked = self._waits.next_threshold
             self._reads += 1
-            ids = cursor(self._room.latest, self._blocked, NOBODY), self._told, self._woken
+            ids = cursor(self._waits.latest, self._blocked, NO_WAITER), self._told, self._woken
             try:
                 reply = await self._ask(link, *block, *ids, within=secs + _GRACE_SECS)
             finally:
@@ -170,22 +169,22 @@ class RedisStepStore(RemoteStepStore):
                 else:
                     self._woken = id
             if look:
-                self._take_and_mend(await self._read())
+                self._take_and_mend(await self._read_run_once())
 
     def _take_and_mend(self, snapshot: Snapshot) -> None:
-        if snapshot.position < self._room.latest and not self._forgotten:
+        if snapshot.position < self._waits.latest and not self._forgotten:
             # Deleted or evicted, and the connection is still there.
             self._spawn(self._write("raise", 0), "raising an engine that has lost its data")
             self._members.announce_again()
-        self._take(snapshot)
+        self._observe_snapshot(snapshot)
 
-    def _arm(self, step: int | None) -> None:
-        super()._arm(step)
+    def _subscribe(self, step: int | None) -> None:
+        super()._subscribe(step)
         if self._waking is None and self._too_high():
             self._waking = self._spawn(self._wake(), "listening for a lower step")
 
     def _too_high(self) -> bool:
-        return self._blocked is not None and self._room.due < self._blocked
+        return self._blocked is not None and self._waits.next_threshold < self._blocked
 
     async def _wake(self) -> None:
         """Ends our own blocking read: an entry in a stream cannot come too early, as CLIENT UNBLOCK could."""
@@ -202,12 +201,12 @@ class RedisStepStore(RemoteStepStore):
 
     # Asking.
 
-    async def _send(self, request: Request) -> Answer:
+    async def _request_once(self, request: Request) -> Answer:
         reply = await self._call(self._keys.all, *arguments(request))
         with self._expecting(reply):
             return answer_of(reply)
 
-    async def _read(self) -> Snapshot:
+    async def _read_run_once(self) -> Snapshot:
         return self._seen(await self._call(self._keys.all, "look"))
 
     def _seen(self, reply: Any) -> Snapshot:
@@ -252,9 +251,9 @@ class RedisStepStore(RemoteStepStore):
     def _damaged(self, found: str) -> StoreDamagedError:
         path = f"redis at {self._address}, {self._keys.stream}*"
         delete = f"delete the keys {self._keys.stream}*"
-        return damaged(self.run, path, found=found, expected="the keys of a run, of layout 1", delete=delete)
+        return damaged_error(self.run, path, found=found, expected="the keys of a run, of layout 1", delete=delete)
 
-    async def _erase(self) -> None:
+    async def _delete_run_once(self) -> None:
         await self._ask(self._asker(), "DEL", *self._keys.all, self._wake_key, within=self._answer_timeout)
 
     def _asker(self) -> Link:
