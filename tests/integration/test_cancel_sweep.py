@@ -1,4 +1,4 @@
-"""The cancel sweep (P1, P2): a part of it in every test run, and the proof that it finds what it is for.
+"""The cancel sweep: a part of it in every test run, and the proof that it finds the bugs it is for.
 
 The whole of it is a command: `python -m tests.fuzz.cancel_sweep --points 100000 --double 30000 --loop both`.
 """
@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.fuzz.cancel_sweep import main, report, sweep, sweep_in_processes
-from tests.fuzz.scenarios import SCENARIOS
-from tests.fuzz.seeded import FAULTY, SOUND
-from tests.fuzz.wrappers import WRAPPERS
+from tests.fuzz.cancel_sweep.injected_bugs import FAULTY, SOUND
+from tests.fuzz.cancel_sweep.scenarios import SCENARIOS
+from tests.fuzz.cancel_sweep.sweep import main, report, sweep, sweep_in_processes
+from tests.fuzz.cancel_sweep.wrappers import WRAPPERS
 
 pytestmark = pytest.mark.every_python
 
@@ -25,7 +25,7 @@ POINTS, DOUBLE = 2_800, 700
 
 @pytest.mark.slow
 def test_cancelled_anywhere() -> None:
-    """Cancelled once or twice, at any suspension, in any wrapper: the session answers for it and leaves nothing behind."""
+    """Cancelled once or twice, at any suspension, in any wrapper: the session is cancelled and leaks nothing."""
     names = [scenario.name for scenario in SCENARIOS]
     with ThreadPoolExecutor() as pool:  # each thread waits for a process
         share = functools.partial(sweep_in_processes, names, points=POINTS, double=DOUBLE, seed=0, jobs=1)
@@ -51,15 +51,15 @@ def test_sound_code_passes(loop: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_seeded_bug_is_found(name: str) -> None:
-    """Each bug made on purpose is found, and called by its name."""
+def test_injected_bug_is_found(name: str) -> None:
+    """Each injected bug is found, as the kind of violation that it is."""
     scenario, finding = FAULTY[name]
     tally = sweep([scenario], points=120, double=0, most_bad=4, most_hangs=1)
     assert any(finding in one.what for one in tally.violations), report(tally)
 
 
-def test_command_counts_what_it_fires(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints one table, a row a scenario, and ends well when nothing was found and enough was fired."""
+def test_command_counts_its_points(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints one table, a row a scenario, and succeeds when there is no violation and enough points were run."""
     arguments = ["--points", "40", "--double", "10", "--loop", "asyncio", "--scenario", "two steps, 1"]
     assert main(arguments) == 0
     table = capsys.readouterr().out.splitlines()

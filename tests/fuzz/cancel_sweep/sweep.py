@@ -1,11 +1,11 @@
-"""P1 and P2: cancel at every suspension, and twice.
+"""Cancel at every suspension, once and twice.
 
     python -m tests.fuzz.cancel_sweep --points 100000 --double 30000 --loop both
 
 Every scenario is run in each of nine wrappers and cancelled at its k-th suspension, for all k: the operation's task or the
-task that suspends, at the suspension or in the race with its result, directly or in the wrapper's own way; then at k and
-again at k + d. Rounds with other seeds (other hooks suspend, more or less often) follow until the counts are reached.
-The counts are per event loop. Fails on any violation, and if fewer points were fired than asked for.
+task that suspends, while it is suspended or as it wakes, directly or in the wrapper's own way; then at k and again at k + d.
+Rounds with other seeds (other hooks suspend, more or less often) follow until the counts are reached. The counts are per event
+loop. Fails on any violation, and if fewer points were run than asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import itertools
 import platform
 import random
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,9 +22,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from tests.fuzz.driver import Shot
-from tests.fuzz.engine import Plan, Range, Scenario, Verdict
-from tests.fuzz.wrappers import WRAPPERS, Bare
+from tests.fuzz.cancel_sweep.probe import Cancel
+from tests.fuzz.cancel_sweep.runner import Plan, Result, Runner, Scenario
+from tests.fuzz.cancel_sweep.wrappers import WRAPPERS, Bare
 
 FARTHEST = 12
 """The second cancel comes at most so many suspensions after the first."""
@@ -34,7 +33,7 @@ MOST_SHOWN = 25
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that was wrong, and the plan that shows it again."""
+    """One violation, and the plan that reproduces it."""
 
     scenario: str
     plan: str
@@ -43,7 +42,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Tally:
-    """What was fired and found on one loop."""
+    """The points run and the violations found on one loop."""
 
     loop: str
     suspensions: Counter[str] = field(default_factory=Counter)
@@ -53,19 +52,19 @@ class Tally:
     violations: list[Violation] = field(default_factory=list)
     secs: float = 0.0
 
-    def count(self, status: Verdict) -> None:
-        """Adds one status."""
-        name = status.plan.scenario.name
-        if status.fired >= 2:
+    def count(self, result: Result) -> None:
+        """Add one result."""
+        name = result.plan.scenario.name
+        if result.delivered >= 2:
             self.double[name] += 1
-        elif status.fired == 1 and len(status.plan.shots) == 1:
+        elif result.delivered == 1 and len(result.plan.cancels) == 1:
             self.single[name] += 1
-        if status.violations:
+        if result.violations:
             self.bad[name] += 1
-            self.violations += [Violation(name, str(status.plan), one) for one in status.violations]
+            self.violations += [Violation(name, str(result.plan), one) for one in result.violations]
 
     def add(self, other: Tally) -> None:
-        """Adds what another process has counted."""
+        """Add the tally of another process."""
         self.suspensions |= other.suspensions
         self.single += other.single
         self.double += other.double
@@ -83,23 +82,23 @@ def sweep(
     most_bad: int = 200,
     most_hangs: int = 5,
 ) -> Tally:
-    """Fires so many points and says what was found; stops early when too many are bad, or hang."""
+    """Run so many points and tally the violations; stop early when too many are bad, or hang."""
     tally = Tally(loop)
     began = time.perf_counter()
-    with Range(loop, most_hangs) as ground:
+    with Runner(loop, most_hangs) as runner:
         for number in itertools.count():
-            baselines = list(ground.fire(Plan(scenario, seed + number, Bare, ()) for scenario in scenarios))
-            for status in baselines:
-                tally.count(status)
-                tally.suspensions[status.plan.scenario.name] = status.suspensions
+            baselines = list(runner.run(Plan(scenario, seed + number, Bare, ()) for scenario in scenarios))
+            for result in baselines:
+                tally.count(result)
+                tally.suspensions[result.plan.scenario.name] = result.suspensions
             order = random.Random(seed + number)
-            # Fired in random order, so that a smaller count is as wide a choice.
-            fired = _fire(ground, _shuffled(_singles(baselines), order), points, tally.single, tally, most_bad)
-            _fire(ground, _shuffled(_doubles(fired), order), double, tally.double, tally, most_bad)
+            # In random order, so that a smaller count covers as much.
+            hits = _run_plans(runner, _shuffled(_singles(baselines), order), points, tally.single, tally, most_bad)
+            _run_plans(runner, _shuffled(_doubles(hits), order), double, tally.double, tally, most_bad)
             enough = tally.single.total() >= points and tally.double.total() >= double
-            # A round in which nothing could be fired says that nothing ever will.
+            # If no cancel could be delivered in a round, none ever will.
             fruitless = not tally.single and not tally.double
-            if enough or fruitless or len(tally.violations) >= most_bad or ground.gave_up:
+            if enough or fruitless or len(tally.violations) >= most_bad or runner.has_given_up:
                 break
     tally.secs = time.perf_counter() - began
     return tally
@@ -111,49 +110,49 @@ def _shuffled(plans: Iterable[Plan], order: random.Random) -> list[Plan]:
     return shuffled
 
 
-def _fire(ground: Range, plans: list[Plan], asked: int, counter: Counter[str], tally: Tally, most_bad: int) -> list[Verdict]:
-    """Fires until so many have hit, and gives those that have."""
-    hits: list[Verdict] = []
+def _run_plans(runner: Runner, plans: list[Plan], asked: int, counter: Counter[str], tally: Tally, most_bad: int) -> list[Result]:
+    """Run plans until so many had all their cancels delivered, and return those."""
+    hits: list[Result] = []
     position = 0
-    while position < len(plans) and counter.total() < asked and len(tally.violations) < most_bad and not ground.gave_up:
+    while position < len(plans) and counter.total() < asked and len(tally.violations) < most_bad and not runner.has_given_up:
         some = plans[position : position + asked - counter.total()]
         position += len(some)
-        for status in ground.fire(some):
-            tally.count(status)
-            if status.fired == len(status.plan.shots):
-                hits.append(status)
+        for result in runner.run(some):
+            tally.count(result)
+            if result.delivered == len(result.plan.cancels):
+                hits.append(result)
     return hits
 
 
-def _singles(baselines: Iterable[Verdict]) -> Iterator[Plan]:
-    """Every way to cancel once."""
-    for status in baselines:
+def _singles(baselines: Iterable[Result]) -> Iterator[Plan]:
+    """Yield every way to cancel once."""
+    for result in baselines:
         for wrapper in WRAPPERS:
-            for at in range(1, status.suspensions + 1):
-                for shot in _shots(at, at in status.in_children, wrapper is not Bare):
-                    yield Plan(status.plan.scenario, status.plan.seed, wrapper, (shot,))
+            for at in range(1, result.suspensions + 1):
+                for cancel in _ways_to_cancel(at, at in result.in_children, wrapper is not Bare):
+                    yield Plan(result.plan.scenario, result.plan.seed, wrapper, (cancel,))
 
 
-def _doubles(singles: Iterable[Verdict]) -> Iterator[Plan]:
-    """Every way to cancel again, at every distance at which the operation still goes on after the first cancel."""
-    for status in singles:
-        (first,) = status.plan.shots
-        for at in range(first.at + 1, min(status.suspensions, first.at + FARTHEST) + 1):
-            for second in _shots(at, False, status.plan.wrapper is not Bare):
-                yield Plan(status.plan.scenario, status.plan.seed, status.plan.wrapper, (first, second))
+def _doubles(singles: Iterable[Result]) -> Iterator[Plan]:
+    """Yield every way to cancel again, at each suspension that the operation reaches after the first cancel."""
+    for result in singles:
+        (first,) = result.plan.cancels
+        for at in range(first.at + 1, min(result.suspensions, first.at + FARTHEST) + 1):
+            for second in _ways_to_cancel(at, False, result.plan.wrapper is not Bare):
+                yield Plan(result.plan.scenario, result.plan.seed, result.plan.wrapper, (first, second))
 
 
-def _shots(at: int, in_child: bool, wrapped: bool) -> Iterator[Shot]:
-    for flavour in ("S", "W"):
-        yield Shot(at, "root", flavour)
+def _ways_to_cancel(at: int, in_child: bool, wrapped: bool) -> Iterator[Cancel]:
+    for timing in ("suspended", "waking"):
+        yield Cancel(at, "root", timing)
         if in_child:
-            yield Shot(at, "self", flavour)
+            yield Cancel(at, "self", timing)
         if wrapped:
-            yield Shot(at, "root", flavour, "own")
+            yield Cancel(at, "root", timing, "own")
 
 
 def sweep_in_processes(names: Sequence[str], *, points: int, double: int, loop: str, seed: int, jobs: int) -> Tally:
-    """Shares the scenarios of these names out to processes; each has its own seeds, so that no point is fired twice."""
+    """Distribute the scenarios of these names to processes; each has its own seeds, so that no point is run twice."""
     tally = Tally(loop)
     began = time.perf_counter()
     shares = [(names, -(-points // jobs), -(-double // jobs), loop, seed + 1000 * job) for job in range(jobs)]
@@ -170,14 +169,14 @@ def _share(share: tuple[Sequence[str], int, int, str, int]) -> Tally:
 
 
 def _named(names: Iterable[str]) -> list[Scenario]:
-    from tests.fuzz.scenarios import SCENARIOS
+    from tests.fuzz.cancel_sweep.scenarios import SCENARIOS
 
     wanted = set(names)
     return [one for one in SCENARIOS if one.name in wanted]
 
 
 def table(tally: Tally) -> str:
-    """One row a scenario, and the sum."""
+    """Format one row a scenario, and the sum."""
     lines = [f"{'scenario':56} {'suspends':>8} {'points':>8} {'double':>8} {'violations':>10}"]
     for name in tally.suspensions:
         row = (tally.suspensions[name], tally.single[name], tally.double[name], tally.bad[name])
@@ -190,7 +189,7 @@ def table(tally: Tally) -> str:
 
 
 def report(tally: Tally) -> str:
-    """What was found, each kind once, with plans that can be fired again."""
+    """Format the violations, each kind once, with plans that can be run again."""
     kinds: dict[str, list[Violation]] = {}
     for violation in tally.violations:
         kinds.setdefault(re.sub(r"[0-9]+", "#", violation.what), []).append(violation)
@@ -204,8 +203,8 @@ def report(tally: Tally) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
-    from tests.fuzz.scenarios import SCENARIOS
+    """Run the command, and return its exit status."""
+    from tests.fuzz.cancel_sweep.scenarios import SCENARIOS
 
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.cancel_sweep", description=__doc__)
     parser.add_argument("--points", type=int, default=100_000, help="cancels once, per loop (default %(default)s)")
@@ -213,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loop", choices=("asyncio", "uvloop", "both"), default="both")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scenario", help="only scenarios whose name contains this")
-    parser.add_argument("--jobs", type=int, default=1, help="processes to share it out to (default %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes (default %(default)s)")
     options = parser.parse_args(arguments)
     names = [one.name for one in SCENARIOS if options.scenario is None or options.scenario in one.name]
     if not names:
@@ -237,7 +236,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"fewer points than asked for on {loop}", flush=True)
         failed = failed or short or bool(tally.violations)
     return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,11 @@
-"""Runs one operation and cancels it at its k-th suspension.
+"""Run one operation and cancel it at its k-th suspension.
 
 Suspensions are counted wherever the code under test waits: in the operation itself and in every coroutine that a scenario
-hands to the library through `Probe.watch`. A `Shot` says at which suspension, whom and how to cancel. What the cancel did is
+passes to the library through `Probe.watch`. A `Cancel` says at which suspension, which task and how to cancel. Its effect is
 known exactly, because every task here is a `CountingTask`, which tells the library's own cancels from those of others.
 
-    S   at the suspension: the waiting is ended at once
-    W   when what is waited for is there and the wake-up is queued: the result is lost, the race behind many bugs
+    suspended   at the suspension: the wait ends immediately
+    waking      when the result is set and the wake-up is queued: the result is lost, the race behind many bugs
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import Any, Literal
 
 MOST_SUSPENSIONS = 1_000
 HANG_SECS = 2.0
-SPARED = "~"
-"""Labels that begin so, or user's tasks, are those on which others wait; they are not cancelled by themselves."""
+NOT_CANCELLED = "~"
+"""Prefix of the labels and user's tasks on which others wait; they are not cancelled by themselves."""
 HARNESS = "wrapper"
-"""Names of the tasks that are the harness's own begin so."""
+"""Prefix of the names of the harness's own tasks."""
 USER = "runner"
-"""Names of the user's own tasks begin so."""
+"""Prefix of the names of the user's own tasks."""
 
-Victim = Literal["root", "self"]
-Flavour = Literal["S", "W"]
+Target = Literal["root", "self"]
+Timing = Literal["suspended", "waking"]
 How = Literal["direct", "own"]
 
 
 class Livelock(BaseException):
-    """The operation suspends again and again and does not come to an end."""
+    """The operation suspends again and again and does not end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
+class Cancel:
     """One cancel: `at` is the number of the suspension, `own` lets the wrapper cancel in its own way."""
 
     at: int
-    victim: Victim = "root"
-    flavour: Flavour = "S"
+    target: Target = "root"
+    timing: Timing = "suspended"
     how: How = "direct"
 
 
 class CountingTask(asyncio.Task[Any]):
-    """A task that knows how often others, and how often the library, cancelled it; compares with `cancelling()`."""
+    """A task that counts the cancels of the library and those of others, for comparison with `cancelling()`."""
 
     outside = 0
     library = 0
@@ -100,29 +100,29 @@ class _Watched:
 
 @dataclass(slots=True)
 class Probe:
-    """Counts the suspensions of one operation and fires the shots; then knows what became of the operation."""
+    """Counts the suspensions of one operation, cancels it as planned, and records how it ended."""
 
-    shots: tuple[Shot, ...] = ()
-    look: Callable[[], None] = lambda: None
-    """Called at every suspension, for what must hold at every moment."""
+    cancels: tuple[Cancel, ...] = ()
+    check: Callable[[], None] = lambda: None
+    """Called at every suspension, for what must hold at all times."""
     own: Callable[[int], None] | None = None
     """The wrapper's own way to cancel; gets the number of the suspension."""
 
     suspensions: int = 0
-    fired: int = 0
-    """Shots that reached a living victim while the operation ran."""
+    delivered: int = 0
+    """Number of cancels that a task accepted while the operation ran."""
     in_children: set[int] = field(default_factory=set)
     """The suspensions that happened in other tasks than the operation's."""
     children: list[str] = field(default_factory=list)
-    """Labels of the coroutines whose own task was shot, other than the operation's."""
+    """Labels of the coroutines whose own task was cancelled, other than the operation's."""
     direct: dict[asyncio.Task[Any], int] = field(default_factory=dict)
     """Accepted cancels of our own, by task."""
-    wrapper_fired: int = 0
+    wrapper_cancels: int = 0
 
     task: asyncio.Task[Any] | None = None
     outcome: BaseException | None = None
     outside: int = 0
-    """Cancels of the operation's task that the operation had to answer for."""
+    """Number of cancels of the operation's task that the operation had to pass on."""
     kept: int = 0
     """By how much `cancelling()` has grown over the operation."""
     unbalanced: int = 0
@@ -131,16 +131,16 @@ class Probe:
     """Whether the next await after a normal end raised."""
     leftovers: tuple[str, ...] = ()
     running: bool = False
-    problems: list[str] = field(default_factory=list)
+    found_violations: list[str] = field(default_factory=list)
     _parked: set[asyncio.Task[Any]] = field(default_factory=set)
     _next: int = 0
 
     async def watch(self, label: str, fn: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Awaits `fn(*args)`, whose suspensions count from now on."""
+        """Await `fn(*args)`, and count its suspensions."""
         return await _Watched(_call(fn, *args), self, label)
 
     async def watched(self, label: str, coro: Coroutine[Any, Any, Any]) -> Any:
-        """Awaits a coroutine, whose suspensions count from now on; to be awaited at once."""
+        """Await a coroutine, and count its suspensions. Await the result immediately."""
         return await _Watched(coro, self, label)
 
     def suspended(self, waited: Any, label: str) -> None:
@@ -150,13 +150,13 @@ class Probe:
             return
         self._parked.add(task)
         self.suspensions += 1
-        if task is not self.task and not (label.startswith(SPARED) or task.get_name().startswith(USER + SPARED)):
+        if task is not self.task and not (label.startswith(NOT_CANCELLED) or task.get_name().startswith(USER + NOT_CANCELLED)):
             self.in_children.add(self.suspensions)
         if self.suspensions > MOST_SUSPENSIONS:
             raise Livelock(f"{self.suspensions} suspensions, the last in {label}")
-        self.look()
-        while self._next < len(self.shots) and self.shots[self._next].at == self.suspensions:
-            self._aim(self.shots[self._next], task, waited, label)
+        self.check()
+        while self._next < len(self.cancels) and self.cancels[self._next].at == self.suspensions:
+            self._inject(self.cancels[self._next], task, waited, label)
             self._next += 1
 
     def resumed(self) -> None:
@@ -164,33 +164,33 @@ class Probe:
         if task is not None:  # None: thrown away by the garbage collector
             self._parked.discard(task)
 
-    def _aim(self, shot: Shot, task: asyncio.Task[Any], waited: Any, label: str) -> None:
-        victim = self.task if shot.victim == "root" else task
-        assert victim is not None
+    def _inject(self, cancel: Cancel, task: asyncio.Task[Any], waited: Any, label: str) -> None:
+        target = self.task if cancel.target == "root" else task
+        assert target is not None
 
-        def fire(_: object = None) -> None:
+        def cancel_now(_: object = None) -> None:
             if not self.running:
                 return  # too late: the operation has ended
-            if shot.how == "own" and self.own is not None:
-                self.own(shot.at)
-                self.wrapper_fired += 1
-                self.fired += 1
-            elif victim.cancel():
-                self.fired += 1
-                self.direct[victim] = self.direct.get(victim, 0) + 1
-                if victim is not self.task:
+            if cancel.how == "own" and self.own is not None:
+                self.own(cancel.at)
+                self.wrapper_cancels += 1
+                self.delivered += 1
+            elif target.cancel():
+                self.delivered += 1
+                self.direct[target] = self.direct.get(target, 0) + 1
+                if target is not self.task:
                     # A task of the user's own may be in the middle of anything; it is the one that was cancelled.
-                    self.children.append(USER if victim.get_name().startswith(USER) else label)
+                    self.children.append(USER if target.get_name().startswith(USER) else label)
 
-        if shot.flavour == "S":
-            fire()
+        if cancel.timing == "suspended":
+            cancel_now()
         elif waited is None:
-            asyncio.get_running_loop().call_soon(fire)
+            asyncio.get_running_loop().call_soon(cancel_now)
         else:
-            waited.add_done_callback(fire)
+            waited.add_done_callback(cancel_now)
 
     async def run(self, operation: Callable[[], Awaitable[None]]) -> None:
-        """Runs the operation in the current task, notes what became of it, and lets its exception pass."""
+        """Run the operation in the current task, record how it ended, and let its exception pass."""
         task = self.task = asyncio.current_task()
         assert isinstance(task, CountingTask)
         outside, balance, cancelling = task.outside, task.library - task.taken_back, task.cancelling()
@@ -215,21 +215,21 @@ class Probe:
                 self.pending = True
                 raise
 
-    def status(self) -> list[str]:
-        """What the operation did wrong with respect to cancellation, whatever it was."""
-        found = list(self.problems)
+    def violations(self) -> list[str]:
+        """Return what the operation did wrong with respect to cancellation."""
+        found = list(self.found_violations)
         cancelled = isinstance(self.outcome, asyncio.CancelledError)
         if self.outside > 0 and not cancelled and not (self.outcome is None and self.pending and self.kept > 0):
-            found.append(f"I7: cancelled {self.outside} time(s), yet ended with {self.outcome!r}, pending={self.pending}")
+            found.append(f"cancellation: cancelled {self.outside} time(s), ended with {self.outcome!r}, pending={self.pending}")
         if self.outside <= 0 and cancelled:
-            found.append(f"I7: raised {self.outcome!r}, and nobody had cancelled it")
+            found.append(f"cancellation: raised {self.outcome!r}, and was not cancelled")
         if self.kept != self.outside:
-            found.append(f"I8: cancelling() grew by {self.kept} over {self.outside} cancels")
+            found.append(f"cancel count: cancelling() grew by {self.kept} over {self.outside} cancels")
         if self.unbalanced:
-            found.append(f"I8: the library's own cancels and uncancels differ by {self.unbalanced}")
+            found.append(f"cancel count: the library's own cancels and uncancels differ by {self.unbalanced}")
         if isinstance(self.outcome, Livelock):
-            found.append(f"I36: {self.outcome}")
-        found += [f"I9: task {name!r} outlived the operation" for name in self.leftovers]
+            found.append(f"hang: {self.outcome}")
+        found += [f"leak: task {name!r} outlived the operation" for name in self.leftovers]
         return found
 
 
@@ -238,6 +238,6 @@ async def _call(fn: Callable[..., Awaitable[Any]], *args: Any) -> Any:
 
 
 def counting_factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-    """A task factory whose tasks are `CountingTask`s; takes what options Python and uvloop pass on (E-7)."""
+    """Make `CountingTask`s: a task factory that accepts any options that Python and uvloop pass on."""
     options.pop("eager_start", None)
     return CountingTask(coro, loop=loop, **options)

@@ -1,9 +1,8 @@
 """The nine places in which an operation is run and cancelled, each with its own way of cancelling.
 
-A wrapper runs `probe.run(operation)` and sets `probe.own`. Afterwards it says in `amiss` what the caller of the wrapper saw
-and should not have: this is how a counter that the library has disturbed, or a cancel that it has replaced by another one,
-shows itself in `asyncio.timeout`, in anyio's scopes and so on. The tests of the operation itself are in the driver and do not
-depend on the wrapper.
+A wrapper runs `probe.run(operation)` and sets `probe.own`. Its `violations` are what the caller of the wrapper must not see: a
+count that the library has changed, or a cancel that it has replaced by another one, shows in `asyncio.timeout`, in anyio's
+scopes and so on. The checks of the operation itself are those of the probe and do not depend on the wrapper.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup as AnyioTaskGroup
 
-from tests.fuzz.driver import HARNESS, CountingTask, Probe
+from tests.fuzz.cancel_sweep.probe import HARNESS, CountingTask, Probe
 
 Operation = Callable[[], Awaitable[None]]
 
 FAR_SECS = 3600.0
 
 
-class Bomb(Exception):
-    """What a sibling task fails with, so that its group cancels the operation."""
+class SiblingError(Exception):
+    """The failure of a sibling task, upon which its group cancels the operation."""
 
 
 class Wrapper:
@@ -41,18 +40,18 @@ class Wrapper:
         self.probe = probe
         self.operation = operation
         self.stale = 0 if self.in_child else stale
-        """Cancels that the task has swallowed before, as tasks do; nobody's business any more."""
+        """Cancels that the task has swallowed before, as tasks do; they must make no difference."""
         self.root: CountingTask
         self.ended: BaseException | None = None
         self.cancelling = 0
         self.next_await_raised = False
 
     async def wrap(self) -> None:
-        """Runs the operation inside the wrapper."""
+        """Run the operation inside the wrapper."""
         raise NotImplementedError
 
     async def root_main(self) -> None:
-        """The body of the root task."""
+        """Run the operation in the root task, and record what its caller sees."""
         root = asyncio.current_task()
         assert isinstance(root, CountingTask)
         self.root = root
@@ -71,23 +70,23 @@ class Wrapper:
             self.next_await_raised = True
 
     def cancel_root(self) -> None:
-        """Cancels the task that waits for the operation's."""
+        """Cancel the task that waits for the operation's."""
         if self.root.cancel():
             self.probe.direct[self.root] = self.probe.direct.get(self.root, 0) + 1
 
-    def amiss(self) -> list[str]:
-        """What the caller saw and should not have seen."""
+    def violations(self) -> list[str]:
+        """Return what the caller saw and must not see."""
         found: list[str] = []
         cancels = self.probe.direct.get(self.root, 0)
         cancelled = isinstance(self.ended, asyncio.CancelledError)
         if self.cancelling != cancels and not self.may_miscount():
-            found.append(f"I8 around {self.name}: cancelling() is {self.cancelling} after {cancels} cancel(s)")
+            found.append(f"cancel count around {self.name}: cancelling() is {self.cancelling} after {cancels} cancel(s)")
         if cancels and not cancelled and not self.next_await_raised and not self.may_swallow():
-            found.append(f"I7 around {self.name}: the caller was cancelled, and {self.name} ended with {self.ended!r}")
+            found.append(f"cancellation around {self.name}: the caller was cancelled, and {self.name} ended with {self.ended!r}")
         if not cancels and cancelled and not self.passes_childs_cancel():
-            found.append(f"I7 around {self.name}: CancelledError, and nobody had cancelled the caller")
-        if not cancels and self.next_await_raised and not self.may_go_off_late():
-            found.append(f"I7 around {self.name}: the next await raised CancelledError out of nothing")
+            found.append(f"cancellation around {self.name}: CancelledError, and the caller was not cancelled")
+        if not cancels and self.next_await_raised and not self.may_leave_a_stray_cancel():
+            found.append(f"cancellation around {self.name}: the next await raised a stray CancelledError")
         return found
 
     def may_swallow(self) -> bool:
@@ -98,7 +97,7 @@ class Wrapper:
         """Whether this wrapper itself, on this Python, may leave `cancelling()` too high."""
         return False
 
-    def may_go_off_late(self) -> bool:
+    def may_leave_a_stray_cancel(self) -> bool:
         """Whether this wrapper itself, on this Python, may leave a stray cancel behind."""
         return False
 
@@ -135,23 +134,23 @@ class Timeout(Wrapper):
             await self.nested(depth - 1)
 
     def expire(self, number: int) -> None:
-        """Lets one or both expire at the next tick, in turns."""
+        """Let one or both expire at the next tick, in turns."""
         now = asyncio.get_running_loop().time()
         for index, timeout in enumerate(self.timeouts):
             if not timeout.expired() and (self.depth == 1 or number % 3 in (index, 2)):
                 timeout.reschedule(now)
 
-    def amiss(self) -> list[str]:
-        found = super().amiss()
+    def violations(self) -> list[str]:
+        found = super().violations()
         expired = any(timeout.expired() for timeout in self.timeouts)
         cancels = self.probe.direct.get(self.root, 0)
         if expired and not cancels and self.operation_was_cancelled() and not isinstance(self.ended, TimeoutError):
-            found.append(f"I8 around {self.name}: it expired, and {self.ended!r} came out")
+            found.append(f"cancel count around {self.name}: it expired, and {self.ended!r} came out")
         if not expired and type(self.ended) is TimeoutError:
-            found.append(f"I8 around {self.name}: {self.ended!r}, and it had not expired")
+            found.append(f"cancel count around {self.name}: {self.ended!r}, and it had not expired")
         return found
 
-    def may_go_off_late(self) -> bool:
+    def may_leave_a_stray_cancel(self) -> bool:
         # Before 3.13 `uncancel()` did not take back a cancel that was not delivered yet (PR 117407), so an operation that
         # ends normally in the very tick of the expiry leaves it behind.
         return sys.version_info < (3, 13) and self.probe.outcome is None
@@ -168,8 +167,8 @@ class TaskGroup(Wrapper):
     depth: ClassVar[int] = 1
 
     async def wrap(self) -> None:
-        self.bombs: list[asyncio.Future[None]] = []
-        self.probe.own = self.explode
+        self.siblings: list[asyncio.Future[None]] = []
+        self.probe.own = self.fail_sibling
         await self.nested(self.depth)
 
     async def nested(self, depth: int) -> None:
@@ -177,29 +176,29 @@ class TaskGroup(Wrapper):
             try:
                 await self.probe.run(self.operation)
             finally:
-                for unexploded in self.bombs:
-                    if not unexploded.done():
-                        unexploded.set_result(None)
+                for sibling in self.siblings:
+                    if not sibling.done():
+                        sibling.set_result(None)
             return
         async with asyncio.TaskGroup() as group:
-            bomb: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.bombs.append(bomb)
-            group.create_task(_await(bomb), name=f"{HARNESS} sibling")
+            end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.siblings.append(end)
+            group.create_task(_await(end), name=f"{HARNESS} sibling")
             if depth > 1:
                 await self.nested(depth - 1)
             else:
                 group.create_task(self.nested(0), name=f"{HARNESS} operation")
 
-    def explode(self, number: int) -> None:
-        """Lets a sibling fail, or cancels the task that holds the groups, in turns."""
+    def fail_sibling(self, number: int) -> None:
+        """Let a sibling fail, or cancel the task that owns the groups, in turns."""
         which = number % (self.depth + 1)
         if which == self.depth:
             self.cancel_root()
-        elif not self.bombs[which].done():
-            self.bombs[which].set_exception(Bomb())
+        elif not self.siblings[which].done():
+            self.siblings[which].set_exception(SiblingError())
 
     def may_swallow(self) -> bool:
-        # gh-116720 (E-3): a group that fails while its parent is cancelled loses the cancel; fixed in 3.13.
+        # gh-116720: a group that fails while its parent is cancelled loses the cancel; fixed in 3.13.
         return sys.version_info < (3, 13) and isinstance(self.ended, BaseExceptionGroup)
 
     def may_miscount(self) -> bool:
@@ -207,7 +206,7 @@ class TaskGroup(Wrapper):
         # still inside the block.
         return self.may_swallow()
 
-    def may_go_off_late(self) -> bool:
+    def may_leave_a_stray_cancel(self) -> bool:
         return self.may_swallow()
 
 
@@ -233,12 +232,12 @@ class WaitFor(Wrapper):
             await _end_of(inner)
 
     def may_swallow(self) -> bool:
-        # gh-86296 (E-1): a result and a cancel in one tick, and the cancel is gone; fixed by the new one of 3.12. An
+        # gh-86296: a result and a cancel in one tick, and the cancel is gone; fixed by the new one of 3.12. An
         # exception in the place of the result goes the same way.
         return sys.version_info < (3, 12)
 
     def passes_childs_cancel(self) -> bool:
-        # In 3.11 again: whoever waits for a cancelled task gets its CancelledError.
+        # In 3.11 again: a waiter of a cancelled task gets its CancelledError.
         return sys.version_info < (3, 12) and self.operation_was_cancelled()
 
 
@@ -274,7 +273,7 @@ class AnyioGroup(Wrapper):
             group.start_soon(self.probe.run, self.operation, name=f"{HARNESS} operation")
 
     def cancel_scope(self, number: int) -> None:
-        """Cancels the group's scope, or the task that holds the group, in turns."""
+        """Cancel the group's scope, or the task that owns the group, in turns."""
         if number % 2:
             self.scope_cancels += 1
             self.group.cancel_scope.cancel()
@@ -304,11 +303,11 @@ class AnyioMoveOn(Wrapper):
             self.probe.own = lambda _: scope.cancel()
             await self.probe.run(self.operation)
 
-    def amiss(self) -> list[str]:
-        found = super().amiss()
+    def violations(self) -> list[str]:
+        found = super().violations()
         called, cancels = self.scope.cancel_called, self.probe.direct.get(self.root, 0)
         if called and not cancels and self.operation_was_cancelled() and not self.scope.cancelled_caught:
-            found.append(f"I7 around {self.name}: the scope did not know its own cancel again, {self.ended!r} came out")
+            found.append(f"cancellation around {self.name}: the scope did not know its own cancel again, {self.ended!r} came out")
         return found
 
 
@@ -322,7 +321,7 @@ async def _await(future: asyncio.Future[Any]) -> None:
 
 
 async def _end_of(task: asyncio.Task[Any]) -> None:
-    """Waits for a task that the wrapper has let go of; nobody else asks for its exception then."""
+    """Wait for a task that the wrapper has abandoned, and retrieve its exception."""
     while not task.done():
         try:
             await asyncio.wait([task])

@@ -1,0 +1,633 @@
+"""Injected bugs: the sweep must find each, or it proves nothing; it must find nothing in the sound code beside them.
+
+Small coroutines first, then sessions, stores, savers, gates and hooks with a bug in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import aiohooks as ah
+from aiohooks.stores._protocol import Answer, Leave, Request, Write
+from tests.fuzz.cancel_sweep.fixture import (
+    EVERY_STEP,
+    THREAD_HANG_SECS,
+    Fixture,
+    ScriptedHook,
+    SessionScenario,
+    advance_slowly,
+    advance_time,
+    await_to_the_end,
+    fails,
+    soon,
+    two_steps,
+)
+from tests.fuzz.cancel_sweep.probe import HANG_SECS, Probe
+from tests.fuzz.cancel_sweep.runner import Scenario
+from tests.fuzz.cancel_sweep.scenarios.checkpoints import CheckpointFixture, WatchedSaver
+from tests.fuzz.cancel_sweep.scenarios.evaluations import check_every_step_evaluated, check_no_timers, evaluator
+from tests.fuzz.cancel_sweep.scenarios.stores import StoreFixture, WatchedStore, lead_and_train
+from tests.fuzz.cancel_sweep.scenarios.version_gates import gate_of
+
+CoroutineFunction = Callable[[Probe], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Small:
+    """A scenario made of one coroutine function, without a library."""
+
+    fn: CoroutineFunction
+    hang_secs: float = HANG_SECS
+
+    @property
+    def name(self) -> str:
+        return self.fn.__name__
+
+    def __call__(self, probe: Probe, rng: Random) -> SmallRun:
+        return SmallRun(self.fn, probe)
+
+
+@dataclass(frozen=True)
+class SmallRun:
+    fn: CoroutineFunction
+    probe: Probe
+
+    async def operation(self) -> None:
+        await self.fn(self.probe)
+
+    def check(self) -> None:
+        """Check nothing meanwhile."""
+
+    def violations(self) -> list[str]:
+        return []
+
+
+SOUND: list[Scenario] = []
+"""Correct code: nothing may be found."""
+FAULTY: dict[str, tuple[Scenario, str]] = {}
+"""By name: the scenario, and the violation that must be found."""
+
+
+def sound(fn: CoroutineFunction) -> CoroutineFunction:
+    SOUND.append(Small(fn))
+    return fn
+
+
+def faulty(finding: str) -> Callable[[CoroutineFunction], CoroutineFunction]:
+    def add(fn: CoroutineFunction) -> CoroutineFunction:
+        FAULTY[fn.__name__] = (Small(fn), finding)
+        return fn
+
+    return add
+
+
+@sound
+async def work(probe: Probe) -> None:
+    for _ in range(2):
+        await asyncio.sleep(0)
+        await soon()
+
+
+@sound
+async def work_and_clean_up(probe: Probe) -> None:
+    try:
+        await work(probe)
+    finally:
+        await soon()
+
+
+@sound
+async def fail(probe: Probe) -> None:
+    await work(probe)
+    raise ValueError
+
+
+@sound
+async def delegate(probe: Probe) -> None:
+    """Run a child in a task, and pass cancels on in both directions."""
+    child = asyncio.get_running_loop().create_task(probe.watch("child", work, probe))
+    cancel: asyncio.CancelledError | None = None
+    while not child.done():
+        try:
+            await asyncio.wait([child])
+        except asyncio.CancelledError as error:
+            cancel = cancel or error
+            child.cancel()
+    if cancel is not None:
+        raise cancel
+    if child.cancelled():
+        raise ah.errors.HookCancelledError
+    child.result()
+
+
+@faulty("cancellation: cancelled")
+async def swallows(probe: Probe) -> None:
+    try:
+        await work(probe)
+    except asyncio.CancelledError:
+        return
+
+
+@faulty("cancellation: cancelled")
+async def error_wins_over_outer_cancel(probe: Probe) -> None:
+    try:
+        await work(probe)
+    finally:
+        raise ValueError
+
+
+@faulty("cancellation: cancelled")
+async def loses_the_cancel_that_meets_a_result(probe: Probe) -> None:
+    """What `wait_for` of 3.11 does."""
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(lambda: future.done() or future.set_result(None))
+    try:
+        await future
+    except asyncio.CancelledError:
+        if future.cancelled():
+            raise
+
+
+@faulty("cancel count: cancelling() grew by 0 over 1")
+async def takes_back_what_is_not_its_own(probe: Probe) -> None:
+    try:
+        await work(probe)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.Task.uncancel(task)  # past the counting
+        raise
+
+
+@faulty("cancellation: raised CancelledError")
+async def interrupts_itself_and_forgets(probe: Probe) -> None:
+    """Its own cancel comes out."""
+    task = asyncio.current_task()
+    assert task is not None
+    await work(probe)
+    asyncio.Task.cancel(task)  # past the counting
+    await soon()
+
+
+@faulty("leak: task 'orphan' outlived")
+async def leaves_a_task(probe: Probe) -> None:
+    """The child is cancelled, and not awaited."""
+    child = asyncio.get_running_loop().create_task(probe.watch("child", work, probe), name="orphan")
+    try:
+        await asyncio.wait([child])
+    finally:
+        child.cancel()
+
+
+@faulty("never retrieved")
+async def drops_an_error(probe: Probe) -> None:
+    child = asyncio.get_running_loop().create_task(probe.watch("child", fail, probe))
+    await asyncio.wait([child])
+
+
+@faulty("was never awaited")
+async def drops_a_coroutine(probe: Probe) -> None:
+    later = work(probe)
+    await soon()
+    await later
+
+
+@faulty("hang: ")
+async def waits_for_a_first_exception_only(probe: Probe) -> None:
+    """A cancelled child does not wake the waiter."""
+    loop = asyncio.get_running_loop()
+    children = [loop.create_task(probe.watch("child", work, probe)), loop.create_task(asyncio.Event().wait())]
+    try:
+        await asyncio.wait(children, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for child in children:
+            child.cancel()
+        await asyncio.wait(children)
+
+
+@faulty("hang: 1001 suspensions")
+async def tries_for_ever(probe: Probe) -> None:
+    """An `except` that is too wide around a wait."""
+    done = False
+    while not done:
+        try:
+            await soon()
+            done = not probe.delivered
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+
+
+def session_bug(finding: str, **options: Any) -> Callable[[Callable[[Fixture], Awaitable[None]]], None]:
+    def add(body: Callable[[Fixture], Awaitable[None]]) -> None:
+        FAULTY[body.__name__] = (SessionScenario(body.__name__, body, **options), finding)
+
+    return add
+
+
+class LeakyStore(ah.MemoryStepStore):
+    """A cancelled wait stays parked."""
+
+    async def wait_for(self, step: int, **options: Any) -> int:
+        return await asyncio.shield(asyncio.ensure_future(super().wait_for(step, **options)))
+
+
+@session_bug("leak: the store still has", hooks=0)
+async def waiter_is_left(fixture: Fixture) -> None:
+    store = fixture.store = LeakyStore()
+
+    async def waiter() -> None:
+        await store.wait_for(2)
+
+    await fixture.run_together(waiter=waiter, helper=lambda: advance_slowly(fixture, 2))
+
+
+class SessionLeakingCreator:
+    """Loses a session that it has opened already."""
+
+    def __init__(self, fixture: Fixture) -> None:
+        self.fixture = fixture
+        self.graph = fixture.graph
+
+    async def create_session(self) -> ah.Session:
+        session = ah.Session(self.graph, global_step=self.fixture.store, variables=self.fixture.variables)
+        self.fixture.sessions.append(session)
+        await self.fixture.perform("create")
+        return session
+
+
+@session_bug("begin/close: session 0 was not closed", hooks=1)
+async def session_is_lost(fixture: Fixture) -> None:
+    fixture.actions["create"] = lambda _: soon()
+    async with ah.AsyncMonitoredSession(SessionLeakingCreator(fixture), hooks=fixture.hooks) as session:
+        await fixture.run(session)
+
+
+@session_bug("all or nothing: the variable is 1 at step 0", hooks=1)
+async def half_of_a_commit_shows(fixture: Fixture) -> None:
+    async def early(call: int) -> None:
+        fixture.variables.assign({"w": call})
+        await soon()
+        fixture.variables.assign({"w": call - 1})
+
+    fixture.actions["train"] = early
+    await two_steps(fixture)
+
+
+@session_bug("leak: task 'orphan' outlived", hooks=1)
+async def hook_leaves_a_task(fixture: Fixture) -> None:
+    async def leak(call: int) -> None:
+        child = asyncio.get_running_loop().create_task(fixture.pause("orphan", 9), name="orphan")
+        await soon()
+        await child
+
+    fixture.actions["h0.before_run"] = leak
+    await two_steps(fixture)
+
+
+@session_bug("lost cancellation: h1.before_run was cancelled by others", hooks=2)
+async def child_vanishes(fixture: Fixture) -> None:
+    """A hook whose own task swallows its cancellation, so that it cannot be told apart."""
+
+    async def swallow(call: int) -> None:
+        try:
+            await soon()
+        except asyncio.CancelledError:
+            if fixture.probe.children:
+                return
+            raise
+
+    fixture.actions["h0.before_run"] = lambda _: soon()
+    fixture.actions["h1.before_run"] = swallow
+    await two_steps(fixture)
+
+
+@dataclass
+class SmallSession:
+    """Calls a fixture's hooks as a session does, in a few lines; correct unless an option injects a bug."""
+
+    fixture: Fixture
+    registers_late: bool = False
+    """A hook counts as begun one await after its `begin` has begun."""
+    stops_at_error: bool = False
+    """The first failing `close` ends the closing."""
+    unshielded: bool = False
+    """A cancel during the closing ends it."""
+    leaves_siblings: bool = False
+    """The siblings of a failed hook are cancelled and not awaited."""
+
+    async def body(self) -> None:
+        begun: list[ScriptedHook] = []
+        try:
+            for hook in self.fixture.hooks:
+                assert isinstance(hook, ScriptedHook)
+                if not self.registers_late:
+                    begun.append(hook)
+                await hook.begin()
+                if self.registers_late:
+                    begun.append(hook)
+            await self.before_run(begun)
+        finally:
+            if self.unshielded:
+                await self.close(begun)
+            else:
+                await self.shielded(begun)
+
+    async def before_run(self, begun: list[ScriptedHook]) -> None:
+        loop = asyncio.get_running_loop()
+        context: Any = None
+        tasks = [loop.create_task(hook.before_run(context), name="sibling") for hook in begun]
+        cancel: asyncio.CancelledError | None = None
+        while not all(task.done() for task in tasks):
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                cancel = cancel or error
+            failed = any(task.done() and (task.cancelled() or task.exception()) for task in tasks)
+            if cancel or failed:
+                for task in tasks:
+                    task.cancel()
+                if self.leaves_siblings:
+                    break
+        if cancel is not None:
+            raise cancel
+        for task in tasks:
+            if task.cancelled():
+                raise ah.errors.HookCancelledError
+            if task.done():
+                task.result()
+
+    async def shielded(self, begun: list[ScriptedHook]) -> None:
+        task = asyncio.get_running_loop().create_task(self.close(begun), name="closing")
+        cancel: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as again:
+                cancel = cancel or again
+        error = None if task.cancelled() else task.exception()
+        if cancel is not None:
+            raise cancel
+        if error is not None:
+            raise error
+
+    async def close(self, begun: list[ScriptedHook]) -> None:
+        for hook in reversed(begun):
+            try:
+                await hook.close(None)
+            except BaseException:
+                if self.stops_at_error or self.unshielded:
+                    raise
+
+
+async def slow_to_die(call: int) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+
+def _bug_in_small_session(name: str, finding: str, **faults: bool) -> None:
+    async def body(fixture: Fixture) -> None:
+        if faults.get("stops_at_error"):
+            fixture.actions["h1.close"] = fails(ValueError)
+        if faults.get("leaves_siblings"):
+            fixture.actions["h1.before_run"] = fails(ValueError)
+            fixture.actions["h0.before_run"] = slow_to_die
+        await SmallSession(fixture, **faults).body()
+
+    expect = ValueError if faults.get("leaves_siblings") or faults.get("stops_at_error") else None
+    FAULTY[name] = (SessionScenario(name, body, expect=expect), finding)
+
+
+async def _small_session(fixture: Fixture) -> None:
+    await SmallSession(fixture).body()
+
+
+SOUND.append(SessionScenario("small session", _small_session))
+_bug_in_small_session("registers late", "begin/close: begun", registers_late=True)
+_bug_in_small_session("closing stops at an error", "begin/close: begun", stops_at_error=True)
+_bug_in_small_session("closing is not shielded", "begin/close: begun", unshielded=True)
+_bug_in_small_session("siblings are left", "begin/close: h2.close while h0.before_run still runs", leaves_siblings=True)
+
+
+def bug_on(fixture: type[Fixture], finding: str, **options: Any) -> Callable[[Callable[[Any], Awaitable[None]]], None]:
+    def add(body: Callable[[Any], Awaitable[None]]) -> None:
+        options.setdefault("manual", fixture is StoreFixture)
+        FAULTY[body.__name__] = (
+            SessionScenario(body.__name__, body, fixture=fixture, hooks=0, parallel=True, **options),
+            finding,
+        )
+
+    return add
+
+
+# -- stores
+
+
+class CancelSwallowingStore(WatchedStore):
+    async def _write(self, kind: Any, amount: int) -> Any:
+        try:
+            return await super()._write(kind, amount)
+        except asyncio.CancelledError:
+            return self.latest
+
+
+@bug_on(StoreFixture, "cancellation: cancelled")
+async def advance_swallows_a_cancel(fixture: StoreFixture) -> None:
+    fixture.make_store = CancelSwallowingStore
+    async with fixture.process("one") as process:
+        await fixture.advance(process.store)
+
+
+class UncancellableStore(WatchedStore):
+    async def _write_all(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await super()._write_all()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await self.fixture.pause("writing", 200)
+
+
+@bug_on(StoreFixture, "leak: task 'step store default: writing' outlived")
+async def writing_outlives_the_store(fixture: StoreFixture) -> None:
+    """`_write_all` swallows the cancel of the closing store."""
+    fixture.make_store = UncancellableStore
+    async with fixture.process("one") as process:
+        fixture.pass_time()
+        await fixture.advance(process.store)
+
+
+class ResendingStore(WatchedStore):
+    async def _request_once(self, request: Request) -> Answer:
+        answer = await super()._request_once(request)
+        if isinstance(request, Write):
+            answer = await super()._request_once(self._next_write(request.kind, request.amount))
+        return answer
+
+
+@bug_on(StoreFixture, "exactly once: advance 0 was counted 2 times")
+async def write_is_sent_again_as_a_new_one(fixture: StoreFixture) -> None:
+    fixture.make_store = ResendingStore
+    async with fixture.process("one") as process:
+        await fixture.advance(process.store)
+
+
+@bug_on(StoreFixture, "exactly once: the variables are 1, the step is 0")
+async def commit_is_not_shielded(fixture: StoreFixture) -> None:
+    async with fixture.process("one") as process:
+        process.variables.initialise({"w": 0})
+        process.variables.assign({"w": 1})
+        await process.store.advance()
+
+
+class LeadKeepingStore(WatchedStore):
+    async def _request(self, request: Request) -> Answer:
+        if isinstance(request, Leave) and self.fixture.probe.delivered:
+            return Answer("ok", self.latest, 0, 0)
+        return await super()._request(request)
+
+
+@bug_on(StoreFixture, "leak: the engine still has")
+async def lead_is_not_given_back(fixture: StoreFixture) -> None:
+    fixture.make_store = LeadKeepingStore
+    async with fixture.process("chief") as process:
+        await lead_and_train(fixture, process, 1)
+
+
+class ConnectionKeepingStore(WatchedStore):
+    async def _close_connection(self) -> None:
+        """Do not."""
+
+
+@bug_on(StoreFixture, "is still connected")
+async def closing_keeps_the_connection(fixture: StoreFixture) -> None:
+    fixture.make_store = ConnectionKeepingStore
+    async with fixture.process("one"):
+        await soon()
+
+
+class TimerLeakingStore(WatchedStore):
+    async def _backoff_sleep(self, secs: float) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        self._clock.call_later(secs, lambda: woken.done() or woken.set_result(None))
+        await woken
+
+
+@bug_on(StoreFixture, "1 timers are left")
+async def pause_leaves_its_timer(fixture: StoreFixture) -> None:
+    fixture.make_store = TimerLeakingStore
+    async with fixture.process("one") as process:
+        fixture.outage(2)
+        try:
+            await process.store.value()
+        finally:
+            fixture.time_stopped = True
+
+
+# -- checkpoints
+
+
+class FileLeakingSaver(WatchedSaver):
+    async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
+        try:
+            return await super().save(state, step, metrics=metrics)
+        except asyncio.CancelledError:
+            (self.fixture.path / ".tmp-step-000000000001.000001").mkdir()
+            raise
+
+
+class StepMixingSaver(WatchedSaver):
+    async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
+        state["variables"]["w"] = self.fixture.step + 1
+        return await super().save(state, step, metrics=metrics)
+
+
+class PrematureSaver(WatchedSaver):
+    async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
+        state["variables"]["w"] += 7
+        return await super().save(state, step + 7, metrics=metrics)
+
+
+def _saver_bug(kind: type[WatchedSaver], finding: str, name: str, *, closes: bool = True) -> None:
+    async def body(fixture: CheckpointFixture) -> None:
+        saver = kind(fixture)
+        try:
+            async with fixture.open(fixture.session(ah.CheckpointSaverHook(every=EVERY_STEP), saver=saver)) as session:
+                await fixture.run(session)
+        finally:
+            if closes or not fixture.probe.delivered:
+                await await_to_the_end(saver.aclose)
+            else:
+                asyncio.get_running_loop().call_soon(saver._directory.close)  # too late
+
+    body.__name__ = name
+    bug_on(CheckpointFixture, finding, hang_secs=THREAD_HANG_SECS)(body)
+
+
+_saver_bug(FileLeakingSaver, "left in the directory", "cancelled_save_leaves_a_file")
+_saver_bug(StepMixingSaver, "has the variable of step", "checkpoint_mixes_two_steps")
+_saver_bug(PrematureSaver, "which was never committed", "checkpoint_of_a_step_that_never_was")
+_saver_bug(WatchedSaver, "is in use by this process itself", "directory_is_not_given_back", closes=False)
+
+
+# -- gates, evaluations, watchdogs
+
+
+@bug_on(Fixture, "1 entering")
+async def place_at_the_gate_is_lost(fixture: Fixture) -> None:
+    """A producer that is admitted and cancelled in the same tick does not give its place back."""
+    versions = ah.MemoryStepStore()
+
+    async def enter() -> None:
+        async with gate.admit():
+            await fixture.pause("enter", 2)
+
+    async def publish() -> None:
+        for _ in range(6):
+            await fixture.pause("publish", 2)
+            await versions.advance()
+
+    async with gate_of(fixture, versions, max_lag=0, per_version=2) as gate:
+        gate._give_back = lambda: None  # type: ignore[method-assign]
+        await fixture.run_together(one=enter, two=enter, three=enter, four=enter, helper_trainer=publish)
+
+
+class EvaluationDroppingHook(ah.EvaluatorHook):
+    async def _evaluate_first(self) -> None:
+        try:
+            await super()._evaluate_first()
+        except asyncio.CancelledError:
+            self._pending.popleft()
+            raise
+
+
+@bug_on(Fixture, "evaluated were")
+async def cancelled_evaluation_is_forgotten(fixture: Fixture) -> None:
+    fixture.actions["evaluation"] = lambda _: soon()
+    hook = evaluator(fixture, mode="background")
+    hook.__class__ = EvaluationDroppingHook
+    async with fixture.open(hooks=[hook]) as session:
+        await fixture.run(session)
+        await fixture.run(session)
+    check_every_step_evaluated(fixture, hook)
+
+
+class TimerLeakingWatchdog(ah.WatchdogHook):
+    async def close(self, exc: BaseException | None) -> None:
+        """Leave the timer running."""
+
+
+@bug_on(Fixture, "1 timers are left", manual=True)
+async def watchdog_watches_on(fixture: Fixture) -> None:
+    advance_time(fixture, 50, 1)
+    try:
+        async with fixture.open(hooks=[TimerLeakingWatchdog(20)]) as session:
+            await fixture.run(session)
+    finally:
+        check_no_timers(fixture)

@@ -1,0 +1,124 @@
+"""Scenarios with evaluations, inline, in the background and in threads; and with a watchdog over a session that stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import aiohooks as ah
+from tests.fuzz.cancel_sweep.fixture import EVERY_STEP, THREAD_HANG_SECS, Broken, Fixture, advance_time, fails, scenario
+
+
+async def train(fixture: Fixture, hook: ah.SessionRunHook, runs: int = 2) -> None:
+    await fixture.train(hooks=[*fixture.hooks, hook], runs=runs)
+
+
+def evaluator(fixture: Fixture, **options: Any) -> ah.EvaluatorHook:
+    """Make an evaluator whose function performs the fixture's action, and checks that it gets the values of its step."""
+
+    async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, int]:
+        label = "evaluation" if options.get("mode") == "background" else "evaluate"
+        await fixture.probe.watch(label, functools.partial(fixture.perform_action, label, 1))
+        weight: int = await evaluation.run("w")
+        if weight != evaluation.step:
+            fixture.add_violation(f"the evaluation at step {evaluation.step} got the variable of step {weight}")
+        return {"weight": weight}
+
+    return ah.EvaluatorHook(evaluate, every=EVERY_STEP, **options)
+
+
+def check_every_step_evaluated(fixture: Fixture, hook: ah.EvaluatorHook) -> None:
+    """Check after a clean end that no evaluation was left out, not even one whose task was cancelled by others."""
+    if list(hook.results) != list(range(1, fixture.step + 1)):
+        fixture.add_violation(f"evaluated were {list(hook.results)}, of {fixture.step} steps")
+    if hook.pending:
+        fixture.add_violation(f"not evaluated: {hook.pending}")
+
+
+@scenario("evaluations while the loop waits", hooks=1)
+async def inline(fixture: Fixture) -> None:
+    hook = evaluator(fixture)
+    await train(fixture, hook)
+    check_every_step_evaluated(fixture, hook)
+
+
+@scenario("evaluations in the background", hooks=1)
+async def background(fixture: Fixture) -> None:
+    hook = evaluator(fixture, mode="background", max_pending=1 + fixture.seed % 2)
+    await train(fixture, hook, runs=3)
+    check_every_step_evaluated(fixture, hook)
+
+
+@scenario("an evaluation that fails", hooks=1, expect=Broken)
+async def failing(fixture: Fixture) -> None:
+    fixture.actions["evaluate"] = fixture.actions["evaluation"] = fails(Broken)
+    await train(fixture, evaluator(fixture, mode="background" if fixture.seed % 2 else "inline"))
+
+
+@scenario("an evaluation that takes too long", hooks=1, manual=True, expect=ah.errors.HookTimeoutError)
+async def too_long(fixture: Fixture) -> None:
+    async def stuck(call: int) -> None:
+        await asyncio.Event().wait()
+
+    fixture.actions["evaluate"] = fixture.actions["evaluation"] = stuck
+    advance_time(fixture, 500, 1)
+    await train(fixture, evaluator(fixture, mode="background" if fixture.seed % 2 else "inline", timeout_secs=9))
+    check_no_timers(fixture)
+
+
+@scenario("an evaluation in a thread", hooks=1, hang_secs=THREAD_HANG_SECS)
+async def to_thread(fixture: Fixture) -> None:
+    def evaluate(evaluation: ah.hooks.Evaluation) -> int:
+        return evaluation.step
+
+    hook = ah.EvaluatorHook(evaluate, every=EVERY_STEP, thread=True, mode="background" if fixture.seed % 2 else "inline")
+    await train(fixture, hook)
+    check_every_step_evaluated(fixture, hook)
+
+
+@scenario("an evaluation continues after a recovery", hooks=1, creator=True, vanishing=True)
+async def recovered(fixture: Fixture) -> None:
+    fixture.actions["train"] = fails(ah.AbortedError, at=2)
+    hook = evaluator(fixture, mode="background")
+    await train(fixture, hook)
+    check_every_step_evaluated(fixture, hook)
+
+
+def check_no_timers(fixture: Fixture) -> None:
+    """Check that no timer is left."""
+    if fixture.clock.pending:
+        fixture.add_violation(f"leak: {fixture.clock.pending} timers are left")
+
+
+async def _watched(fixture: Fixture, hook: ah.WatchdogHook) -> None:
+    """Train while everything exceeds its limits."""
+    advance_time(fixture, 300, 1)
+    try:
+        await train(fixture, hook)
+    finally:
+        check_no_timers(fixture)
+
+
+@scenario("a watchdog reports", hooks=1, manual=True)
+async def reported(fixture: Fixture) -> None:
+    await _watched(fixture, ah.WatchdogHook(0.5, wait_secs=0.5))
+
+
+@scenario("a watchdog asks for a stop", hooks=1, manual=True, vanishing=True)
+async def stopped(fixture: Fixture) -> None:
+    await _watched(fixture, ah.WatchdogHook(0.5, wait_secs=0.5, on_stall="stop"))
+
+
+@scenario("a watchdog ends a run that stalls", hooks=1, manual=True, vanishing=True, expect=ah.errors.SessionStalledError)
+async def broken_off(fixture: Fixture) -> None:
+    async def stuck(call: int) -> None:
+        await asyncio.Event().wait()
+
+    fixture.actions["right"] = stuck
+    await _watched(fixture, ah.WatchdogHook(20, on_stall="raise"))
+
+
+@scenario("a watchdog with a thread", hooks=1, hang_secs=THREAD_HANG_SECS)
+async def watched_loop(fixture: Fixture) -> None:
+    await train(fixture, ah.WatchdogHook(60, blocked_secs=60))

@@ -1,0 +1,248 @@
+"""Scenarios of steps: errors in each phase, clean ends, recovery."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohooks as ah
+from tests.fuzz.cancel_sweep.fixture import (
+    THREAD_HANG_SECS,
+    Action,
+    Body,
+    Broken,
+    Fixture,
+    ScriptedHook,
+    Worse,
+    advance_time,
+    fails,
+    graph_of_a_step,
+    scenario,
+    soon,
+    two_steps,
+)
+
+# -- steps
+
+for _count in range(6):
+    scenario(f"two steps, {_count} hooks", hooks=_count)(two_steps)
+scenario("two steps, sessions from a creator", hooks=2, creator=True)(two_steps)
+
+
+@scenario("hooks of different orders", hooks=4)
+async def orders(fixture: Fixture) -> None:
+    hooks = [ah.configure(hook, order=number // 2) for number, hook in enumerate(fixture.hooks)]  # type: ignore[arg-type]
+    async with fixture.open(hooks=hooks) as session:
+        await fixture.run(session)
+
+
+@scenario("some suspend, some override little", hooks=2)
+async def mixed(fixture: Fixture) -> None:
+    class Late(ah.SessionRunHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            await fixture.perform("late.after_run")
+
+    class Still(ah.SessionRunHook):
+        async def before_run(self, run_context: Any) -> ah.SessionRunArgs:
+            return ah.SessionRunArgs(["w", "global_step"])
+
+    async with fixture.open(hooks=[Still(), *fixture.hooks, Late(), ah.SessionRunHook()]) as session:
+        await fixture.run(session, ["train", "left"])
+        await fixture.run(session)
+
+
+@scenario("a run without hooks inside, then with", hooks=2)
+async def step_fn(fixture: Fixture) -> None:
+    async def fn(step_context: ah.session.StepContext) -> None:
+        await step_context.session.run("left")
+        await fixture.pause("step_fn", 1)
+        await step_context.run_with_hooks("train")
+
+    async with fixture.open() as session:
+        await session.run_step_fn(fn)
+
+
+@scenario("a coroutine function is the step", hooks=2)
+async def step_function(fixture: Fixture) -> None:
+    async def feeds() -> AsyncGenerator[int]:
+        for number in range(2):
+            await fixture.pause("feeds", 1)
+            yield number
+
+    async def train_step(batch: int) -> dict[str, int]:
+        await fixture.perform("train")
+        return {"loss": batch}
+
+    for hook in fixture.hooks:
+        assert isinstance(hook, ScriptedHook)
+        hook.fetches = "loss"
+    session = ah.AsyncMonitoredSession(train_step, hooks=fixture.hooks)
+    generator = feeds()
+    try:
+        async with session:
+            async for _ in session.steps("loss", feeds=generator):
+                await fixture.pause("between", 1)
+    finally:
+        await generator.aclose()
+
+
+@scenario("an operation in a thread", hooks=1, hang_secs=THREAD_HANG_SECS)
+async def to_thread(fixture: Fixture) -> None:
+    running = threading.Event()
+    fixture.graph = graph_of_a_step()
+
+    @fixture.graph.operation(thread=True)
+    def blocking(x: int) -> int:
+        running.set()
+        running.clear()
+        return x
+
+    async with fixture.open() as session:
+        await fixture.probe.watch("thread", session.run, ["blocking", "train"])
+    if running.is_set():
+        fixture.add_violation("thread: the thread was not waited for")
+
+
+@scenario("never recovers", hooks=1, expect=ah.AbortedError)
+async def singular(fixture: Fixture) -> None:
+    fixture.actions["train"] = fails(ah.AbortedError)
+    session = ah.AsyncSingularMonitoredSession(
+        fixture.graph, hooks=fixture.hooks, global_step=fixture.store, variables=fixture.variables
+    )
+    async with session:
+        await fixture.run(session)
+
+
+# -- errors in each phase
+
+
+def _error_in(phase: str) -> Body:
+    async def body(fixture: Fixture) -> None:
+        fixture.actions[f"h1.{phase}"] = fails(Broken)
+        await two_steps(fixture)
+
+    return body
+
+
+for _phase in ("begin", "after_create_session", "before_run", "after_run", "end", "close"):
+    scenario(f"error in {_phase}", expect=Broken)(_error_in(_phase))
+
+
+@scenario("error in an operation", expect=Broken)
+async def error_in_operation(fixture: Fixture) -> None:
+    fixture.actions["right"] = fails(Broken, at=2)
+    await two_steps(fixture)
+
+
+@scenario("error in the block", expect=Broken)
+async def error_in_block(fixture: Fixture) -> None:
+    async with fixture.open() as session:
+        await fixture.run(session)
+        raise Broken
+
+
+@scenario("errors in two hooks at once", hooks=5, expect=(ExceptionGroup, Broken, Worse))
+async def two_errors(fixture: Fixture) -> None:
+    def action_of(error: type[BaseException]) -> Action:
+        async def action(call: int) -> None:
+            try:
+                await soon()
+            finally:
+                raise error  # also when it is cancelled because of the other one
+
+        return action
+
+    fixture.actions["h1.before_run"] = action_of(Broken)
+    fixture.actions["h3.before_run"] = action_of(Worse)
+    await two_steps(fixture)
+
+
+@scenario("errors in close of all, and in the run", expect=Worse)
+async def errors_everywhere(fixture: Fixture) -> None:
+    fixture.actions["train"] = fails(Worse)
+    for number in range(3):
+        fixture.actions[f"h{number}.close"] = fails(Broken)
+    await two_steps(fixture)
+
+
+@scenario("failing observers are only logged", hooks=3, vanishing=True)
+async def observers(fixture: Fixture) -> None:
+    hooks = [ah.configure(hook, on_error="log") for hook in fixture.hooks]  # type: ignore[arg-type]
+    for label in ("h0.before_run", "h1.after_run", "h2.after_create_session", "h1.end", "h0.close"):
+        fixture.actions[label] = fails(Broken)
+    async with fixture.open(hooks=hooks) as session:
+        await fixture.run(session)
+
+
+# -- clean ends and stops
+
+
+@scenario("the input ends in an operation", hooks=2, vanishing=True)
+async def out_of_range(fixture: Fixture) -> None:
+    fixture.actions["left"] = fails(ah.OutOfRangeError, at=2)
+    await two_steps(fixture)
+
+
+@scenario("a hook asks for a stop", hooks=1)
+async def stop_by_hook(fixture: Fixture) -> None:
+    hooks = [ah.StopAtStepHook(last_step=1), *fixture.hooks]
+    async with fixture.open(hooks=hooks) as session:
+        while not session.should_stop():
+            await fixture.run(session)
+        await fixture.run(session)
+
+
+@scenario("aclose in the block, and again", hooks=2)
+async def close_by_hand(fixture: Fixture) -> None:
+    async with fixture.open() as session:
+        await fixture.run(session)
+        await session.aclose()
+        await session.aclose()
+
+
+# -- recovery
+
+
+def _recovers_from(label: str) -> Body:
+    async def body(fixture: Fixture) -> None:
+        fixture.actions[label] = fails(ah.AbortedError)
+        await two_steps(fixture)
+
+    return body
+
+
+for _label in ("h1.before_run", "h0.after_run", "train", "create", "h1.after_create_session"):
+    scenario(f"recovers from {_label}", hooks=2, creator=True, vanishing=True)(_recovers_from(_label))
+
+
+@scenario("recovery is exhausted", hooks=2, creator=True, expect=ah.UnavailableError)
+async def exhausted(fixture: Fixture) -> None:
+    fixture.actions["right"] = fails(ah.UnavailableError, until=9)
+    async with fixture.open(recovery=ah.RecoveryPolicy(max_attempts=2, backoff=ah.Backoff(initial_secs=0))) as session:
+        await fixture.run(session)
+
+
+@scenario("recovery pauses", hooks=1, creator=True, manual=True)
+async def pauses(fixture: Fixture) -> None:
+    async def lost(call: int) -> None:
+        if call <= 2:
+            advance_time(fixture, 40, 0.5)
+            raise ah.AbortedError
+
+    fixture.actions["train"] = lost
+    backoff = ah.Backoff(initial_secs=2.0, jitter=False)
+    async with fixture.open(recovery=ah.RecoveryPolicy(backoff=backoff)) as session:
+        await fixture.run(session)
+
+
+@scenario("recovery with work in the background", hooks=1, creator=True)
+async def recovery_background(fixture: Fixture) -> None:
+    class Starter(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            coord.start_soon(fixture.probe.watch, "worker", coord.wait_for_stop)
+
+    fixture.actions["train"] = fails(ah.AbortedError)
+    async with fixture.open(hooks=[*fixture.hooks, Starter()]) as session:
+        session.start_soon(fixture.probe.watch, "worker", session.coord.wait_for_stop)
+        await fixture.run(session)

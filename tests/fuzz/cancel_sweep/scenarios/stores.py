@@ -1,0 +1,494 @@
+"""Scenarios with a store of several processes: chiefs, workers, outages and lost answers.
+
+Every request to the engine is a suspension at which the operation may be cancelled, also those that the stores' own tasks make;
+these tasks themselves are never cancelled, since no one else knows them. Time is moved by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohooks as ah
+from aiohooks.stores import Position
+from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._run_state import RunState
+from tests.fuzz.cancel_sweep.fixture import NO_BACKOFF, Body, Fixture, await_to_the_end, scenario, soon
+from tests.fuzz.cancel_sweep.probe import NOT_CANCELLED
+from tests.support.fake_engine import FakeEngine, FakeStepStore
+
+RUN = "default"
+
+
+class WatchedStore(FakeStepStore):
+    """The store of one process: its requests are watched, and each answer is delayed, so that it may come too late."""
+
+    def __init__(self, fixture: StoreFixture, **options: Any) -> None:
+        super().__init__(fixture.engine, run=RUN, **options)
+        self.fixture = fixture
+        self.connected = False
+
+    async def _seen(self, coro: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        if not task.get_name().startswith("step store"):
+            return await coro  # a task of the scenario's, which is watched already
+        return await self.fixture.probe.watched(f"{NOT_CANCELLED}engine", coro)
+
+    async def _slowly(self, coro: Coroutine[Any, Any, Any]) -> Any:
+        answer = await coro
+        await self.fixture.pause("answer", 1)
+        return answer
+
+    async def _connect(self) -> Snapshot:
+        snapshot: Snapshot = await self._seen(self._slowly(super()._connect()))
+        self.connected = True
+        return snapshot
+
+    async def _request_once(self, request: Request) -> Answer:
+        answer: Answer = await self._seen(self._slowly(super()._request_once(request)))
+        return answer
+
+    async def _read_run_once(self) -> Snapshot:
+        snapshot: Snapshot = await self._seen(self._slowly(super()._read_run_once()))
+        return snapshot
+
+    async def _close_connection(self) -> None:
+        self.connected = False
+        await self._seen(super()._close_connection())
+
+
+@dataclass
+class Process:
+    """One process: its own store and its own variables."""
+
+    fixture: StoreFixture
+    name: str
+    store: WatchedStore
+    variables: ah.Variables = field(default_factory=ah.Variables)
+
+    def session(self, *, chief: bool, hooks: Any = (), **creator: Any) -> ah.AsyncMonitoredSession:
+        """Make a session of a chief, or of a worker that waits for one."""
+        kind = ah.ChiefSessionCreator if chief else ah.WorkerSessionCreator
+        variables = self.variables if chief else None  # a worker's own ones, since the chief's are elsewhere
+        made = kind(self.fixture.graph, global_step=self.store, variables=variables, **creator)
+        if not chief:
+            self.variables = made._own  # type: ignore[union-attr, assignment]
+        return ah.AsyncMonitoredSession(made, hooks, recovery=NO_BACKOFF, name=self.name)
+
+
+@dataclass
+class StoreFixture(Fixture):
+    """A fixture with an engine and the processes that use it."""
+
+    processes: list[Process] = field(default_factory=list)
+    digits: int = 0
+    """Number of calls of `advance`."""
+    answered: set[int] = field(default_factory=set)
+    make_store: type[WatchedStore] = WatchedStore
+    time_stopped: bool = False
+    """Whether `pass_time` ends."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.engine = FakeEngine()
+
+    async def operation(self) -> None:
+        random.seed(self.seed)  # the pauses between two tries
+        await super().operation()
+
+    # -- for the scenario
+
+    @contextlib.asynccontextmanager
+    async def process(self, name: str, *, opened: bool = True, **options: Any) -> AsyncIterator[Process]:
+        """Make a process with a store, which is closed at the end; not `opened`, its first user opens it."""
+        if not self.processes:
+            self.engine.clock = self.clock
+        process = Process(self, name, self.make_store(self, **options))
+        self.processes.append(process)
+        if opened:
+            async with process.store:
+                yield process
+            return
+        try:
+            yield process
+        finally:
+            await await_to_the_end(process.store.aclose)
+
+    async def advance(self, store: ah.StepStore) -> None:
+        """Advance by a power of four: the digits of the step show which advances were counted, and how often."""
+        number, self.digits = self.digits, self.digits + 1
+        await store.advance(4**number)
+        self.answered.add(number)
+
+    def outage(self, ticks: int, secs: float = 0.25, **how: Any) -> None:
+        """Make the engine unavailable for so many ticks; time passes from now on."""
+        self.engine.go(**how)
+        self.pass_time(secs, ticks)
+
+    def pass_time(self, secs: float = 0.25, ticks: int = -1) -> None:
+        """Advance the clock at every tick until the operation has ended; the engine comes back after `ticks`."""
+        if self.left or self.time_stopped:
+            return
+        self.clock.advance(secs)
+        if ticks == 0:
+            self.engine.come_back()
+        asyncio.get_running_loop().call_soon(self.pass_time, secs, ticks - 1)
+
+    # -- checks
+
+    @property
+    def run_state(self) -> RunState:
+        """The run's state in the engine."""
+        return self.engine.runs.get(RUN) or RunState()
+
+    @property
+    def step(self) -> int:
+        """The latest step that the engine or a store knows: the engine may have lost it."""
+        return max([self.run_state.position, *(one.store.latest for one in self.processes)], default=Position(1, 0)).step
+
+    @property
+    def weights(self) -> int:
+        """The sum of what the processes have added to their variables."""
+        return sum(one.variables.snapshot().get("w", 0) for one in self.processes)
+
+    def check(self) -> None:
+        """Check that the variables are ahead of the step only while the engine has not answered."""
+        if self.digits:
+            return
+        ahead = self.weights - self.step
+        if not 0 <= ahead <= len(self.processes):
+            self.add_violation(f"all or nothing: the variables are {ahead} ahead of step {self.step}")
+
+    def violations(self) -> list[str]:
+        """Check that nothing is left here or in the engine, and that each advance was counted once or not at all."""
+        found = super().violations()
+        state = self.run_state
+        if self.digits:
+            found += self._miscounted()
+        elif self.weights != self.step:
+            found.append(f"exactly once: the variables are {self.weights}, the step is {self.step}")
+        if state.position.step < self.step:
+            found.append(f"the engine is at {state.position}, and step {self.step} was known")
+        if self.engine.watches:
+            found.append("leak: the engine is still watched")
+        ours = {one.store._process for one in self.processes}
+        left = [member.name for member in state.members.values() if member.process in ours]
+        if left:
+            found.append(f"leak: the engine still has {', '.join(left)}")
+        for one in self.processes:
+            found += [f"leak: the store of {one.name} {what}" for what in self._left_of(one.store)]
+        if self.clock.pending:
+            found.append(f"leak: {self.clock.pending} timers are left")
+        return found
+
+    def _left_of(self, store: WatchedStore) -> list[str]:
+        found: list[str] = []
+        statistics = store.statistics()
+        waits = store._waits
+        if statistics.waiting or statistics.watching or waits.waiting or waits.publishers.here:
+            found.append(f"still has {statistics}")
+        if store.connected:
+            found.append("is still connected")
+        return found
+
+    def _miscounted(self) -> list[str]:
+        found: list[str] = []
+        step = self.step
+        for number in range(self.digits):
+            step, times = divmod(step, 4)
+            if times > 1:
+                found.append(f"exactly once: advance {number} was counted {times} times")
+            elif not times and number in self.answered:
+                found.append(f"exactly once: advance {number} was answered and not counted")
+        if step:
+            found.append("exactly once: an advance was counted that was not requested")
+        return found
+
+
+def store_scenario(name: str, **options: Any) -> Callable[[Body], Body]:
+    """Add a scenario with an engine."""
+    return scenario(name, **{"fixture": StoreFixture, "manual": True, "hooks": 0, **options})
+
+
+async def lead_and_train(fixture: StoreFixture, process: Process, runs: int = 2) -> None:
+    """Train as the chief."""
+    await fixture.train(process.session(chief=True, hooks=fixture.hooks), runs=runs)
+
+
+# -- sessions
+
+
+@store_scenario("a chief on an engine", hooks=1)
+async def chief_alone(fixture: StoreFixture) -> None:
+    async with fixture.process("chief") as chief:
+        await lead_and_train(fixture, chief)
+
+
+@store_scenario("the session opens its store", hooks=1)
+async def opened_by_session(fixture: StoreFixture) -> None:
+    async with fixture.process("chief", opened=False) as chief:
+        await lead_and_train(fixture, chief, 1)
+
+
+@store_scenario("a chief and workers on an engine", hooks=1, parallel=True)
+async def chief_and_workers(fixture: StoreFixture) -> None:
+    async def worker(process: Process, step: int) -> None:
+        hooks = [ah.GlobalStepWaiterHook(step)]
+        async with process.session(chief=False, hooks=hooks) as session:
+            await session.run("train")
+
+    async with fixture.process("chief") as chief, fixture.process("one") as one, fixture.process("two") as two:
+        await fixture.run_together(
+            helper_chief=lambda: lead_and_train(fixture, chief, 3),
+            one=lambda: worker(one, 1),
+            two=lambda: worker(two, 2),
+        )
+
+
+@store_scenario("a worker whose chief may be gone", parallel=True)
+async def worker_without_chief(fixture: StoreFixture) -> None:
+    """However the chief ends, the worker is notified: there is no step 9."""
+
+    async def worker() -> None:
+        with contextlib.suppress(ah.PublisherFailedError, ah.errors.PublisherFinishedError):
+            async with process.session(chief=False, hooks=[ah.GlobalStepWaiterHook(9)]) as session:
+                await session.run("train")
+
+    async with fixture.process("chief") as chief, fixture.process("worker") as process:
+        await fixture.run_together(chief=lambda: lead_and_train(fixture, chief, 1), worker=worker)
+
+
+@store_scenario("two chiefs, one after the other", hooks=1, parallel=True)
+async def two_chiefs(fixture: StoreFixture) -> None:
+    """No time passes and no lease expires: the second chief can begin only because the first one gave the lead back."""
+
+    async def second() -> None:
+        async with two.session(chief=True) as session:
+            await fixture.run(session)
+
+    async with fixture.process("one") as one, fixture.process("two") as two:
+        await fixture.run_together(one=lambda: lead_and_train(fixture, one), two=second)
+
+
+@store_scenario("a chief recovers on an engine", hooks=1, vanishing=True)
+async def chief_recovers(fixture: StoreFixture) -> None:
+    async def lost(call: int) -> None:
+        if call == 1:
+            raise ah.AbortedError
+
+    fixture.actions["train"] = lost
+    async with fixture.process("chief") as chief:
+        await lead_and_train(fixture, chief)
+
+
+# -- failures of the engine
+
+
+@store_scenario("the engine is away during a run", hooks=1)
+async def away_in_run(fixture: StoreFixture) -> None:
+    async def away(call: int) -> None:
+        if call == 1:
+            fixture.outage(12)
+
+    fixture.actions["train"] = away
+    async with fixture.process("chief", lease_secs=1000) as chief:
+        await lead_and_train(fixture, chief)
+
+
+@store_scenario("the engine loses its data during a run", hooks=1, parallel=True)
+async def data_lost(fixture: StoreFixture) -> None:
+    async def lost(call: int) -> None:
+        if call == 2:
+            fixture.outage(12, data_lost=True)
+
+    fixture.actions["train"] = lost
+
+    async def waiter() -> None:
+        await other.store.wait_for(3)
+
+    async with fixture.process("chief", lease_secs=1000) as chief, fixture.process("other", lease_secs=1000) as other:
+        await fixture.run_together(helper_chief=lambda: lead_and_train(fixture, chief, 3), waiter=waiter)
+
+
+@store_scenario("answers are lost", parallel=True)
+async def answers_lost(fixture: StoreFixture) -> None:
+    async def writer() -> None:
+        for _ in range(2):
+            fixture.engine.answers_to_lose = 1
+            await fixture.advance(process.store)
+
+    async with fixture.process("writer") as process:
+        fixture.pass_time()
+        await fixture.run_together(one=writer, two=writer)
+
+
+@store_scenario("the engine is away at the opening", expect=ah.errors.StoreUnavailableError)
+async def away_at_opening(fixture: StoreFixture) -> None:
+    fixture.engine.go()
+    fixture.pass_time()
+    async with fixture.process("early", connect_timeout=1.0) as process:
+        await fixture.advance(process.store)
+
+
+@store_scenario("the store is closed while it is used", parallel=True)
+async def closed_in_use(fixture: StoreFixture) -> None:
+    """With the engine unavailable: all operations end with the store, without waiting."""
+
+    async def user(fn: Callable[[], Any]) -> None:
+        with contextlib.suppress(ah.errors.StoreClosedError, ah.errors.StoreUnavailableError):
+            await fn()
+
+    async def closer() -> None:
+        try:
+            await fixture.pause("closer", 3)
+        finally:
+            await await_to_the_end(process.store.aclose)
+            fixture.time_stopped = True
+
+    async def chief() -> None:
+        async with process.store.lead():
+            await asyncio.Event().wait()
+
+    async with fixture.process("closing") as process:
+        fixture.engine.go()
+        fixture.pass_time(0.05)
+        store = process.store
+        await fixture.run_together(
+            value=lambda: user(store.value),
+            advance=lambda: user(lambda: fixture.advance(store)),
+            waiter=lambda: user(lambda: store.wait_for(5)),
+            worker=lambda: user(store.wait_initialised),
+            chief=lambda: user(chief),
+            helper_closer=closer,
+        )
+
+
+# -- waits and writes without a session
+
+
+@store_scenario("advances of several tasks are one request", parallel=True)
+async def combined(fixture: StoreFixture) -> None:
+    async def writer() -> None:
+        for _ in range(2):
+            await fixture.advance(process.store)
+
+    async with fixture.process("writers") as process:
+        await fixture.run_together(one=writer, two=writer, three=writer)
+
+
+@store_scenario("waits of all kinds on an engine", parallel=True)
+async def waits(fixture: StoreFixture) -> None:
+    async def watcher() -> None:
+        async for position in other.store.changes():
+            if position.step >= 21:
+                break
+
+    async def writer() -> None:
+        for _ in range(3):
+            await fixture.advance(one.store)
+            await soon()
+
+    async with fixture.process("one") as one, fixture.process("other") as other:
+        await fixture.run_together(
+            waiter=lambda: other.store.wait_for(5, timeout=60),
+            late=lambda: other.store.wait_for(21, on_reset="raise"),
+            watcher=watcher,
+            helper_writer=writer,
+        )
+
+
+@store_scenario("the session is never initialised", expect=ah.errors.SessionNotReadyError)
+async def never_ready(fixture: StoreFixture) -> None:
+    async with fixture.process("worker") as worker:
+        fixture.pass_time()
+        async with worker.session(chief=False, max_wait_secs=2.0) as session:
+            await session.run("train")
+
+
+@store_scenario("a chief uses its store without a session")
+async def by_hand(fixture: StoreFixture) -> None:
+    async with fixture.process("chief", opened=False) as process:
+        store = process.store
+        async with store.lead():
+            with store.publisher("trainer"):
+                await store.mark_initialised()
+                await fixture.advance(store)
+                await store.flush(5)
+                await store.value()
+        await store.raise_to(1)
+        await store.aclose()
+        await store.aclose()
+
+
+@store_scenario("no wait leaves a timer", parallel=True)
+async def no_timers(fixture: StoreFixture) -> None:
+    """Also while the store stays open, and others have leases that may expire."""
+
+    async def lead() -> None:
+        async with store.lead():
+            await fixture.pause("leading", 1)
+
+    async def wait() -> None:
+        kinds: list[Callable[[], Any]] = [lead, lambda: store.wait_initialised(500), lambda: store.wait_for(1, timeout=500)]
+        try:
+            await kinds[fixture.seed % 3]()
+        finally:
+            await await_to_the_end(store.flush)
+            if fixture.clock.pending:
+                fixture.add_violation(f"leak: {fixture.clock.pending} timers are left by a wait")
+
+    async def other() -> None:
+        await fixture.pause("other", 5)
+        fixture.engine.apply(RUN, Join(chief._replace(term=1, ready=True)))
+        await fixture.pause("other", 1)
+        fixture.engine.apply(RUN, Leave(chief.id))
+        fixture.engine.apply(RUN, Write("advance", 1, Position(1, 0), 1, "other", 1))
+
+    fixture.digits = 1  # the one of `other`
+    chief = Member("other/1", "another", 1000.0)
+    fixture.engine.clock = fixture.clock
+    fixture.engine.apply(RUN, Lead(chief))
+    async with fixture.process("waits") as process:
+        store = process.store
+        await fixture.run_together(wait=wait, helper_other=other)
+
+
+# -- other processes that have died
+
+
+def _dead(fixture: StoreFixture, request: type[Join] | type[Lead]) -> None:
+    fixture.engine.clock = fixture.clock
+    fixture.engine.apply(RUN, request(Member("dead/1", "the dead one", 2.0)))
+
+
+@store_scenario("the last publisher has died", expect=ah.PublisherFailedError)
+async def dead_publisher(fixture: StoreFixture) -> None:
+    _dead(fixture, Join)
+    async with fixture.process("worker") as process:
+        fixture.pass_time()
+        await process.store.wait_for(1)
+
+
+@store_scenario("the previous chief has died", hooks=1)
+async def dead_chief(fixture: StoreFixture) -> None:
+    _dead(fixture, Lead)
+    async with fixture.process("chief") as process:
+        fixture.pass_time()
+        await lead_and_train(fixture, process, 1)
+
+
+@store_scenario("the previous chief still leads", hooks=1, parallel=True)
+async def busy_lead(fixture: StoreFixture) -> None:
+    async def other_chief() -> None:
+        await fixture.pause("other chief", 5)
+        fixture.engine.apply(RUN, Leave("other/1"))
+
+    fixture.engine.clock = fixture.clock
+    fixture.engine.apply(RUN, Lead(Member("other/1", "another", 1000.0)))
+    async with fixture.process("chief") as process:
+        await fixture.run_together(chief=lambda: lead_and_train(fixture, process, 1), helper=other_chief)
