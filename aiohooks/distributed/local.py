@@ -36,6 +36,8 @@ from aiohooks.distributed.task import (
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import MemoryStepStore, open_step_store
 
+__all__ = ["run_processes", "run_tasks"]
+
 _spawn = multiprocessing.get_context("spawn")
 # Starting a process also looks after those that have ended, and of two who do that at once one learns nothing.
 _lock = threading.Lock()

@@ -27,6 +27,8 @@ from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.ray import _cluster
 
+__all__ = ["run"]
+
 T = TypeVar("T")
 
 
