@@ -46,9 +46,7 @@ async def _ignore_disconnect(self: WhileConnected) -> None:
     ],
     ids=["ignores disconnects", "accepts any step", "serves any host", "shows its source files"],
 )
-def test_a_weakness_is_found(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, weaker: Any, found: str
-) -> None:
+def test_a_weakness_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, weaker: Any, found: str) -> None:
     """A service without one of its protections is reported."""
     monkeypatch.setattr(owner, name, weaker)
     monkeypatch.setattr(hostile_http, "PATIENCE_SECS", 2)
