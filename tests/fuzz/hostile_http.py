@@ -62,8 +62,9 @@ class Report:
         statuses = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
         line = (
-"""The statuses of correct replies; 307 comes from the outer application, 501 and 431 would come from the server."""
-            f"{self.steps} steps; {len(self.violations)} violations; Python {platform.python_version()}, {self.secs:.1f} s"
+            f"{self.sent} hostile requests ({kinds}); replies: {statuses}; {self.valid} valid requests answered; "
+            f"the session made {self.steps} steps; {len(self.violations)} violations; "
+            f"Python {platform.python_version()}, {self.secs:.1f} s"
         )
         return "\n".join([line, *(f"    {one}" for one in self.violations[:20])])
 
