@@ -24,14 +24,15 @@ T = TypeVar("T")
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Run `main(*args)` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
+    """Runs `main(*args)` to its end in a new event loop: uvloop's where it is installed, else asyncio's.
 
     Returns:
-        The result of `main`.
+        What `main` returns.
 
     Raises:
-        SystemExit: a signal has ended a session that handles signals, and `main` has returned None or was cancelled; the exit
-            code is 128 + the signal's number, as in shells. Any other result of `main` is returned.
+        SystemExit: a signal has ended a session that handles signals, and `main` has returned None or was cancelled by it; the
+            exit code is 128 + the signal's number, as shells have it. A `main` that returns something else says by itself what
+            has become of it.
         InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`, not `run(main(...))`.
     """
     check_callable(main, "main")
@@ -45,18 +46,18 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     except (KeyboardInterrupt, RuntimeError) as error:
         if loop is None or stopped_by(loop) is None:
             raise
-        # After a Ctrl-C in its last iteration uvloop's `is_running` stays true, and closing it fails.
+        # uvloop takes itself for running where Ctrl-C comes in its last moment: it cannot be closed then.
         if not isinstance(error, KeyboardInterrupt) and not loop.is_running():
             raise
-        _exit_by_signal(signal.SIGINT)
+        _exit(signal.SIGINT)
     number = stopped_by(loop)
     if number is not None and result is None:
-        _exit_by_signal(number)
+        _exit(number)
     return result
 
 
-def _exit_by_signal(number: signal.Signals) -> NoReturn:
+def _exit(number: signal.Signals) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # The program has ended: another Ctrl-C must not show a traceback of the interpreter's shutdown.
+        # All is done: one Ctrl-C more must not write a traceback out of the interpreter's own end.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(128 + number)

@@ -1,12 +1,12 @@
-"""What the local store does when its processes are killed or stopped, counted.
+"""Kill and stop processes that use the local store, and count what happens to the others.
 
     python -m tests.fuzz.faults_local --count 200
 
 In each trial some processes wait and advance on a run of its own. One of them is killed (SIGKILL) or stopped (SIGSTOP, and
-continued later) at a random moment, or at each call that it makes of the system in turn. Then it is looked whether
+continued later) at a random moment, or at one of the system calls that it makes. Then is checked that
 
-- all waits of the others end: at their step ("resumed"), or with the error that is to be expected ("typed error");
-- the step is what was acknowledged, and at most what was begun besides: nothing twice, nothing lost;
+- all waits of the others end: at their step ("resumed"), or with the expected error ("typed error");
+- the step is at least what was acknowledged, and at most what was begun: nothing is lost and nothing is counted twice;
 - no slot, file or process is left over.
 """
 
@@ -24,13 +24,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+from aiohooks.stores.local import _files, _lock, _notify
 from tests.conformance.report import installed_loops, loop_factory
-from tests.fuzz._local_crew import Crew, StuckError
-from tests.fuzz._local_points import die_at_call
+from tests.fuzz._local_workers import StuckError, WorkerProcess
 
 CALLS = 200
-"""So many calls of the system the process makes, about, that is killed at one of them."""
+"""About how many system calls the process makes that is killed at one of them."""
+_CALL_NAMES = (
+    *("open", "close", "read", "pread", "pwrite", "rename", "unlink", "ftruncate", "stat", "fstat", "listdir", "mkfifo"),
+    *("flock", "lockf"),
+)
 _LOOPS = [loop_factory(name) for name in installed_loops()]
 
 
@@ -40,189 +46,212 @@ class Trial:
 
     directory: Path
     run: str
-    order: random.Random
-    crew: list[Crew] = field(default_factory=list)
+    rnd: random.Random
+    workers: list[WorkerProcess] = field(default_factory=list)
     secs: list[float] = field(default_factory=list)
-    """From a death to its news."""
+    """From each death to its notification."""
 
-    def join(self, prepare: Callable[[], object] | None = None) -> Crew:
-        """One more process."""
-        self.crew.append(Crew(self.directory, self.run, loop=self.order.choice(_LOOPS), prepare=prepare))
-        return self.crew[-1]
+    def start_worker(self, prepare: Callable[[], object] | None = None) -> WorkerProcess:
+        """Start one more process."""
+        self.workers.append(WorkerProcess(self.directory, self.run, loop=self.rnd.choice(_LOOPS), prepare=prepare))
+        return self.workers[-1]
 
-    def some_secs(self) -> float:
-        """Until the fault: from nothing to several times what anything here takes."""
-        return self.order.random() ** 2 * 0.02
+    def random_secs(self) -> float:
+        """Return the time until the fault: from 0 to several times what any operation here takes."""
+        return self.rnd.random() ** 2 * 0.02
 
     def close(self) -> None:
-        """Ends all processes well."""
-        for one in self.crew:
-            if one.status is None:
-                one.order("quit")
-        for one in self.crew:
-            if one.reap() not in (0, -signal.SIGKILL):
-                raise AssertionError(f"process {one.pid} ended with {one.status}")
+        """End all processes, and check that they end well."""
+        for worker in self.workers:
+            if worker.status is None:
+                worker.start("quit")
+        for worker in self.workers:
+            if worker.reap() not in (0, -signal.SIGKILL):
+                raise AssertionError(f"process {worker.pid} ended with {worker.status}")
 
-    def abandon(self) -> None:
-        """Ends all processes somehow."""
-        for one in self.crew:
-            if one.status is None:
-                one.send(signal.SIGKILL)
-                one.reap()
+    def kill_all(self) -> None:
+        """Kill all processes that are left."""
+        for worker in self.workers:
+            if worker.status is None:
+                worker.send(signal.SIGKILL)
+                worker.reap()
 
 
 def killed_waiter(trial: Trial) -> str:
-    """A process that waits is killed; the others are woken all the same."""
-    victim, waiter, advancer = trial.join(), trial.join(), trial.join()
-    wait = waiter.order("wait", step=500)
-    victim.order("go_on_waiting")
-    advancer.order("go_on_advancing", pause=5)
-    victim.ends_within(trial.some_secs())
+    """A process that waits is killed; the others are woken nevertheless."""
+    victim, waiter, advancer = trial.start_worker(), trial.start_worker(), trial.start_worker()
+    wait = waiter.start("wait", step=500)
+    victim.start("keep_waiting")
+    advancer.start("keep_advancing", suspend_every=5)
+    victim.ends_within(trial.random_secs())
     victim.send(signal.SIGKILL)
     victim.reap()
-    assert waiter.answer(wait)["result"] >= 500
-    advancer.order("quit")
+    assert waiter.result(wait)["result"] >= 500
+    advancer.start("quit")
     return "resumed"
 
 
 def killed_advancer(trial: Trial) -> str:
-    """A process that advances is killed; waits whose step was reached have ended, the others go on."""
-    victim, waiter, other = trial.join(), trial.join(), trial.join()
-    waits = {step: waiter.order("wait", step=step) for step in range(1, 400, 7)}
-    far = waiter.order("wait", step=1_000_000)
-    waiter.do("parked")
-    victim.order("go_on_advancing")
-    victim.ends_within(trial.some_secs())
+    """A process that advances is killed; waits whose step was reached have ended, the others continue."""
+    victim, waiter, other = trial.start_worker(), trial.start_worker(), trial.start_worker()
+    waits = {step: waiter.start("wait", step=step) for step in range(1, 400, 7)}
+    far = waiter.start("wait", step=1_000_000)
+    waiter.call("parked")
+    victim.start("keep_advancing")
+    victim.ends_within(trial.random_secs())
     victim.send(signal.SIGKILL)
     victim.reap()
-    reached = other.do("value")["result"]
+    reached = other.call("value")["result"]
     for step, wait in waits.items():
         if step <= reached:
-            assert waiter.answer(wait)["result"] >= step
-    other.do("advance", times=1, by=1_000_000)
+            assert waiter.result(wait)["result"] >= step
+    other.call("advance", times=1, by=1_000_000)
     for step, wait in waits.items():
         if step > reached:
-            assert waiter.answer(wait)["result"] >= 1_000_000
-    assert waiter.answer(far)["result"] >= 1_000_000
+            assert waiter.result(wait)["result"] >= 1_000_000
+    assert waiter.result(far)["result"] >= 1_000_000
     return "resumed"
 
 
 def killed_holder(trial: Trial) -> str:
-    """A process that has the lock is killed: those in the queue go on."""
-    victim, waiter, advancer = trial.join(), trial.join(), trial.join()
-    advancer.do("value")
-    wait = waiter.order("wait", step=10)
-    waiter.do("parked")
-    victim.do("hold")
-    advance = advancer.order("advance", times=10)
-    late = waiter.order("wait", step=5)
-    advancer.do("ping")  # the loop is not held up
-    waiter.do("ping")
-    victim.ends_within(trial.some_secs())
+    """A process that holds the lock is killed: those that wait for the lock continue."""
+    victim, waiter, advancer = trial.start_worker(), trial.start_worker(), trial.start_worker()
+    advancer.call("value")
+    wait = waiter.start("wait", step=10)
+    waiter.call("parked")
+    victim.call("hold_lock")
+    advance = advancer.start("advance", times=10)
+    late = waiter.start("wait", step=5)
+    advancer.call("ping")  # its loop is not blocked
+    waiter.call("ping")
+    victim.ends_within(trial.random_secs())
     victim.send(signal.SIGKILL)
     victim.reap()
-    assert advancer.answer(advance)["result"] == 10
-    assert waiter.answer(wait)["result"] >= 10
-    assert waiter.answer(late)["result"] >= 5
+    assert advancer.result(advance)["result"] == 10
+    assert waiter.result(wait)["result"] >= 10
+    assert waiter.result(late)["result"] >= 5
     return "resumed"
 
 
 def killed_chief(trial: Trial) -> str:
-    """The chief is killed: who waits is told, and the next chief takes over in a new term."""
-    victim, waiter, successor = trial.join(), trial.join(), trial.join()
-    first = victim.do("lead")["result"]
-    wait = waiter.order("wait", step=1_000_000)
-    waiter.do("parked")
-    lead = successor.order("lead") if trial.order.random() < 0.5 else None
-    successor.do("parked")
-    victim.order("go_on_advancing")
-    victim.ends_within(trial.some_secs())
+    """The chief is killed: waiters get an error, or the next chief takes over in a new term."""
+    victim, waiter, successor = trial.start_worker(), trial.start_worker(), trial.start_worker()
+    first = victim.call("lead")["result"]
+    wait = waiter.start("wait", step=1_000_000)
+    waiter.call("parked")
+    lead = successor.start("lead") if trial.rnd.random() < 0.5 else None
+    successor.call("parked")
+    victim.start("keep_advancing")
+    victim.ends_within(trial.random_secs())
     began = victim.send(signal.SIGKILL)
     if lead is None:
-        told = waiter.answer(wait)
-        assert told["error"] == "PublisherFailedError", told
-        assert told["text"].startswith("chief failed"), told
-        trial.secs.append(told["at"] - began)
-        lead = successor.order("lead")
+        ended = waiter.result(wait)
+        assert ended["error"] == "PublisherFailedError", ended
+        assert ended["text"].startswith("chief failed"), ended
+        trial.secs.append(ended["at"] - began)
+        lead = successor.start("lead")
         status = "typed error"
     else:
         status = "resumed"
-    led = successor.answer(lead)
+    led = successor.result(lead)
     assert led["result"] > first, led
     if status == "resumed":
         trial.secs.append(led["at"] - began)
-    if status == "resumed":
-        successor.do("advance", times=1, by=1_000_000)
-        assert waiter.answer(wait)
+        successor.call("advance", times=1, by=1_000_000)
+        assert waiter.result(wait)
     victim.reap()
     return status
 
 
-def _stopped(trial: Trial, role: str, *, lead: bool = False) -> str:
-    """A process is stopped for a while: nobody takes it for dead, nobody is lost, no loop is held up."""
-    victim, waiter, advancer = trial.join(), trial.join(), trial.join()
+def _stopped(trial: Trial, command: str, *, lead: bool = False) -> str:
+    """A process is stopped for a while: it does not count as dead, no wake-up is lost, no loop is blocked."""
+    victim, waiter, advancer = trial.start_worker(), trial.start_worker(), trial.start_worker()
     if lead:
-        victim.do("lead")
-    wait = waiter.order("wait", step=300)
-    waiter.do("parked")
-    if role == "hold":
-        victim.do("hold")
+        victim.call("lead")
+    wait = waiter.start("wait", step=300)
+    waiter.call("parked")
+    if command == "hold_lock":
+        victim.call("hold_lock")
     else:
-        victim.order(role)
-    victim.ends_within(trial.some_secs())
+        victim.start(command)
+    victim.ends_within(trial.random_secs())
     victim.send(signal.SIGSTOP)
-    victim.stopped()
-    advance = advancer.order("advance", times=300)
-    waiter.do("ping")
-    advancer.do("ping")
+    victim.wait_stopped()
+    advance = advancer.start("advance", times=300)
+    waiter.call("ping")
+    advancer.call("ping")
     victim.send(signal.SIGCONT)
-    if role == "hold":
-        victim.order("quit")
+    if command == "hold_lock":
+        victim.start("quit")
         victim.reap()
-    assert advancer.answer(advance)["result"] >= 300
-    assert waiter.answer(wait)["result"] >= 300
+    assert advancer.result(advance)["result"] >= 300
+    assert waiter.result(wait)["result"] >= 300
     return "resumed"
 
 
 def stopped_waiter(trial: Trial) -> str:
-    """A process that waits is stopped; when it goes on it is woken as well."""
-    victim, advancer = trial.join(), trial.join()
-    wait = victim.order("wait", step=100)
-    victim.do("parked")
+    """A process that waits is stopped; when it is continued it is woken as well."""
+    victim, advancer = trial.start_worker(), trial.start_worker()
+    wait = victim.start("wait", step=100)
+    victim.call("parked")
     victim.send(signal.SIGSTOP)
-    victim.stopped()
-    advancer.do("advance", times=150)
+    victim.wait_stopped()
+    advancer.call("advance", times=150)
     victim.send(signal.SIGCONT)
-    assert victim.answer(wait)["result"] >= 100
+    assert victim.result(wait)["result"] >= 100
     return "resumed"
 
 
+def die_at_call(number: int) -> None:
+    """Let this process die (SIGKILL) at a system call of the local store: for an even `number` before it, else after it."""
+    left = [number]
+
+    def counted(call: Any) -> Any:
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 2
+            if left[0] == -2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*args, **kwargs)
+            if left[0] == -1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return calling
+
+    for module in (_files, _lock, _notify):
+        for name in ("os", "fcntl"):
+            real = getattr(module, name, None)
+            if isinstance(real, ModuleType):
+                counting = {call: counted(getattr(real, call)) for call in _CALL_NAMES if hasattr(real, call)}
+                setattr(module, name, SimpleNamespace(**{**vars(real), **counting}))
+
+
 def killed_at_a_call(trial: Trial) -> str:
-    """A process is killed at the n-th call of the system that it makes, in each of the things that it does in its life."""
-    waiter, other = trial.join(), trial.join()
-    wait = waiter.order("wait", step=5)
-    far = waiter.order("wait", step=1_000_000)
-    waiter.do("parked")
-    victim = trial.join(functools.partial(die_at_call, trial.order.randrange(2 * CALLS)))
-    victim.order("wait", step=1_000)
-    victim.order("advance", times=8)
-    lead = victim.answer(victim.order("lead"))
-    victim.answer(victim.order("advance", times=3))
-    victim.order("quit")
+    """A process is killed at the n-th system call that it makes, in each of the things that it does in its life."""
+    waiter, other = trial.start_worker(), trial.start_worker()
+    wait = waiter.start("wait", step=5)
+    far = waiter.start("wait", step=1_000_000)
+    waiter.call("parked")
+    victim = trial.start_worker(functools.partial(die_at_call, trial.rnd.randrange(2 * CALLS)))
+    victim.start("wait", step=1_000)
+    victim.start("advance", times=8)
+    lead = victim.result(victim.start("lead"))
+    victim.result(victim.start("advance", times=3))
+    victim.start("quit")
     victim.reap()
-    reached = other.do("value")["result"]
+    reached = other.call("value")["result"]
     if not lead:
-        assert other.do("lead")["result"] >= 1
-        other.do("advance", times=1, by=1_000_000)
+        assert other.call("lead")["result"] >= 1
+        other.call("advance", times=1, by=1_000_000)
     # It may have been known as a publisher already when it died.
-    answers = [(5, waiter.answer(wait)), (1_000_000, waiter.answer(far))]
-    for step, told in answers:
-        assert told.get("result", 0) >= step or told["error"] in _NOBODY_LEFT, told
-    assert reached < 5 or "result" in answers[0][1], answers
-    return "typed error" if any("error" in told for _, told in answers) else "resumed"
+    ends = [(5, waiter.result(wait)), (1_000_000, waiter.result(far))]
+    for step, ended in ends:
+        assert ended.get("result", 0) >= step or ended["error"] in _NO_PUBLISHER, ended
+    assert reached < 5 or "result" in ends[0][1], ends
+    return "typed error" if any("error" in ended for _, ended in ends) else "resumed"
 
 
-_NOBODY_LEFT = ("PublisherFailedError", "PublisherFinishedError")
+_NO_PUBLISHER = ("PublisherFailedError", "PublisherFinishedError")
 
 FAULTS: dict[str, Callable[[Trial], str]] = {
     "waiter killed": killed_waiter,
@@ -230,35 +259,35 @@ FAULTS: dict[str, Callable[[Trial], str]] = {
     "lock holder killed": killed_holder,
     "chief killed": killed_chief,
     "killed at its n-th call": killed_at_a_call,
-    "advancer stopped and continued": functools.partial(_stopped, role="go_on_advancing"),
-    "lock holder stopped and continued": functools.partial(_stopped, role="hold"),
-    "chief stopped and continued": functools.partial(_stopped, role="go_on_advancing", lead=True),
+    "advancer stopped and continued": functools.partial(_stopped, command="keep_advancing"),
+    "lock holder stopped and continued": functools.partial(_stopped, command="hold_lock"),
+    "chief stopped and continued": functools.partial(_stopped, command="keep_advancing", lead=True),
     "waiter stopped and continued": stopped_waiter,
 }
 
 
 def check_counts(trial: Trial) -> None:
-    """Nothing is lost, nothing is counted twice, by what the processes had begun and what was acknowledged to them."""
-    step = trial.join().do("value")["result"]
-    begun, acknowledged = (sum(counts) for counts in zip(*(one.counts for one in trial.crew), strict=True))
+    """Check, by what the processes have begun and what was acknowledged, that nothing is lost and nothing counted twice."""
+    step = trial.start_worker().call("value")["result"]
+    begun, acknowledged = (sum(counts) for counts in zip(*(worker.counts for worker in trial.workers), strict=True))
     assert acknowledged <= step <= begun, f"step {step}, acknowledged {acknowledged}, begun {begun}"
 
 
 def check_nothing_left(directory: Path) -> None:
-    """No process has a place in the run any more, and no slot waits for anything."""
+    """Check that no process has the run open any more, and that no slot is left."""
     for run in directory.iterdir():
-        left = [*(run / "alive").iterdir(), *(run / "bells").iterdir()]
-        slots = (run / "quiet").read_bytes()[128:]
+        left = [*(run / "alive").iterdir(), *(run / "fifos").iterdir()]
+        slots = (run / "position").read_bytes()[128:]
         assert not left, left
         assert not slots, slots
-        assert {path.name for path in run.iterdir()} <= {"quiet", "loud", "state", "state.new", "alive", "bells"}
+        assert {path.name for path in run.iterdir()} <= {"position", "notify", "state", "state.new", "alive", "fifos"}
 
 
 @dataclass
 class Outcome:
-    """What came of all trials."""
+    """The results of all trials."""
 
-    verdicts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    statuses: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     secs: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -269,7 +298,7 @@ class Outcome:
 
 
 def run_trials(count: int, seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> Outcome:
-    """So many faults, one kind after the other."""
+    """Run `count` trials, one kind after the other."""
     outcome = Outcome()
     for number in range(count):
         kind = kinds[number % len(kinds)]
@@ -285,8 +314,8 @@ def run_trials(count: int, seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> O
                 status = "stuck" if isinstance(error, StuckError) else "wrong"
                 outcome.problems.append(f"{kind}, trial {number} of seed {seed}: {type(error).__name__}: {error}")
             finally:
-                trial.abandon()
-        outcome.verdicts[kind, status] += 1
+                trial.kill_all()
+        outcome.statuses[kind, status] += 1
         outcome.secs += trial.secs
     return outcome
 
@@ -296,7 +325,7 @@ def _fast_directory() -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the trials and prints what came of them; 1 if anything was not as it should be."""
+    """Run the trials and print the results; return 1 if there were problems."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.faults_local", description=__doc__)
     parser.add_argument("--count", type=int, default=207, help="how many faults")
     parser.add_argument("--seed", type=int, default=0)
@@ -305,12 +334,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     outcome = run_trials(options.count, options.seed, options.kinds)
     for kind in options.kinds:
-        found = {status: n for (each, status), n in outcome.verdicts.items() if each == kind}
+        found = {status: n for (each, status), n in outcome.statuses.items() if each == kind}
         print(f"{kind:<36}{', '.join(f'{n} {status}' for status, n in found.items())}")
     if outcome.secs:
         ms = sorted(1e3 * secs for secs in outcome.secs)
         print(
-            f"from a chief's death to the news of it: {ms[len(ms) // 2]:.2f} ms in the middle, {ms[-1]:.2f} at most, of {len(ms)}"
+            f"from a chief's death to its notification: median {ms[len(ms) // 2]:.2f} ms, maximum {ms[-1]:.2f} ms, of {len(ms)}"
         )
     print(*outcome.problems, sep="\n")
     print(f"{options.count} faults in {time.monotonic() - began:.0f} s: {'all good' if outcome.good else 'NOT GOOD'}")

@@ -1,8 +1,8 @@
-"""Things that happen between real processes on the local store; tests run each as a process of its own.
+"""Scenarios with several processes on the local store; tests run each in a process of its own.
 
     python -m tests.fuzz.local_scenarios NAME
 
-A process with threads should not fork, and that of the tests has some: hence this one. It prints nothing if all is well.
+A process with threads should not fork, and that of the tests has threads: hence this one. It prints nothing on success.
 """
 
 from __future__ import annotations
@@ -26,84 +26,84 @@ import pytest
 import aiohooks as ah
 from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
-from tests.fuzz._local_crew import Crew
+from tests.fuzz._local_workers import WorkerProcess
 from tests.fuzz.faults_local import check_nothing_left
 
 TIMES = 5_000
-CROWD = 250
+WAITS = 250
 
 
 def parallel_advances(directory: Path) -> None:
     """Four processes that advance at the same time lose nothing and count nothing twice."""
-    crew = [Crew(directory, "run") for _ in range(4)]
-    orders = [one.order("advance_together", callers=5, times=TIMES // 5) for one in crew]
-    for one, order in zip(crew, orders, strict=True):
-        assert one.answer(order, 120)["result"] == TIMES
-    assert crew[0].do("value")["result"] == 4 * TIMES
-    _end(crew)
+    workers = [WorkerProcess(directory, "run") for _ in range(4)]
+    commands = [worker.start("advance_together", callers=5, times=TIMES // 5) for worker in workers]
+    for worker, command in zip(workers, commands, strict=True):
+        assert worker.result(command, 120)["result"] == TIMES
+    assert workers[0].call("value")["result"] == 4 * TIMES
+    _end(workers)
 
 
-def crowds(directory: Path) -> None:
-    """A thousand waiters in four processes, at many steps, are all woken by the steps of a fifth."""
-    crew = [Crew(directory, "run") for _ in range(4)]
-    waits = [(one, step, one.order("wait", step=step)) for one in crew for step in range(1, CROWD + 1)]
-    for one in crew:
-        assert one.do("parked")["result"] == CROWD
-    advancer = Crew(directory, "run")
-    advancer.do("advance", times=CROWD)
-    for one, step, order in waits:
-        assert one.answer(order)["result"] >= step
-    _end([*crew, advancer])
+def many_waiters(directory: Path) -> None:
+    """A thousand waiters in four processes, at many steps, are all woken by the steps of a fifth process."""
+    workers = [WorkerProcess(directory, "run") for _ in range(4)]
+    waits = [(worker, step, worker.start("wait", step=step)) for worker in workers for step in range(1, WAITS + 1)]
+    for worker in workers:
+        assert worker.call("parked")["result"] == WAITS
+    advancer = WorkerProcess(directory, "run")
+    advancer.call("advance", times=WAITS)
+    for worker, step, command in waits:
+        assert worker.result(command)["result"] >= step
+    _end([*workers, advancer])
 
 
 def fork_with_a_store(directory: Path) -> None:
-    """A store that came into a child by a fork does not work there; and the child does not keep the parent's death a secret."""
-    waiter = Crew(directory, "run")
-    told, tell = os.pipe()
+    """A store inherited by a forked child does not work there, and the child does not hide the parent's death."""
+    waiter = WorkerProcess(directory, "run")
+    lines, lines_out = os.pipe()
     middle = os.fork()
     if middle == 0:
         with contextlib.suppress(BaseException):
-            asyncio.run(_fork_inside(directory, tell))
+            asyncio.run(_fork_inside(directory, lines_out))
         os._exit(9)
-    os.close(tell)
-    assert _line(told) == "leads"
-    wait = waiter.order("wait", step=1_000_000)
-    waiter.do("parked")
-    pid, said = sorted((_line(told), _line(told)))
+    os.close(lines_out)
+    assert _line(lines) == "leads"
+    wait = waiter.start("wait", step=1_000_000)
+    waiter.call("parked")
+    pid, error = sorted((_line(lines), _line(lines)))
     child = int(pid)
     try:
-        assert said.startswith("WrongLoopError: <LocalStepStore 'run'"), said
-        assert "came here by a fork" in said
+        assert error.startswith("WrongLoopError: <LocalStepStore 'run'"), error
+        assert "fork" in error
     finally:
         os.kill(middle, signal.SIGKILL)
         os.waitpid(middle, 0)
         # The child still lives.
-        answer = waiter.answer(wait)
+        ended = waiter.result(wait)
         os.kill(child, signal.SIGKILL)
-    assert answer["error"] == "PublisherFailedError"
+    assert ended["error"] == "PublisherFailedError"
     _end([waiter])
 
 
-async def _fork_inside(directory: Path, tell: int) -> None:
+async def _fork_inside(directory: Path, lines_out: int) -> None:
     store = LocalStepStore(directory, run="run")
     with store.publisher("parent"):
         async with store.lead():
             await store.flush()
-            os.write(tell, b"leads\n")
+            os.write(lines_out, b"leads\n")
             child = os.fork()
             if child == 0:
                 try:
                     store.latest  # noqa: B018 - may be read anywhere
                     store.publisher("child")
                 except ah.errors.WrongLoopError as error:
-                    os.write(tell, f"WrongLoopError: {error}\n".encode())
+                    os.write(lines_out, f"WrongLoopError: {error}\n".encode())
                 select.select([], [], [], None)  # lives until it is killed
-            os.write(tell, b"%d\n" % child)
+            os.write(lines_out, b"%d\n" % child)
             await asyncio.get_running_loop().create_future()
 
 
 def spawned_by_url(directory: Path) -> None:
-    """A store is not pickled into another process: that one opens its own by the URL."""
+    """A store cannot be pickled into another process, which opens its own by the URL."""
 
     async def main() -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -130,48 +130,48 @@ def _advance_by_url(url: str) -> None:
 
 
 def closing_with_the_lock_taken(directory: Path) -> None:
-    """A store is closed, and its process ends, also while a process that was stopped has the lock."""
-    holder, other = Crew(directory, "run"), Crew(directory, "run")
-    other.do("value")
-    holder.do("hold")
+    """A store can be closed, and its process end, while a stopped process holds the lock."""
+    holder, other = WorkerProcess(directory, "run"), WorkerProcess(directory, "run")
+    other.call("value")
+    holder.call("hold_lock")
     holder.send(signal.SIGSTOP)
-    holder.stopped()
-    other.order("advance", times=1)
-    other.do("ping")
-    other.order("quit")
+    holder.wait_stopped()
+    other.start("advance", times=1)
+    other.call("ping")
+    other.start("quit")
     assert other.reap() == 0
     holder.send(signal.SIGCONT)
-    holder.order("quit")
+    holder.start("quit")
     assert holder.reap() == 0
-    last = Crew(directory, "run")
-    assert last.do("value")["result"] == 0
+    last = WorkerProcess(directory, "run")
+    assert last.call("value")["result"] == 0
     _end([last])
 
 
 def without_inotify(directory: Path) -> None:
-    """Where the user has no inotify left, named pipes tell, and a death is found by looking."""
+    """Where the user has no inotify left, named pipes notify, and a death is found by polling."""
     new_user_namespace = 0x10000000
     assert ctypes.CDLL(None).unshare(new_user_namespace) == 0, "unshare"  # os.unshare came with Python 3.12
     Path("/proc/sys/user/max_inotify_instances").write_text("0")
-    waiter, chief, other = (Crew(directory, "run") for _ in range(3))
-    chief.do("lead")
-    wait = waiter.order("wait", step=5)
-    waiter.do("parked")
-    other.do("advance", times=6)
-    assert waiter.answer(wait)["result"] >= 5
-    wait = waiter.order("wait", step=50)
-    waiter.do("parked")
-    assert (directory / "run" / "bells").iterdir()
+    waiter, chief, other = (WorkerProcess(directory, "run") for _ in range(3))
+    chief.call("lead")
+    wait = waiter.start("wait", step=5)
+    waiter.call("parked")
+    other.call("advance", times=6)
+    assert waiter.result(wait)["result"] >= 5
+    wait = waiter.start("wait", step=50)
+    waiter.call("parked")
+    assert (directory / "run" / "fifos").iterdir()
     chief.send(signal.SIGKILL)
     chief.reap()
-    assert waiter.answer(wait)["error"] == "PublisherFailedError"
+    assert waiter.result(wait)["error"] == "PublisherFailedError"
     _end([waiter, other])
 
 
-def _end(crew: list[Crew]) -> None:
-    for one in crew:
-        one.order("quit")
-        assert one.reap() == 0
+def _end(workers: list[WorkerProcess]) -> None:
+    for worker in workers:
+        worker.start("quit")
+        assert worker.reap() == 0
 
 
 def _line(fd: int) -> str:
@@ -188,7 +188,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
     for each in (
         parallel_advances,
-        crowds,
+        many_waiters,
         fork_with_a_store,
         spawned_by_url,
         closing_with_the_lock_taken,
@@ -198,11 +198,11 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
 
 
 def main(name: str) -> int:
-    """Runs one."""
+    """Run a scenario."""
     with tempfile.TemporaryDirectory() as directory:
         SCENARIOS[name](Path(directory))
         check_nothing_left(Path(directory))
-        # Nobody has the lock either.
+        # The lock is free too.
         fd = os.open(Path(directory, "run"), os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(fd)

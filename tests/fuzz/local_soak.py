@@ -1,40 +1,40 @@
-"""Four processes wait and advance on one run of the local store for a long time; what they use must not grow.
+"""Four processes wait and advance on one run of the local store for a long time; their use of resources must not grow.
 
     python -m tests.fuzz.local_soak --count 1000000
 
-They go round by round: each adds 1 to the step and waits until all have. So `count` is how many waits there are, and how many
-advances. Every now and then one more wait is cancelled, a publisher comes and goes, and another store is opened and closed. At
-ten moments each process says how much memory, and how many open files, inotify watches and tasks it has.
+In each round every process adds 1 to the step and waits until all have. So `count` is the number of waits, and of advances. Now
+and then another wait is cancelled, a publisher joins and leaves, and another store is opened and closed. Ten times each process
+reports its memory, and its numbers of open files, inotify watches and tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import gc
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohooks.stores.local import LocalStepStore
 from tests.conformance.report import LOOPS, loop_factory
-from tests.fuzz._local_crew import Crew, Member
+from tests.fuzz._local_workers import Worker, WorkerProcess
 from tests.fuzz.faults_local import check_nothing_left
 
 PROCESSES = 4
-MOMENTS = 10
+SAMPLES = 10
 GROWTH_KB = 2_000
-"""So much more memory in the second half is still no growth: the interpreter's own is not counted to the byte."""
-_PATIENCE_SECS = 3_600.0
+"""The memory that the interpreter itself may take in the second half."""
+_RESULT_SECS = 3_600.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process uses."""
+    """The resources that a process and its run use."""
 
     kilobytes: int
     files: int
@@ -45,7 +45,7 @@ class Usage:
 
     @classmethod
     def now(cls, run: Path) -> Usage:
-        """Of this process, and of the run."""
+        """Measure this process, and the run in the directory `run`."""
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         watches = 0
@@ -53,22 +53,22 @@ class Usage:
             try:
                 watches += info.read_text().count("inotify wd:")
             except FileNotFoundError:
-                continue  # that of the directory itself
+                continue  # the descriptor of the directory itself
         return cls(
             pages * os.sysconf("SC_PAGESIZE") // 1024,
             len(os.listdir("/proc/self/fd")),
             watches,
             len(asyncio.all_tasks()),
             sum(1 for _ in run.rglob("*")),
-            (run / "quiet").stat().st_size,
+            (run / "position").stat().st_size,
         )
 
 
-class Soaking(Member):
-    """A process that can do this."""
+class SoakWorker(Worker):
+    """A worker with the command `soak`."""
 
     async def soak(self, rounds: int) -> list[list[int]]:
-        """Goes so many rounds."""
+        """Wait and advance `rounds` times; return the samples."""
         with self.store.publisher("soaking"):
             return await self._soak(rounds)
 
@@ -90,50 +90,48 @@ class Soaking(Member):
             if number % 997 == 0:
                 async with LocalStepStore(store.directory.parent, run=store.run) as other:
                     await other.value()
-            if number * MOMENTS % rounds < MOMENTS:
-                # All of them are here, and none goes on before all have looked.
-                now = Usage.now(store.directory)
-                usage.append([now.kilobytes, now.files, now.watches, now.tasks, now.run_files, now.slot_bytes])
+            if number * SAMPLES % rounds < SAMPLES:
+                # The other processes wait for this one to advance.
+                usage.append(list(dataclasses.astuple(Usage.now(store.directory))))
         return usage
 
 
 def soak(count: int, loop: str = LOOPS[0]) -> list[str]:
-    """Returns what has grown."""
-    rounds = max(MOMENTS, count // PROCESSES)
+    """Return what has grown."""
+    rounds = max(SAMPLES, count // PROCESSES)
     grown: list[str] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
         directory = Path(name)
-        crew = [Crew(directory, "run", loop=loop_factory(loop), member=Soaking) for _ in range(PROCESSES)]
-        for one in crew:
-            one.do("value")
-        orders = [one.order("soak", rounds=rounds) for one in crew]
-        for one, order in zip(crew, orders, strict=True):
-            answer = one.answer(order, _PATIENCE_SECS)
-            usage = [Usage(*each) for each in answer["result"]]
+        workers = [WorkerProcess(directory, "run", loop=loop_factory(loop), worker=SoakWorker) for _ in range(PROCESSES)]
+        for worker in workers:
+            worker.call("value")
+        commands = [worker.start("soak", rounds=rounds) for worker in workers]
+        for worker, command in zip(workers, commands, strict=True):
+            usage = [Usage(*sample) for sample in worker.result(command, _RESULT_SECS)["result"]]
             half, last = usage[len(usage) // 2], usage[-1]
-            print(f"process {one.pid}: in the middle {half}\n{'at the end':>24} {last}")
+            print(f"process {worker.pid}: in the middle {half}\n{'at the end':>24} {last}")
             if last.kilobytes > half.kilobytes + GROWTH_KB:
-                grown.append(f"memory of {one.pid}: {half.kilobytes} to {last.kilobytes} kB")
+                grown.append(f"memory of {worker.pid}: {half.kilobytes} to {last.kilobytes} kB")
             grown += [
-                f"{what} of {one.pid}: {getattr(half, what)} to {getattr(last, what)}"
+                f"{what} of {worker.pid}: {getattr(half, what)} to {getattr(last, what)}"
                 for what in ("files", "watches", "tasks")
                 if getattr(last, what) > getattr(half, what)
             ]
-            # Another process may have its other store open in that moment.
+            # Another process may have its other store open just then.
             if last.run_files > half.run_files + PROCESSES or last.slot_bytes > half.slot_bytes + 8 * PROCESSES:
                 grown.append(f"files of the run: {half} to {last}")
-        step = crew[0].do("value")["result"]
+        step = workers[0].call("value")["result"]
         if step != PROCESSES * rounds:
             grown.append(f"the step is {step} after {PROCESSES * rounds} advances")
-        for one in crew:
-            one.order("quit")
-        grown += [f"process {one.pid} ended with {one.status}" for one in crew if one.reap()]
+        for worker in workers:
+            worker.start("quit")
+        grown += [f"process {worker.pid} ended with {worker.status}" for worker in workers if worker.reap()]
         check_nothing_left(directory)
     return grown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what each process used, and what has grown; 1 if anything has."""
+    """Print the resources of each process, and what has grown; return 1 if anything has."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.local_soak", description=__doc__)
     parser.add_argument("--count", type=int, default=1_000_000, help="how many waits, and how many advances")
     parser.add_argument("--loop", choices=LOOPS, default=LOOPS[0])

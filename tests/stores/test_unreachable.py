@@ -35,9 +35,9 @@ class Deaf(FakeStepStore):
 class DeafLocal(LocalStepStore):
     """The same in files."""
 
-    def _hear(self) -> None:
-        if self._ears is not None:
-            self._ears.hear()
+    def _on_inotify(self) -> None:
+        if self._inotify is not None:
+            self._inotify.read_events()
 
 
 @pytest.fixture(params=["fake", "local"])

@@ -1,74 +1,200 @@
-"""A run as it lies in the files of its directory, and everything that is done to them.
+"""A run in the files of its directory.
 
-    quiet     the record of where the run is, as of the last change that nobody waited for; then the slots: for each process
-              the lowest step that it waits for
-    loud      the same record, as of the last change that somebody waited for, or that the file `state` tells of; it is watched,
-              so that the change is one step with the news of it
-    state     who publishes, who leads, how the last one left; replaced as a whole, before `loud` tells of it
-    alive/    a file for each process, which tells of its end
-    bells/    a named pipe for each process that cannot watch files
+    position   the latest record that no waiter was due for; then a slot for each process: the lowest step that it waits for
+    notify     the latest record that a waiter was due for, or that a new `state` came with; all processes watch this file,
+               so that one write is both the change and the notification
+    state      publishers, chief, last exit; replaced as a whole, before `notify` refers to it
+    alive/     a locked file for each process that has the run open
+    fifos/     a named pipe for each process that cannot watch files
 
-The run is where the later of the two records says. Whoever changes anything has the lock of the run, which is a `flock` on its
-directory. A process may be killed at any moment: each change is one write of a few bytes or one renaming, which the kernel does
-whole or not at all.
+The run is at the later one of the two records. Every change is made under the lock of the run, a `flock` on its directory. A
+process may be killed at any moment, so each change is one small write or one rename: the kernel does it completely or not at
+all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import stat
 import struct
-import weakref
+import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 from zlib import crc32
 
-from aiohooks.errors import StoreDamagedError
+from aiohooks._aio.fork import call_after_fork
+from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError
 from aiohooks.stores._protocol import MAX_STEP, Answer, Position, Request, Snapshot, Write, damaged_error
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.local import _liveness
-from aiohooks.stores.local._directory import make_run_directory
-from aiohooks.stores.local._notify import Bell, ring
+from aiohooks.stores.local._lock import check_processes, claim_slot, release_slot, taken_slots
+from aiohooks.stores.local._notify import Fifo, notify_fifos
 
-_BODY = struct.Struct("<5Q")
-_HALF = _BODY.size
+# The directory.
+
+# File systems, by the number that `statfs` gives them, whose files other machines change as well: inotify does not report such
+# changes, and locks may hold on one machine only. FUSE is among them because anything may be behind it.
+_REMOTE_FILE_SYSTEMS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFE534D42: "SMB2",
+    0xFF534D42: "CIFS",
+    0x65735546: "FUSE",
+    0x01021997: "9P",
+    0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0x5346414F: "AFS",
+    0x6B414653: "AFS",
+    0x73757245: "Coda",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+    0x786F4256: "VirtualBox shared folders",
+}
+_MAX_NAME = 255
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_BAD_PATH = (*_FORBIDDEN, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors that last until another path is given, unlike a full disk."""
+
+
+def default_directory() -> Path:
+    """Return the directory of runs that `LocalStepStore` uses by default, the same for all processes of this user.
+
+    It is `$XDG_RUNTIME_DIR/aiohooks` where a login has set that variable, otherwise `aiohooks-<uid>` in the directory for
+    temporary files. Neither survives a restart of the machine.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
+        return Path(runtime, "aiohooks")
+    return Path(tempfile.gettempdir(), f"aiohooks-{os.geteuid()}")
+
+
+def run_file_name(run: str) -> str:
+    """Return the file name of a run: different for every run, and never a path that leaves the directory.
+
+    Raises:
+        InvalidArgumentError: the file name is too long.
+    """
+    name = quote(run, safe="")
+    if name[0] == ".":
+        name = "%2E" + name[1:]
+    if len(name) > _MAX_NAME:
+        raise InvalidArgumentError(f"run={run!r} makes a file name of {len(name)} characters; give one of {_MAX_NAME} at most")
+    return name
+
+
+def make_run_directory(directory: Path | None, run: str) -> Path:
+    """Make the directory of a run, and its parents, accessible to this user only; check one that exists.
+
+    Raises:
+        InvalidArgumentError: it belongs to another user, is open to others, or is on a file system of several machines.
+        StoreRefusedError: it can never be made there.
+        OSError: it cannot be made now.
+    """
+    base = default_directory() if directory is None else directory
+    _make_directory(base, _BAD_PATH, parents=True)
+    base = base.resolve()
+    if directory is None:
+        _check_private(base, forbidden_mode=0o077)
+    elif base.stat().st_uid not in (os.geteuid(), 0):
+        raise _not_private(base, f"belongs to user {base.stat().st_uid}")
+    if (file_system := remote_file_system(base)) is not None:
+        raise InvalidArgumentError(
+            f"{base} is on {file_system}, which may be shared with other machines: their changes would be noticed late or never. "
+            "Give a directory on a local disk or in memory (/dev/shm, $XDG_RUNTIME_DIR); for several machines use redis:// or "
+            "nats://"
+        )
+    path = base / run_file_name(run)
+    for each in (path, path / "alive", path / "fifos"):
+        _make_directory(each, _FORBIDDEN)
+        _check_private(each, forbidden_mode=0o022)
+    return path
+
+
+def _make_directory(path: Path, refused: tuple[int, ...], *, parents: bool = False) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=parents, exist_ok=True)
+    except OSError as error:
+        if error.errno not in refused:
+            raise
+        raise StoreRefusedError(
+            f"the directory {path} cannot be made: {error}; give one that user {os.geteuid()} may make and write in"
+        ) from error
+
+
+def _check_private(path: Path, *, forbidden_mode: int) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise _not_private(path, "is not a directory")
+    if found.st_uid != os.geteuid():
+        raise _not_private(path, f"belongs to user {found.st_uid}")
+    if found.st_mode & forbidden_mode:
+        raise _not_private(path, f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+def _not_private(path: Path, problem: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{path} {problem}; a run can only be kept where no other user than {os.geteuid()} writes: give another directory, "
+        "or remove this one or change its mode, if it is yours"
+    )
+
+
+def remote_file_system(path: Path) -> str | None:
+    """Return the kind of the file system of `path` if other machines may change it too, otherwise None."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = (ctypes.c_long * 64)()  # `struct statfs`, whose first member is the kind, with room to spare
+    if libc.statfs(os.fsencode(path), ctypes.byref(result)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    return _REMOTE_FILE_SYSTEMS.get(result[0] & 0xFFFFFFFF)
+
+
+# Records.
+
+_HALF = struct.Struct("<5Q")
 _MAGIC = int.from_bytes(b"ahooks.1", "little")
-SIZE = 2 * _HALF
-"""Of a packed record."""
+RECORD_SIZE = 2 * _HALF.size
 
 
-class Record(NamedTuple):
-    """Where a run is. A later record is greater: nothing of it ever goes back, but the step in a new epoch."""
+class RunRecord(NamedTuple):
+    """Where a run is. A later record is greater: nothing decreases, except the step in a new epoch."""
 
     position: Position
     revision: int
     term: int
 
 
-def made(epoch: int, step: int, revision: int, term: int) -> Record:
-    """A record of four numbers; what `Record(Position(epoch, step), revision, term)` does, in half the time."""
+def make_record(epoch: int, step: int, revision: int, term: int) -> RunRecord:
+    """Return `RunRecord(Position(epoch, step), revision, term)`, in half the time."""
     position = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
-    return tuple.__new__(Record, (position, revision, term))  # pyright: ignore[reportUnknownMemberType]
+    return tuple.__new__(RunRecord, (position, revision, term))  # pyright: ignore[reportUnknownMemberType]
 
 
-def pack(epoch: int, step: int, revision: int, term: int) -> bytes:
-    """The bytes of a record: everything twice, which tells a whole one from another quicker than a checksum would."""
-    return 2 * _BODY.pack(_MAGIC, epoch, step, revision, term)
+def pack_record(epoch: int, step: int, revision: int, term: int) -> bytes:
+    """Return the bytes of a record: its fields twice, which detects a torn one faster than a checksum would."""
+    return 2 * _HALF.pack(_MAGIC, epoch, step, revision, term)
 
 
-def unpack(data: bytes) -> Record | None:
-    """The record at the beginning of `data`; None if it is not whole."""
-    if len(data) < SIZE or data[:_HALF] != data[_HALF:SIZE]:
+def unpack_record(data: bytes) -> RunRecord | None:
+    """Return the record at the beginning of `data`; None if it is torn or damaged."""
+    half = _HALF.size
+    if len(data) < RECORD_SIZE or data[:half] != data[half:RECORD_SIZE]:
         return None
-    magic, epoch, step, revision, term = _BODY.unpack_from(data)
-    return made(epoch, step, revision, term) if magic == _MAGIC else None
+    magic, epoch, step, revision, term = _HALF.unpack_from(data)
+    return make_record(epoch, step, revision, term) if magic == _MAGIC else None
 
 
-def what_is(data: bytes) -> str:
-    """What lies where a record should be, for a message."""
-    first, second = data[:_HALF], data[_HALF:SIZE]
-    if len(data) < SIZE:
+def _describe_damage(data: bytes) -> str:
+    """Describe, for a message, `data` that is not a record."""
+    first, second = data[: _HALF.size], data[_HALF.size : RECORD_SIZE]
+    if len(data) < RECORD_SIZE:
         return f"{len(data)} bytes"
     if not first.startswith(b"ahooks."):
         return f"something else, which begins with {first[:8]!r}"
@@ -77,50 +203,49 @@ def what_is(data: bytes) -> str:
     return f"a record of version {first[7:8]!r}"
 
 
-class Seen:
-    """The record last read at one place: mostly it is still the same, and need not be unpacked again. Threads may share it."""
+class _RecordCache:
+    """Unpacks the record of one file, which mostly has not changed since it was read last. Threads may share it."""
 
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        """Nothing was read yet."""
-        self._last: tuple[bytes, Record | None] = b"", None
+        self._last: tuple[bytes, RunRecord | None] = b"", None
 
-    def put(self, data: bytes, record: Record) -> None:
-        """Was written just now, or is what will be read next, as far as can be known."""
+    def put(self, data: bytes, record: RunRecord) -> None:
+        """Remember a record that was written, or that is expected to be read next."""
         self._last = data, record
 
-    def get(self, data: bytes) -> Record | None:
-        """The record that `data` is; None if it is not whole."""
+    def unpack(self, data: bytes) -> RunRecord | None:
+        """Return `unpack_record(data)`."""
         last = self._last
         if data != last[0]:
-            self._last = last = data, unpack(data)
+            self._last = last = data, unpack_record(data)
         return last[1]
 
 
-NOBODY = 0
-"""What a slot holds while its process waits for nothing; for a step, it holds the step and 1 more; step 0 is every step."""
-_BELL = 1 << 62  # added to a slot: its process is told by its bell
-_STEP = _BELL - 1
+# Slots.
+
+NOT_WAITING = 0
+"""The value of a slot whose process does not wait; one that waits for step n has n + 1, where step 0 stands for every step."""
+_FIFO_BIT = 1 << 62  # added to a slot whose process is notified by its FIFO
+_VALUE_MASK = _FIFO_BIT - 1
 _SLOT = struct.Struct("<Q")
-SLOT_SIZE = _SLOT.size
-"""Of one slot."""
 
 
-def packed_slot(value: int, *, bell: bool) -> bytes:
-    """The bytes of one slot."""
-    return _SLOT.pack(value | _BELL if bell else value)
+def pack_slot(value: int, *, fifo: bool) -> bytes:
+    """Return the bytes of a slot."""
+    return _SLOT.pack(value | _FIFO_BIT if fifo else value)
 
 
-def asked(slots: bytes, own: int, old: int, new: int) -> tuple[bool, int]:
-    """Whether somebody is to be told that the step goes from `old` to `new`, and at which higher step somebody is next.
+def find_due(slots: bytes, own_slot: int, old: int, new: int) -> tuple[bool, int]:
+    """Return whether a process is due when the step moves from `old` to `new`, and the lowest higher step waited for.
 
-    Slot `own` is that of this process itself, which knows what it does.
+    `own_slot` is that of this process, which needs no notification.
     """
     due, later = False, MAX_STEP + 1
     for slot, (number,) in enumerate(_SLOT.iter_unpack(slots)):
-        if number != NOBODY and slot != own:
-            step = (number & _STEP) - 1
+        if number != NOT_WAITING and slot != own_slot:
+            step = (number & _VALUE_MASK) - 1
             if step > new:
                 if step < later:
                     later = step
@@ -131,55 +256,56 @@ def asked(slots: bytes, own: int, old: int, new: int) -> tuple[bool, int]:
     return due, later
 
 
-def bells(slots: bytes, own: int) -> list[int]:
-    """The slots, but for `own`, whose processes are told by their bells."""
-    highest = slots[SLOT_SIZE - 1 :: SLOT_SIZE]  # of each slot the byte that the bell is in
-    return [slot for slot, byte in enumerate(highest) if byte and slot != own] if any(highest) else []
+def find_fifos(slots: bytes, own_slot: int) -> list[int]:
+    """Return the slots, except `own_slot`, of processes that are notified by their FIFOs."""
+    highest = slots[_SLOT.size - 1 :: _SLOT.size]  # the byte of each slot that has the FIFO bit
+    return [slot for slot, byte in enumerate(highest) if byte and slot != own_slot] if any(highest) else []
 
 
-_SLOTS_AT = 128  # where they begin in the file
-_READ_TRIES = 100
-_RECORD = "a whole record of version b'1'"
-_STATE = "the state of the run, with its checksum"
-_UNBORN = b"not begun"
-"""What `loud` holds until all else is there: so an empty file is a damaged one."""
+# The files.
+
+_SLOTS_OFFSET = 128
+_MAX_READS = 100
+_WHOLE_RECORD = "a whole record of version b'1'"
+_WHOLE_STATE = "the state of the run, with its checksum"
+_NOT_BEGUN = b"not begun"
+"""The content of `notify` until everything else is there, so that an empty file is a damaged one."""
 
 
 class RunFiles:
-    """The files of one run, as one store has them open."""
+    """The open files of one run, of one store."""
 
     def __init__(self, directory: Path | None, run: str, process: str) -> None:
-        """Opens nothing yet."""
         self.path: Path = Path()
         self.run_fd: int = -1
-        """The run's directory: its lock belongs to who takes it (`Turns`), and so does its closing then."""
+        """The run's directory; a `FileLock` that takes it over also closes it."""
         self.slot: int = -1
-        self.bell: Bell | None = None
+        self.fifo: Fifo | None = None
         self._directory = directory
         self._run = run
         self._process = process
-        self._quiet = -1
-        self._loud = -1
-        self._alive = -1
-        self._size = _SLOTS_AT + 8 * 8  # so many bytes of `quiet` are read at once
-        self._last_quiet = Seen()
-        self._last_loud = Seen()
-        self._calm = b"", 0, 0  # slots, in which epoch, and the lowest step that is waited for in them
-        _all.add(self)
+        self._position_fd = -1
+        self._notify_fd = -1
+        self._alive_fd = -1
+        self._read_size = _SLOTS_OFFSET + 8 * _SLOT.size  # bytes of `position` read in one call
+        self._position_cache = _RecordCache()
+        self._notify_cache = _RecordCache()
+        self._due_cache = b"", 0, 0  # slots, epoch, and the lowest step that these slots wait for there
+        call_after_fork(self)
 
-    def find(self) -> None:
-        """Opens the run's directory, which it makes if it is not there; may block."""
+    def open_directory(self) -> None:
+        """Open the run's directory, making it if it is missing. Blocks."""
         self.path = make_run_directory(self._directory, self._run)
         self.run_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def open(self) -> None:
-        """Opens the files as well, which it makes if they are not there; may block."""
-        self.find()
-        self._quiet = self._opened("quiet", os.O_RDWR | os.O_CREAT)
-        self._loud = self._opened("loud", os.O_RDWR | os.O_CREAT)
+        """Open the directory and the files, making them if they are missing. Blocks."""
+        self.open_directory()
+        self._position_fd = self._open_file("position", os.O_RDWR | os.O_CREAT)
+        self._notify_fd = self._open_file("notify", os.O_RDWR | os.O_CREAT)
 
-    def _opened(self, name: str, flags: int) -> int:
-        # Not one that blocks until somebody else has opened it, too.
+    def _open_file(self, name: str, flags: int) -> int:
+        # O_NONBLOCK: opening a pipe in the place of the file would wait for its other end.
         try:
             fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self.run_fd)
         except OSError as error:
@@ -191,175 +317,174 @@ class RunFiles:
             raise self._damaged(name, "no file", "a file")
         return fd
 
-    @property
-    def deleted(self) -> bool:
-        """Whether somebody has deleted the run since it was opened."""
+    def is_deleted(self) -> bool:
+        """Return whether the run was deleted since it was opened."""
         try:
             there, here = os.stat(self.path), os.fstat(self.run_fd)
         except FileNotFoundError:
             return True
         return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
 
-    @property
-    def evicted(self) -> bool:
-        """Whether somebody has taken this process out of those who have the run open: only who deletes the run does that."""
-        if self._alive < 0:
-            return False
-        return os.fstat(self._alive).st_nlink == 0
+    def is_evicted(self) -> bool:
+        """Return whether another process has removed this one's file in `alive/`, which only deleting the run does."""
+        return self._alive_fd >= 0 and os.fstat(self._alive_fd).st_nlink == 0
 
     # Without the lock.
 
-    def read(self) -> Record:
-        """Where the run is."""
-        quiet = None
-        for _ in range(_READ_TRIES):
-            quiet = self._last_quiet.get(os.pread(self._quiet, SIZE, 0))
-            loud = self._last_loud.get(os.pread(self._loud, SIZE, 0))
-            if quiet is not None and loud is not None:
-                return quiet if quiet > loud else loud
-            # Somebody is writing it in this moment, or it is damaged.
-        raise self._no_record("quiet" if quiet is None else "loud")
+    def read(self) -> RunRecord:
+        """Return where the run is."""
+        position = None
+        for _ in range(_MAX_READS):
+            position = self._position_cache.unpack(os.pread(self._position_fd, RECORD_SIZE, 0))
+            notified = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, 0))
+            if position is not None and notified is not None:
+                return position if position > notified else notified
+            # Torn: another process is writing it, or it is damaged.
+        raise self._no_record("position" if position is None else "notify")
 
-    def told(self) -> Record:
-        """Where the run was when somebody was last told; that is enough for who waits."""
-        record = self._last_loud.get(os.pread(self._loud, SIZE, 0))
+    def read_notified(self) -> RunRecord:
+        """Return the record of the last notification, which is recent enough for waiters."""
+        record = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, 0))
         return self.read() if record is None else record
 
-    def load(self, record: Record) -> RunState:
-        """The rest of what is known of the run, not older than `record`."""
+    def load_state(self, record: RunRecord) -> RunState:
+        """Return the state of the run, not older than `record`."""
         state = RunState()
         if record.revision:
             try:
-                fd = self._opened("state", os.O_RDONLY)
+                fd = self._open_file("state", os.O_RDONLY)
             except FileNotFoundError:
-                raise self._damaged("state", "nothing", _STATE) from None
+                raise self._damaged("state", "nothing", _WHOLE_STATE) from None
             with open(fd, "rb") as file:
                 data = file.read()
             if data[:9] != b"%08x " % crc32(data[9:]):
-                raise self._damaged("state", f"{len(data)} bytes with another checksum", _STATE)
+                raise self._damaged("state", f"{len(data)} bytes with another checksum", _WHOLE_STATE)
             try:
                 state = RunState.load(data[9:])
             except ValueError as error:
-                raise self._damaged("state", str(error), _STATE) from error
+                raise self._damaged("state", str(error), _WHOLE_STATE) from error
             if state.revision < record.revision:
-                expected = f"revision {record.revision}, which the file loud tells of"
+                expected = f"revision {record.revision}, as in the file notify"
                 raise self._damaged("state", f"revision {state.revision}", expected)
         state.position = record.position
         state.term = max(state.term, record.term)
         return state
 
     def _no_record(self, name: str) -> StoreDamagedError:
-        return self._damaged(name, what_is(os.pread(self._quiet if name == "quiet" else self._loud, SIZE, 0)), _RECORD)
+        data = os.pread(self._position_fd if name == "position" else self._notify_fd, RECORD_SIZE, 0)
+        return self._damaged(name, _describe_damage(data), _WHOLE_RECORD)
 
     def _damaged(self, name: str, found: str, expected: str) -> StoreDamagedError:
         path = self.path / name
         return damaged_error(self._run, str(path), found=found, expected=expected, delete=f"remove the directory {self.path}")
 
-    def arm(self, step: int) -> Record:
-        """Asks to be told when `step` is reached; 0: of everything. What was reached before that, the answer says.
+    def subscribe(self, step: int) -> RunRecord:
+        """Request a notification when `step` is reached (0: of every change), and return where the run is.
 
-        Asking comes first here and reading second; who advances writes first and then looks who has asked meanwhile. So one
-        of the two sees what the other did, and nobody who waits needs the lock.
+        This writes first and reads second; a process that advances writes first and reads the slots second. So at least one of
+        the two sees the other's write, and waiting does not need the lock.
         """
-        self._set_slot(step + 1)
+        self._write_slot(step + 1)
         (epoch, seen), revision, term = record = self.read()
-        # What will most likely be heard next: that is not unpacked then.
+        # Expect the record that will most likely be notified next, so that it need not be unpacked.
         expected = epoch, step or seen + 1, revision, term
-        self._last_loud.put(pack(*expected), made(*expected))
+        self._notify_cache.put(pack_record(*expected), make_record(*expected))
         return record
 
-    def disarm(self) -> None:
-        """Asks for nothing any more."""
-        self._set_slot(NOBODY)
+    def unsubscribe(self) -> None:
+        """Request no notification any more."""
+        self._write_slot(NOT_WAITING)
 
-    def _set_slot(self, value: int) -> None:
-        os.pwrite(self._quiet, packed_slot(value, bell=self.bell is not None), _SLOTS_AT + 8 * self.slot)
+    def _write_slot(self, value: int) -> None:
+        slot = pack_slot(value, fifo=self.fifo is not None)
+        os.pwrite(self._position_fd, slot, _SLOTS_OFFSET + _SLOT.size * self.slot)
 
-    # All that follows is for who has the lock.
+    # Only with the lock.
 
-    def enter(self, *, by_bell: bool) -> Snapshot | None:
-        """Takes its place among those who have the run open; None if the run was deleted while this waited for its turn."""
-        if self.deleted:
+    def register(self, *, with_fifo: bool) -> Snapshot | None:
+        """Take a slot for this process; return None if the run was deleted while this waited for the lock."""
+        if self.is_deleted():
             return None
-        self._begin()
-        snapshot = self.sweep(None)
-        self.slot, self._alive = _liveness.claim(self.run_fd, self._process)
-        if by_bell:
-            self.bell = Bell(self.run_fd, self.slot)
-        self._set_slot(NOBODY)
+        self._begin_run()
+        snapshot = self.remove_dead(None)
+        self.slot, self._alive_fd = claim_slot(self.run_fd, self._process)
+        if with_fifo:
+            self.fifo = Fifo(self.run_fd, self.slot)
+        self._write_slot(NOT_WAITING)
         return snapshot
 
-    def _begin(self) -> None:
-        first, loud = pack(1, 0, 0, 0), os.pread(self._loud, SIZE, 0)
-        if not os.fstat(self._quiet).st_size:
-            if loud not in (b"", _UNBORN) or "state" in os.listdir(self.run_fd):
-                raise self._damaged("quiet", "nothing", _RECORD)
-            os.pwrite(self._loud, _UNBORN, 0)
-            os.pwrite(self._quiet, first.ljust(_SLOTS_AT, b"\0"), 0)
-        elif loud != _UNBORN:
+    def _begin_run(self) -> None:
+        """Write the first records, unless they are there; continue where a process was killed doing so."""
+        first, notified = pack_record(1, 0, 0, 0), os.pread(self._notify_fd, RECORD_SIZE, 0)
+        if not os.fstat(self._position_fd).st_size:
+            if notified not in (b"", _NOT_BEGUN) or "state" in os.listdir(self.run_fd):
+                raise self._damaged("position", "nothing", _WHOLE_RECORD)
+            os.pwrite(self._notify_fd, _NOT_BEGUN, 0)
+            os.pwrite(self._position_fd, first.ljust(_SLOTS_OFFSET, b"\0"), 0)
+        elif notified != _NOT_BEGUN:
             return
-        os.pwrite(self._loud, first, 0)
+        os.pwrite(self._notify_fd, first, 0)
 
-    def leave(self) -> None:
-        """Gives its place back."""
+    def unregister(self) -> None:
+        """Free the slot of this process."""
         if self.slot >= 0:
-            self._vacate(str(self.slot))
+            self._free_slot(str(self.slot))
             self.slot = -1
 
-    def _vacate(self, name: str) -> None:
-        for path in (f"bells/{name}", f"alive/{name}"):
-            _unlink(path, self.run_fd)
-        os.pwrite(self._quiet, bytes(8), _SLOTS_AT + 8 * int(name))
-        last = max((int(other) for other in _liveness.names(self.run_fd)), default=-1)
-        os.ftruncate(self._quiet, _SLOTS_AT + 8 * (last + 1))
+    def _free_slot(self, name: str) -> None:
+        for path in (f"fifos/{name}", f"alive/{name}"):
+            self._unlink(path)
+        os.pwrite(self._position_fd, bytes(_SLOT.size), _SLOTS_OFFSET + _SLOT.size * int(name))
+        last = max((int(other) for other in taken_slots(self.run_fd)), default=-1)
+        os.ftruncate(self._position_fd, _SLOTS_OFFSET + _SLOT.size * (last + 1))
 
-    def sweep(self, names: set[str] | None) -> Snapshot:
-        """Finds out who of these (None: of all) has died, and takes their members out."""
-        living, dead = _liveness.look(self.run_fd, names)
+    def remove_dead(self, slots: set[str] | None) -> Snapshot:
+        """Remove the members of those processes in `slots` (None: of all) that have died."""
+        living, dead = check_processes(self.run_fd, slots)
         record = self.read()
-        state = self.load(record)
-        processes = set(living.values()) if names is None else set(dead.values())
-        lost = [member for member in state.members.values() if (member.process in processes) == (names is not None)]
-        # The lease of a chief goes first: waiters are told the name of the last one, and that of a publisher says more.
+        state = self.load_state(record)
+        processes = set(living.values()) if slots is None else set(dead.values())
+        lost = [member for member in state.members.values() if (member.process in processes) == (slots is not None)]
+        # The lease of a chief goes first: waiters get the name of the last one, and that of a publisher says more.
         for member in sorted(lost, key=lambda member: -member.term):
             state.expire(member.id, member.heartbeat)
-        self._save(state, record, changed=bool(lost))
-        for name in dead:
-            self._vacate(name)
+        self._save_state(state, record, changed=bool(lost))
+        for slot in dead:
+            self._free_slot(slot)
         return state.snapshot()
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
-        """Adds to the step; None if that is refused, which `apply` explains."""
-        record, slots = self._now()
-        position, revision, ruling = record
+        """Add to the step; return None if that is refused, with a reason that `apply` gives."""
+        record, slots = self._read_with_slots()
+        position, revision, current_term = record
         epoch, old = position
         step = old + by
-        if (term and term != ruling) or position < floor or step > MAX_STEP:
-            answer = self._write(record, slots, Write("advance", by, floor, term, "", 0))
+        if (term and term != current_term) or position < floor or step > MAX_STEP:
+            answer = self._apply_write(record, slots, Write("advance", by, floor, term, "", 0))
             return answer.position if answer.status == "ok" else None
-        calm, in_epoch, until = self._calm
-        if (slots == calm and epoch == in_epoch and step < until) or not self._due(slots, epoch, old, step):
-            return self._write_quiet(epoch, step, revision, ruling, slots, old)
-        return self._tell(epoch, step, revision, ruling, slots)
+        cached_slots, cached_epoch, lowest = self._due_cache
+        if (slots == cached_slots and epoch == cached_epoch and step < lowest) or not self._is_due(slots, epoch, old, step):
+            return self._write_position(epoch, step, revision, current_term, slots, old)
+        return self._write_notify(epoch, step, revision, current_term, slots)
 
-    def _due(self, slots: bytes, epoch: int, old: int, new: int) -> bool:
-        due, later = asked(slots, self.slot, old, new)
-        self._calm = slots, epoch, later
+    def _is_due(self, slots: bytes, epoch: int, old: int, new: int) -> bool:
+        due, later = find_due(slots, self.slot, old, new)
+        self._due_cache = slots, epoch, later
         return due
 
     def apply(self, request: Request) -> tuple[Answer, Snapshot | None]:
-        """Does what is asked for; with a snapshot of the run where that may have changed more than the mark."""
-        record, slots = self._now()
+        """Apply a request; return a snapshot too if more than the position may have changed."""
+        record, slots = self._read_with_slots()
         if isinstance(request, Write):
-            return self._write(record, slots, request), None
-        state = self.load(record)
+            return self._apply_write(record, slots, request), None
+        state = self.load_state(record)
         answer = state.apply(request)
-        state.answers.clear()  # nothing is sent again here
-        self._save(state, record, changed=answer.status == "ok")
+        state.answers.clear()  # no request is sent twice here
+        self._save_state(state, record, changed=answer.status == "ok")
         return answer, state.snapshot()
 
-    def _write(self, record: Record, slots: bytes, write: Write) -> Answer:
-        """What `RunState` does, on the record alone; a write whose answer is lost cannot be sent again here."""
+    def _apply_write(self, record: RunRecord, slots: bytes, write: Write) -> Answer:
+        """Do as `RunState` does, on the record alone; no write is sent twice here."""
         position = record.position
         epoch, step = max(position, write.floor)
         if write.kind == "advance":
@@ -374,104 +499,92 @@ class RunFiles:
             return Answer("full", position, record.term, record.revision)
         term = max(record.term, write.term)
         if (epoch, step) != position or term != record.term:
-            if epoch != position.epoch or self._due(slots, epoch, position.step, step):
-                position = self._tell(epoch, step, record.revision, term, slots)
+            if epoch != position.epoch or self._is_due(slots, epoch, position.step, step):
+                position = self._write_notify(epoch, step, record.revision, term, slots)
             else:
-                position = self._write_quiet(epoch, step, record.revision, term, slots, position.step)
+                position = self._write_position(epoch, step, record.revision, term, slots, position.step)
         return Answer("ok", position, term, record.revision)
 
-    def _save(self, state: RunState, record: Record, *, changed: bool) -> None:
+    def _save_state(self, state: RunState, record: RunRecord, *, changed: bool) -> None:
         if changed:
             data = state.dump()
             fd = os.open("state.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=self.run_fd)
             with open(fd, "wb") as file:
                 file.write(b"%08x %s" % (crc32(data), data))
             os.rename("state.new", "state", src_dir_fd=self.run_fd, dst_dir_fd=self.run_fd)
-        # Also if who changed it last was killed before telling.
+        # Also if the process that changed it last was killed before it notified.
         if (state.revision, state.term) != (record.revision, record.term):
-            self._tell(*record.position, state.revision, state.term, self._now()[1])
+            self._write_notify(*record.position, state.revision, state.term, self._read_with_slots()[1])
 
-    def _write_quiet(self, epoch: int, step: int, revision: int, term: int, slots: bytes, old: int) -> Position:
-        data = pack(epoch, step, revision, term)
-        os.pwrite(self._quiet, data, 0)
-        record = made(epoch, step, revision, term)
-        self._last_quiet.put(data, record)
-        # Has somebody asked since, without seeing this yet? If this process is killed here, its end tells them to look.
-        since = os.pread(self._quiet, self._size - _SLOTS_AT, _SLOTS_AT)
-        if since != slots and self._due(since, epoch, old, step):
-            self._tell(epoch, step, revision, term, since)
+    def _write_position(self, epoch: int, step: int, revision: int, term: int, slots: bytes, old: int) -> Position:
+        """Write a record that no waiter is due for."""
+        data = pack_record(epoch, step, revision, term)
+        os.pwrite(self._position_fd, data, 0)
+        record = make_record(epoch, step, revision, term)
+        self._position_cache.put(data, record)
+        # Another process may have subscribed since, without seeing this record yet. If this process is killed here, the end of
+        # its file in `alive/` makes the others look.
+        slots_now = os.pread(self._position_fd, self._read_size - _SLOTS_OFFSET, _SLOTS_OFFSET)
+        if slots_now != slots and self._is_due(slots_now, epoch, old, step):
+            self._write_notify(epoch, step, revision, term, slots_now)
         return record.position
 
-    def _tell(self, epoch: int, step: int, revision: int, term: int, slots: bytes) -> Position:
-        """Writes what somebody waits for: this is what wakes them."""
-        data = pack(epoch, step, revision, term)
-        os.pwrite(self._loud, data, 0)
-        if ringing := bells(slots, self.slot):
-            ring(self.run_fd, ringing)
-        record = made(epoch, step, revision, term)
-        self._last_loud.put(data, record)
+    def _write_notify(self, epoch: int, step: int, revision: int, term: int, slots: bytes) -> Position:
+        """Write a record that waiters are due for; the write wakes them."""
+        data = pack_record(epoch, step, revision, term)
+        os.pwrite(self._notify_fd, data, 0)
+        if fifos := find_fifos(slots, self.slot):
+            notify_fifos(self.run_fd, fifos)
+        record = make_record(epoch, step, revision, term)
+        self._notify_cache.put(data, record)
         return record.position
 
-    def _now(self) -> tuple[Record, bytes]:
-        """Where the run is, and the slots."""
-        quiet = os.pread(self._quiet, self._size, 0)
-        while len(quiet) == self._size:
-            self._size *= 2  # there may be more
-            quiet = os.pread(self._quiet, self._size, 0)
-        told = self._last_loud.get(os.pread(self._loud, SIZE, 0))
-        record = self._last_quiet.get(quiet[:SIZE])
-        if record is None:
-            raise self._no_record("quiet")
-        if len(quiet) < _SLOTS_AT or len(quiet) % SLOT_SIZE:
-            raise self._damaged("quiet", f"{len(quiet)} bytes", f"{_SLOTS_AT} bytes, and {SLOT_SIZE} for each slot")
-        if told is None:
-            raise self._no_record("loud")
-        return (record if record > told else told), quiet[_SLOTS_AT:]
+    def _read_with_slots(self) -> tuple[RunRecord, bytes]:
+        """Return where the run is, and the slots."""
+        data = os.pread(self._position_fd, self._read_size, 0)
+        while len(data) == self._read_size:
+            self._read_size *= 2  # there may be more
+            data = os.pread(self._position_fd, self._read_size, 0)
+        notified = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, 0))
+        position = self._position_cache.unpack(data[:RECORD_SIZE])
+        if position is None:
+            raise self._no_record("position")
+        if len(data) < _SLOTS_OFFSET or len(data) % _SLOT.size:
+            raise self._damaged("position", f"{len(data)} bytes", f"{_SLOTS_OFFSET} bytes, and {_SLOT.size} for each slot")
+        if notified is None:
+            raise self._no_record("notify")
+        return (position if position > notified else notified), data[_SLOTS_OFFSET:]
 
-    def forget(self) -> None:
-        """Deletes the run; what else lies in its directory stays, and is named in the error."""
-        self.leave()
-        for folder in ("alive", "bells"):
+    def delete(self) -> None:
+        """Delete the run. Foreign files in its directory stay, and the error names the directory."""
+        self.unregister()
+        for folder in ("alive", "fifos"):
             for name in os.listdir(self.path / folder):
-                _unlink(f"{folder}/{name}", self.run_fd)
+                self._unlink(f"{folder}/{name}")
             os.rmdir(folder, dir_fd=self.run_fd)
-        for name in ("state.new", "state", "quiet", "loud"):
-            _unlink(name, self.run_fd)
+        for name in ("state.new", "state", "position", "notify"):
+            self._unlink(name)
         os.rmdir(self.path)
 
+    def _unlink(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path, dir_fd=self.run_fd)
+
     def close(self) -> None:
-        """Closes what is open, but for the lock; harmless when that was done already."""
-        if self.bell is not None:
-            self.bell.close()
-        if self._alive >= 0:
-            _liveness.release(self._alive)
-        for fd in (self._quiet, self._loud):
+        """Close everything except the directory, which the lock closes; harmless when called twice."""
+        if self.fifo is not None:
+            self.fifo.close()
+        if self._alive_fd >= 0:
+            release_slot(self._alive_fd)
+        for fd in (self._position_fd, self._notify_fd):
             if fd >= 0:
                 os.close(fd)
-        self._alive = self._quiet = self._loud = -1
+        self._alive_fd = self._position_fd = self._notify_fd = -1
 
     def after_fork(self) -> None:
-        """In a child: closes what it has inherited; the file in `alive` sees to itself."""
-        for fd in (self.run_fd, self._quiet, self._loud, -1 if self.bell is None else self.bell.fd):
+        """Close the descriptors that a child has inherited; `_lock` closes that of the file in `alive/`."""
+        for fd in (self.run_fd, self._position_fd, self._notify_fd, -1 if self.fifo is None else self.fifo.fd):
             if fd >= 0:
                 os.close(fd)
-        self.run_fd = self._alive = self._quiet = self._loud = -1
-        self.bell = None
-
-
-def _unlink(path: str, run_fd: int) -> None:
-    try:
-        os.unlink(path, dir_fd=run_fd)
-    except FileNotFoundError:
-        return
-
-
-_all: weakref.WeakSet[RunFiles] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for files in _all:
-        files.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        self.run_fd = self._alive_fd = self._position_fd = self._notify_fd = -1
+        self.fifo = None

@@ -1,0 +1,187 @@
+"""The files of a local run: where they may be, and the records and slots in them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.stores import Position
+from aiohooks.stores.local import LocalStepStore, _files, default_directory
+from aiohooks.stores.local._files import (
+    NOT_WAITING,
+    RECORD_SIZE,
+    RunRecord,
+    find_due,
+    find_fifos,
+    pack_record,
+    pack_slot,
+    remote_file_system,
+    run_file_name,
+    unpack_record,
+)
+
+pytestmark = pytest.mark.every_python
+
+# The directory.
+
+
+def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the runtime directory of the login if the user has one, otherwise in the directory for temporary files."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_directory() == tmp_path / "aiohooks"
+    for other in ("relative", str(tmp_path / "missing"), ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", other)
+        assert default_directory().name == f"aiohooks-{os.geteuid()}"
+
+
+async def test_files_are_private(tmp_path: Path) -> None:
+    """Directories and files are made accessible to the user only, whatever the umask."""
+    old = os.umask(0)
+    try:
+        async with LocalStepStore(tmp_path / "new" / "runs", run="a") as store:
+            await store.flush()
+            made = [store.directory, *store.directory.rglob("*")]
+    finally:
+        os.umask(old)
+    assert [path for path in made if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+async def test_a_default_directory_that_is_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may have made it, as its parent is open to all."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "aiohooks").mkdir()
+    (tmp_path / "aiohooks").chmod(0o770)
+    with pytest.raises(ah.errors.InvalidArgumentError, match=r"is open to other users \(mode 770\)"):
+        await LocalStepStore().value()
+
+
+@pytest.mark.parametrize("name", ["", "alive", "fifos"])
+async def test_a_run_that_others_may_write_to_is_refused(tmp_path: Path, name: str) -> None:
+    """Neither its directory nor the directories in it may be open to others."""
+    async with LocalStepStore(tmp_path) as store:
+        await store.advance()
+    (store.directory / name).chmod(0o777)
+    with pytest.raises(ah.errors.InvalidArgumentError, match="is open to other users"):
+        await LocalStepStore(tmp_path).value()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+async def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    """The directory of a run must belong to the user, and its parent to the user or to root."""
+    async with LocalStepStore(tmp_path / "runs") as store:
+        await store.advance()
+    os.chown(store.directory, 12345, 12345)
+    with pytest.raises(ah.errors.InvalidArgumentError, match="default belongs to user 12345"):
+        await LocalStepStore(tmp_path / "runs").value()
+    os.chown(tmp_path / "runs", 12345, 12345)
+    with pytest.raises(ah.errors.InvalidArgumentError, match="runs belongs to user 12345"):
+        await LocalStepStore(tmp_path / "runs").value()
+
+
+async def test_a_link_in_place_of_a_run_is_refused(tmp_path: Path) -> None:
+    """A symbolic link in the place of a run is not followed."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "default").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ah.errors.InvalidArgumentError, match="default is not a directory"):
+        await LocalStepStore(tmp_path).value()
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
+    """A path where no directory can be made is refused, with the error of the system and what to give instead."""
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ah.errors.StoreRefusedError, match=rf"{path} cannot be made: .*; give one that user \d+ may"):
+            await LocalStepStore(path).value()
+
+
+async def test_a_run_that_is_deleted_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is not made again with other modes: opening fails, and may be tried again."""
+    monkeypatch.setattr(_files, "_check_private", lambda path, **_: path.rmdir())
+    with pytest.raises(ah.errors.StoreUnavailableError, match=r"cannot be used: .*No such file") as caught:
+        await LocalStepStore(tmp_path).value()
+    assert not isinstance(caught.value, ah.errors.StoreRefusedError)
+    assert not (tmp_path / "default").exists()
+
+
+async def test_a_full_disk_may_have_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is not a refusal, so a session tries again."""
+
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(ah.errors.StoreUnavailableError, match=r"cannot be used: .*No space left") as caught:
+        await LocalStepStore(tmp_path / "runs").value()
+    assert not isinstance(caught.value, ah.errors.StoreRefusedError)
+
+
+async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes there are not notified: the error names the file system, and what to use instead."""
+    assert remote_file_system(tmp_path) is None
+
+    class Everything(dict[int, str]):
+        def get(self, key: int, default: object = None) -> str:
+            return "NFS"
+
+    monkeypatch.setattr(_files, "_REMOTE_FILE_SYSTEMS", Everything())
+    with pytest.raises(ah.errors.InvalidArgumentError, match=r"is on NFS, which may be shared with other machines.*redis://"):
+        await LocalStepStore(tmp_path).value()
+
+
+@pytest.mark.parametrize("run", ["../up", "..", ".", "/etc/passwd", "a/b", "a b\u00fc", ".hidden", "%2F"])
+async def test_run_names_cannot_leave_the_directory(tmp_path: Path, run: str) -> None:
+    """Whatever the name of a run, its files are in a directory of its own."""
+    async with LocalStepStore(tmp_path / "runs", run=run) as store:
+        await store.advance()
+    assert os.listdir(tmp_path) == ["runs"]
+    assert os.listdir(tmp_path / "runs") == [run_file_name(run)] == [store.directory.name]
+
+
+def test_different_runs_have_different_file_names() -> None:
+    """Quoting keeps different names different, and a name that becomes too long is refused."""
+    names = ["a", "a/b", "a%2Fb", "a%252Fb", ".a", "%2Ea", "A", "a b", "a+b"]
+    assert len({run_file_name(name) for name in names}) == len(names)
+    with pytest.raises(ah.errors.InvalidArgumentError, match="makes a file name of 264 characters"):
+        LocalStepStore(run="\u00fc" * 44)
+
+
+# Records and slots.
+
+
+def test_records() -> None:
+    """A record is unpacked as it was packed, also before other bytes; one that is cut or changed anywhere is not."""
+    record = RunRecord(Position(3, 2**53 - 1), 17, 4)
+    data = pack_record(3, 2**53 - 1, 17, 4)
+    assert len(data) == RECORD_SIZE
+    assert unpack_record(data + b"more") == record
+    assert unpack_record(data[:-1]) is unpack_record(b"") is unpack_record(bytes(RECORD_SIZE)) is None
+    for place in range(RECORD_SIZE):
+        assert unpack_record(data[:place] + bytes([data[place] ^ 8]) + data[place + 1 :]) is None
+
+
+def test_slots() -> None:
+    """A process is due if it waits for a step that is passed now, or for every step; this process itself never is."""
+    steps = [NOT_WAITING, 6, 11, 11]  # for nothing, 5, 10, 10
+    slots = b"".join(pack_slot(step, fifo=step == 6) for step in steps)
+    nothing_later = 2**53
+    assert [find_due(slots, -1, *moved) for moved in [(0, 4), (4, 5), (5, 9), (9, 10), (10, 99), (0, 99)]] == [
+        (False, 5),
+        (True, 10),
+        (False, 10),
+        (True, nothing_later),
+        (False, nothing_later),
+        (True, nothing_later),
+    ]
+    assert find_due(slots, 1, 0, 9) == (False, 10)
+    assert find_fifos(slots, -1) == [1]
+    assert find_fifos(slots, 1) == []
+    everything = pack_slot(1, fifo=True) + pack_slot(NOT_WAITING, fifo=True)
+    assert find_due(everything, -1, 7, 8) == (True, 0)
+    assert find_due(everything, 0, 7, 8) == (False, nothing_later)
+    assert find_fifos(everything, -1) == [0, 1]
