@@ -1,4 +1,4 @@
-"""Saving checkpoints, every so often and in the background."""
+"""Periodic checkpoints, written in the background."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_instance, check_mapping
+from aiohooks._validate import check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.errors import HookCancelledError, InvalidArgumentError
 from aiohooks.hooks.every import Every, EveryTimer
@@ -31,7 +31,7 @@ _OPTIONS_OF_SAVER = (
 
 
 class CheckpointSaverListener:
-    """Told of the saves of a `CheckpointSaverHook`: override what you need, as coroutines."""
+    """Coroutines that a `CheckpointSaverHook` awaits around its saves; override those you need."""
 
     async def begin(self) -> None:
         """Called when the hook begins."""
@@ -40,10 +40,10 @@ class CheckpointSaverListener:
         """Called inside the step that is saved, right before the state is taken."""
 
     async def after_save(self, session: Session, global_step: int) -> object:
-        """Called when the checkpoint is durable; training may have gone on meanwhile.
+        """Called when the checkpoint is durable; training may have continued meanwhile.
 
         Returns:
-            Something true to stop the session after the run of the moment; a str is the reason.
+            A true value to stop the session after the current run; a str is the reason.
         """
 
     async def end(self, session: Session, global_step: int) -> None:
@@ -51,14 +51,14 @@ class CheckpointSaverListener:
 
 
 class CheckpointSaverHook(SessionRunHook):
-    """Saves the session's state at each crossing of `every`, and by default at the beginning and at a clean end.
+    """Saves the session's state whenever `every` is due, and by default at the beginning and at a clean end.
 
-    Saved are the graph's variables, the objects tracked by the scaffold, the hooks that have a state, and the global step.
-    The state is taken inside the step, after the `after_run` of the other hooks (this one has order 100): values of variables
-    as they are, without a copy, since a commit puts new ones; of everything else a copy. It is written in a background task
-    while training goes on, one write at a time, so at most one older set of variables is held besides the current one.
+    The state consists of the graph's variables, the objects tracked by the scaffold, the hooks that are `Stateful`, and the
+    global step. It is taken inside the step, after the `after_run` of the other hooks (this one has order 100). Values of
+    variables are not copied, because a commit replaces them; everything else is. It is written in a background task while
+    training continues, one write at a time, so at most one older value of each variable is kept besides the current one.
 
-    A session begins from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph, checkpoint_dir=...)`.
+    A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph, checkpoint_dir=...)`.
     """
 
     order: ClassVar[int] = 100
@@ -79,55 +79,55 @@ class CheckpointSaverHook(SessionRunHook):
         on_save_error: Literal["raise", "log"] | int = "raise",
         min_free_bytes: int = 0,
     ) -> None:
-        """Takes where, when and how to save.
+        """Check the arguments; no file is touched yet.
 
         Args:
             checkpoint_dir: a directory, or the `Saver` of one; None for the one that the session's creator restores from.
-            every: when.
-            listeners: told of each save.
-            metrics: fetches of numbers, by name; what they were in the run that is saved goes into the checkpoint, for
+            every: when to save.
+            listeners: awaited around each save.
+            metrics: fetches of numbers, by name. Their values in the run that is saved are stored in the checkpoint, for
                 `KeepBest`.
-            keep: which checkpoints stay; `KeepNewest(5)`, if left out. Belongs to the saver where there is one already.
-            background: whether training goes on during the write; if not, the step waits until the checkpoint is durable.
-            on_busy: when a save is due while the one before is being written: "wait" for it inside the step, or "skip", which
+            keep: which checkpoints to keep, `KeepNewest(5)` by default. Only with a directory; a `Saver` has its own policy.
+            background: whether training continues during a write; if not, the step waits until the checkpoint is durable.
+            on_busy: what to do when a save is due during a write: "wait" for the write inside the step, or "skip", which
                 tries again after the next run.
-            save_on_begin: whether to save before the first run, unless the session was restored at this very step.
-            save_on_end: whether to save at a clean end, unless the last save was at this very step.
-            save_on_error: whether to save when the session ends with an error or a cancellation; not when a recovery could not
-                restore it, which may have left parts of two steps.
-            on_save_error: "raise": a save that failed ends the session at the next step, or at its end. "log": it is logged and
-                counted, and the next save tries again. A number: logged, and when so many failed in a row the session ends.
-            min_free_bytes: a save that would leave less than this on the disk fails. Belongs to the saver, like `keep`.
+            save_on_begin: whether to save before the first run, unless the session was restored at that step.
+            save_on_end: whether to save at a clean end, unless that step was saved last.
+            save_on_error: whether to save when the session ends with an error or a cancellation. Nothing is saved after a
+                recovery that failed to restore the session, because its parts may belong to two steps.
+            on_save_error: "raise": a failed save ends the session at the next step, or at its end. "log": it is logged and
+                counted, and the next save tries again. A number n: it is logged, and the n-th failure in a row ends the
+                session.
+            min_free_bytes: a save that would leave less than this on the disk fails. Only with a directory, like `keep`.
 
         Raises:
-            InvalidArgumentError: a value that cannot be meant.
+            InvalidArgumentError: an argument is invalid.
         """
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")
         if on_busy not in ("wait", "skip"):
             raise InvalidArgumentError(f'on_busy is {on_busy!r}; give "wait" or "skip"')
-        if on_save_error not in ("raise", "log") and (
-            isinstance(on_save_error, bool) or not isinstance(on_save_error, int) or on_save_error < 1
-        ):
-            raise InvalidArgumentError(f'on_save_error is {on_save_error!r}; give "raise", "log" or a number of at least 1')
+        if on_save_error not in ("raise", "log"):
+            check_int(on_save_error, "on_save_error", 1, expected='"raise", "log" or a number of at least 1')
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
-        self._given: Saver | None = None
         self._has_options = keep is not None or min_free_bytes != 0
+        self._given: Saver | None
+        self._closes_saver = False
         if isinstance(checkpoint_dir, Saver) or checkpoint_dir is None:
             if self._has_options:
                 raise InvalidArgumentError(_OPTIONS_OF_SAVER)
             self._given = checkpoint_dir
         else:
             self._given = Saver(checkpoint_dir, keep=KeepNewest(5) if keep is None else keep, min_free_bytes=min_free_bytes)
-        self._own = self._given is not None and self._given is not checkpoint_dir
+            self._closes_saver = True
         self._every = every
         self._metrics = dict(metrics or {})
         self._background = background
         self._skips = on_busy == "skip"
-        self._on_begin, self._on_end, self._on_error = save_on_begin, save_on_end, save_on_error
-        self._tolerated: float = (
+        self._save_on_begin, self._save_on_end, self._save_on_error = save_on_begin, save_on_end, save_on_error
+        self._tolerated_failures: float = (
             {"raise": 0, "log": math.inf}[on_save_error] if isinstance(on_save_error, str) else on_save_error - 1
         )
         self._reset()
@@ -138,41 +138,41 @@ class CheckpointSaverHook(SessionRunHook):
         self._saver: Saver | None = None
         self._session: Session | None = None
         self._coord: Coordinator | None = None
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        self._failures_in_a_row = 0
-        self._values: dict[str, Any] = {}
+        self._consecutive_failures = 0
+        self._results: dict[str, Any] = {}
         self._last_step: int | None = None
         self._epoch = 0
         self.latest: Checkpoint | None = None
-        """The checkpoint that was written last."""
+        """The checkpoint that was written last, or None."""
         self.saved: int = 0
-        """How many were written."""
+        """How many checkpoints were written."""
         self.failed: int = 0
-        """How many could not be written."""
+        """How many saves failed."""
         self.skipped: int = 0
-        """How often a save was put off because the one before was being written."""
+        """How many saves were due during a write and skipped."""
 
     async def begin(self) -> None:
-        """Starts anew for a new session."""
+        """Reset for a new session."""
         self._reset()
         for listener in self._listeners:
             await listener.begin()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Finds the saver, counts from the step of the session, and saves if this is the beginning."""
-        await self._written()  # what a session that was lost has begun
+        """Choose the saver, start the timer, and save if this is the beginning."""
+        await self._wait_for_write()  # started by a session that was lost
         first = self._session is None
         self._session, self._coord = session, coord
         self._saver = self._saver_for(session)
-        session.stateful_hooks()  # two of one name are refused now, not in the middle of the training
+        session.stateful_hooks()  # refuses equal names now, and not during training
         self._epoch, step = session.global_step.latest
         self._timer.start(step, self._clock.now())
         if session.restored is not None:
             self._last_step = session.restored.checkpoint.step
         elif first:
-            await self._warn_of_others(step)
-        if first and self._on_begin and self._last_step != step:
+            await self._warn_if_not_restored(step)
+        if first and self._save_on_begin and self._last_step != step:
             await self._save(session)
             self._raise_failure()
 
@@ -193,64 +193,64 @@ class CheckpointSaverHook(SessionRunHook):
             )
         return shared
 
-    async def _warn_of_others(self, step: int) -> None:
+    async def _warn_if_not_restored(self, step: int) -> None:
         assert self._saver is not None
-        there = await self._saver.checkpoints()
-        if there:
+        checkpoints = await self._saver.checkpoints()
+        if checkpoints:
             _logger.warning(
                 "%s has a checkpoint of step %d, and this session begins at step %d without it; "
-                "to go on from it, make the session with ChiefSessionCreator(graph, checkpoint_dir=...)",
+                "to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
                 Path(self._saver.checkpoint_dir),
-                there[0].step,
+                checkpoints[0].step,
                 step,
             )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Raises if a save has failed; asks for the metrics."""
+        """Fetch the metrics. Raise the error of a failed save."""
         self._raise_failure()
         return SessionRunArgs(self._metrics) if self._metrics else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Saves if it is time."""
+        """Save if it is due. Raise the error of a failed save."""
         self._raise_failure()
-        self._values = run_values.results or {}
+        self._results = run_values.results or {}
         step = run_context.global_step
         if step != self._last_step and self._timer.due(step, self._clock.now()):
             await self._save_unless_busy(run_context.session)
-        if self._writing is not None:
-            await asyncio.sleep(0)  # steps that never suspend would keep the write from going on
+        if self._write_task is not None:
+            await asyncio.sleep(0)  # lets the write continue where steps never suspend
         self._raise_failure()
 
     async def _save_unless_busy(self, session: Session) -> None:
-        if self._writing is not None:
+        if self._write_task is not None:
             if self._skips:
                 self.skipped += 1
                 return
-            await self._written()
+            await self._wait_for_write()
             self._raise_failure()
         await self._save(session)
 
     async def end(self, session: Session) -> None:
-        """Saves the last state, and waits until it is durable."""
-        await self._written()
-        # Also when the save before has failed: this one may succeed, and then the last state is not lost.
-        if self._on_end and self._last_step != session.global_step.latest.step:
+        """Save the last state and wait until it is durable."""
+        await self._wait_for_write()
+        # Also after a failed save: this one may succeed.
+        if self._save_on_end and self._last_step != session.global_step.latest.step:
             await self._save(session)
-            await self._written()
+            await self._wait_for_write()
         self._raise_failure()
         for listener in self._listeners:
             await listener.end(session, session.global_step.latest.step)
 
     async def close(self, exc: BaseException | None) -> None:
-        """Waits for the write that goes on; saves after an error, if asked to; a failure that nobody has seen comes out here."""
+        """Wait for the write; save after an error if `save_on_error`. Raise the error of a failed save not raised before."""
         try:
-            await self._written()
-            if exc is not None and self._on_error:
+            await self._wait_for_write()
+            if exc is not None and self._save_on_error:
                 await self._save_after_error()
         except Exception as error:
-            self._failed(error)
+            self._record_failure(error)
         finally:
-            if self._own and self._saver is self._given and self._saver is not None:
+            if self._closes_saver and self._saver is self._given and self._saver is not None:
                 await self._saver.aclose()
         self._raise_failure()
 
@@ -259,27 +259,27 @@ class CheckpointSaverHook(SessionRunHook):
         if session is None or self._saver is None:
             return
         epoch, step = session.global_step.latest
-        # In another epoch a recovery has put the step back and then failed, maybe with only a part of the rest put back.
+        # In another epoch, a recovery reset the step and then failed, perhaps with only a part of the state restored.
         if epoch == self._epoch and step != self._last_step:
             await self._save(session)
-            await self._written()
+            await self._wait_for_write()
 
     async def _save(self, session: Session) -> None:
-        """Takes the state and begins to write it, or writes it; nothing else may be being written."""
+        """Take the state and start to write it, or write it in the foreground. There must be no other write."""
         for listener in self._listeners:
             await listener.before_save(session, session.global_step.latest.step)
-        # State and step in one moment: sessions that share the variables go on while a listener is awaited.
+        # State and step without an await between: other sessions may change shared variables while a listener is awaited.
         state = session.state_dict()
         self._epoch, step = session.global_step.latest
-        metrics = {name: _number(name, value) for name, value in self._values.items()}
+        metrics = {name: _metric(name, value) for name, value in self._results.items()}
         self._timer.mark(step, self._clock.now())
         self._last_step = step
-        self._writing = asyncio.get_running_loop().create_task(
+        self._write_task = asyncio.get_running_loop().create_task(
             self._write(session, state, step, metrics), name=f"save of step {step}"
         )
-        del state  # it belongs to the write now
+        del state  # so that only the write refers to it
         if not self._background:
-            await self._written()
+            await self._wait_for_write()
 
     async def _write(self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float]) -> None:
         assert self._saver is not None
@@ -287,65 +287,66 @@ class CheckpointSaverHook(SessionRunHook):
         try:
             self.latest = await self._saver.save(state, step, metrics=metrics)
         except Exception as error:
-            self._save_failed(step, error)
+            self._record_failed_save(step, error)
             return
         except asyncio.CancelledError as error:
-            self._save_failed(step, _cancelled(step, error))
+            self._record_failed_save(step, _cancelled_error(step, error))
             raise
         finally:
-            del state  # it must not be held until the next save
+            del state  # else it would be kept until the listeners return
         self.saved += 1
-        self._failures_in_a_row = 0
+        self._consecutive_failures = 0
         try:
             for listener in self._listeners:
-                wish = await listener.after_save(session, step)
-                if wish:
-                    why = wish if isinstance(wish, str) else f"a listener asked for it at the save of step {step}"
-                    self._coord.request_stop(why)
+                stop = await listener.after_save(session, step)
+                if stop:
+                    self._coord.request_stop(
+                        stop if isinstance(stop, str) else f"a listener requested it after saving step {step}"
+                    )
         except Exception as error:
-            self._failed(error)
+            self._record_failure(error)
         except asyncio.CancelledError as error:
-            self._failed(_cancelled(step, error))
+            self._record_failure(_cancelled_error(step, error))
             raise
 
-    def _save_failed(self, step: int, error: Exception) -> None:
+    def _record_failed_save(self, step: int, error: Exception) -> None:
         self.failed += 1
-        self._failures_in_a_row += 1
+        self._consecutive_failures += 1
         if self._last_step == step:
             self._last_step = None
-        if self._failures_in_a_row > self._tolerated:
-            self._failed(error)
+        if self._consecutive_failures > self._tolerated_failures:
+            self._record_failure(error)
         else:
-            _logger.error("saving step %d failed; going on, as on_save_error says", step, exc_info=error)
+            _logger.error("saving step %d failed; continuing, because of on_save_error", step, exc_info=error)
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         if self._failure is None:
             self._failure = error
         else:
             self._failure.add_note(f"and then: {error!r}")
 
-    async def _written(self) -> None:
-        """Waits until nothing is being written."""
-        while self._writing is not None and not self._writing.done():
-            await wait_done([self._writing], None)
-        self._writing = None
+    async def _wait_for_write(self) -> None:
+        """Wait until there is no write."""
+        while self._write_task is not None and not self._write_task.done():
+            await wait_done([self._write_task], None)
+        self._write_task = None
 
     def _raise_failure(self) -> None:
-        if self._writing is not None and self._writing.done():
-            self._writing = None
+        if self._write_task is not None and self._write_task.done():
+            self._write_task = None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
 
-def _number(name: str, value: Any) -> float:
+def _metric(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidArgumentError(f"metric {name!r} is {value!r}; fetch a number") from None
 
 
-def _cancelled(step: int, error: asyncio.CancelledError) -> HookCancelledError:
+def _cancelled_error(step: int, error: asyncio.CancelledError) -> HookCancelledError:
     failure = HookCancelledError(f"the save of step {step} was cancelled, and not by its session")
     failure.__cause__ = error
     return failure

@@ -65,7 +65,7 @@ async def test_a_stop_wish_is_honoured(tmp_path: Path, step: int, runs: int, bac
 async def test_a_stop_wish_at_the_last_save_is_honoured(tmp_path: Path) -> None:
     """There is nothing left to stop, but the reason is the session's, and a wish that gives none has one."""
     session = await train(array_graph(), [saving(tmp_path, every=ah.Every(secs=1e6), listeners=[Listener({1: True})])])
-    assert session.stop_reason == "a listener asked for it at the save of step 1"
+    assert session.stop_reason == "a listener requested it after saving step 1"
 
 
 async def test_a_stop_wish_is_not_lost_with_another_listener(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ async def test_a_failed_save_is_logged_if_told_to(tmp_path: Path, caplog: pytest
     hook = saving(saver, background=False, on_save_error="log")
     await train(array_graph(), [hook], 4)
     assert [(record.getMessage(), record.exc_info is not None) for record in caplog.records] == [
-        (f"saving step {step} failed; going on, as on_save_error says", True) for step in (0, 1, 3)
+        (f"saving step {step} failed; continuing, because of on_save_error", True) for step in (0, 1, 3)
     ]
     assert (hook.saved, hook.failed, await on_disk(tmp_path)) == (2, 3, [2, 4])
     await saver.aclose()

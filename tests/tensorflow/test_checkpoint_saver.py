@@ -209,7 +209,7 @@ async def test_a_listener_stops_the_training(tmp_path: Path, wishes: dict[int, b
     session = await train(counting_graph(), [Noting(record), hook], 10)
     assert saves(record) == await on_disk(tmp_path) == steps
     assert record[-1] == f"L.end({steps[-1]})"
-    assert session.stop_reason == f"a listener asked for it at the save of step {steps[-1]}"
+    assert session.stop_reason == f"a listener requested it after saving step {steps[-1]}"
 
 
 async def test_one_run_is_saved_once(tmp_path: Path) -> None:
