@@ -10,14 +10,14 @@ from aiohooks.checkpoint.cli import checkpoints
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m aiohooks", description="Looks at what sessions have left on disk.")
+    """Run one command and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m aiohooks", description="Inspect the files that sessions have written.")
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("checkpoints", help="list and verify checkpoints, and say which one a restore would take")
-    command.add_argument("directory", help="the checkpoint directory; only read, also while a session writes there")
-    command = commands.add_parser("plot", help="draw a run that CSVHook or JSONLinesHook has written, as a PNG")
+    command = commands.add_parser("checkpoints", help="list and verify checkpoints, and say which one a restore would read")
+    command.add_argument("directory", help="the checkpoint directory; it is only read, and a session may be writing to it")
+    command = commands.add_parser("plot", help="draw a PNG of a run that CSVHook or JSONLinesHook has written")
     command.add_argument("run", help="the .csv or .jsonl file")
-    command.add_argument("-o", "--output", help="the PNG to write; by default beside the file")
+    command.add_argument("-o", "--output", help="the PNG to write (default: beside the file)")
     given = parser.parse_args(arguments)
     if given.command == "checkpoints":
         return checkpoints(given.directory)

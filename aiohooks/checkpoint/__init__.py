@@ -1,17 +1,27 @@
-"""Checkpoints that cannot be lost: written whole or not at all, verified when read, never trusted with code.
+"""Checkpoints: written completely or not at all, verified when read, and free of executable code.
+
+    saver.py         Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
+    policies.py      which checkpoints are kept
+    checkpoint.py    Checkpoint, Restored, Stateful
+    _format.py       names and manifests
+    _encoding.py     a state to bytes and back
+    _files.py        file operations, and the lock
+    cli.py           `python -m aiohooks checkpoints DIR`
+
+On disk:
 
     checkpoint_dir/
-      .lock                          held by the one writer; the kernel lets go of it when that ends
+      .lock                          locked by the one writer; the kernel releases it when that ends
       step-000000001000.000007/      the checkpoint of step 1000, the seventh that was committed here
         arrays.safetensors           every numpy array of the state
-        state.msgpack                the tree they hang in, with everything else
+        state.msgpack                the tree that contains them, with everything else
         manifest.json                step, sequence, metrics; size and CRC-32 of the files; a sha256 of itself
-      .tmp-step-...                  being written, or being removed
+      .tmp-step-...                  being written or removed
       damaged-step-...               did not verify, set aside by `restore`
 
 A save writes all files into a `.tmp-` directory, syncs each file and then the directory, renames it, syncs the parent, and
 only then removes old checkpoints. The newest checkpoint is the one with the highest sequence that verifies; there is no
-pointer that could be wrong. The same state gives the same bytes on every Python. There is no pickle in it.
+pointer that could be wrong. The same state gives the same bytes on every Python. There is no pickle.
 """
 
 from aiohooks.checkpoint.checkpoint import Checkpoint as Checkpoint

@@ -1,7 +1,7 @@
-"""Every file operation of this package, relative to open directories, through one `fs` object that is `os` in real life.
+"""The file operations of checkpoints, relative to open directories, and the lock of a checkpoint directory.
 
-Tests put an object of their own in its place to record, fail or kill at any operation. What the functions of `os`
-raise is passed on as it is; what is not a plain file of the expected size is a `DamagedError`.
+All go through one `fs` object, which is `os` except in tests that record, fail or kill at any operation. Errors of `os` pass
+as they are; an entry that is not a plain file of the expected size raises `DamagedError`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-
-class DamagedError(Exception):
-    """What reading one file found wrong with it; private to this package, a `CorruptCheckpointError` is made of it."""
-
+from aiohooks._aio.fork import call_after_fork
+from aiohooks.checkpoint._format import LOCK, DamagedError
+from aiohooks.errors import CheckpointBusyError, CheckpointError
 
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-# Opening a pipe to read it would wait for a writer.
+# Opening a pipe for reading would wait for a writer.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
-# One call of read or write moves 2 GiB at most; smaller ones also let other threads in.
-_LARGEST_READ = 1 << 30
+# One read or write moves 2 GiB at most; smaller ones also let other threads run.
+_MAX_READ_BYTES = 1 << 30
 
-# What an open or a read says of an entry that is not the file it ought to be, or that the medium has lost. All else is the
-# trouble of this process (its rights, its limits) and says nothing about the checkpoint.
+# Errors of open and read that mean the entry is damaged. All others are trouble of this process (permissions, limits) and say
+# nothing about the checkpoint.
 _DAMAGE = {
     errno.ENOENT: "is missing",
     errno.ELOOP: "is a symbolic link",
@@ -43,36 +42,66 @@ _DAMAGE = {
 }
 
 
+@contextlib.contextmanager
+def _damage_errors() -> Generator[None]:
+    """Convert the errors in `_DAMAGE` to `DamagedError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise DamagedError(_DAMAGE[error.errno]) from error
+        raise
+
+
 class Files:
-    """The file operations, done by `fs`, an object with the functions of `os` (and `flock`, if that is to be replaced)."""
+    """File operations.
+
+    Args:
+        fs: an object with the functions of `os`, and optionally `flock`.
+    """
 
     def __init__(self, fs: Any = os) -> None:
-        """Takes whoever does them."""
-        self._fs = fs
+        self.fs = fs
 
     # Directories
 
     def open_directory(self, path: Path | str, *, dir_fd: int | None = None) -> int:
-        """Opens a directory; inside another one it may not be a symbolic link."""
+        """Open a directory; with `dir_fd` it must not be a symbolic link."""
         if dir_fd is None:
-            return int(self._fs.open(path, _DIRECTORY))
-        return int(self._fs.open(path, _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
+            return int(self.fs.open(path, _DIRECTORY))
+        return int(self.fs.open(path, _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
 
     @contextlib.contextmanager
     def directory(self, path: Path | str, *, dir_fd: int | None = None) -> Generator[int]:
-        """A directory, open for the length of a block."""
+        """Open a directory for the block. An error of closing is ignored: nothing is written through this descriptor."""
         fd = self.open_directory(path, dir_fd=dir_fd)
-        with self._closing(fd):
+        try:
             yield fd
+        finally:
+            self.close_quietly(fd)
+
+    @contextlib.contextmanager
+    def checkpoint(self, name: str, *, dir_fd: int) -> Generator[int]:
+        """Open the directory of a checkpoint for the block.
+
+        Raises:
+            DamagedError: it is missing, not a directory, or unreadable.
+        """
+        with _damage_errors():
+            fd = self.open_directory(name, dir_fd=dir_fd)
+        try:
+            yield fd
+        finally:
+            self.close_quietly(fd)
 
     def make_directories(self, path: Path) -> None:
-        """Makes a directory that only its owner may enter, and what is missing above it, so that they survive a power cut."""
+        """Make a directory with mode 0700 and its missing parents, all durable."""
         self._make(path, 0o700)
 
     def _make(self, path: Path, mode: int) -> bool:
-        """Makes it and what is missing above it; returns whether it was missing."""
+        """Return whether the directory was missing."""
         try:
-            self._fs.mkdir(path, mode)
+            self.fs.mkdir(path, mode)
         except FileExistsError:
             return False
         except FileNotFoundError:
@@ -81,210 +110,242 @@ class Files:
             if self._make(path.parent, 0o777):
                 self.sync_path(path.parent.parent)
             with contextlib.suppress(FileExistsError):
-                self._fs.mkdir(path, mode)
+                self.fs.mkdir(path, mode)
         return True
 
     def make_directory(self, name: str, *, dir_fd: int) -> None:
-        """Makes a directory that only its owner may enter."""
-        self._fs.mkdir(name, 0o700, dir_fd=dir_fd)
+        """Make a directory with mode 0700."""
+        self.fs.mkdir(name, 0o700, dir_fd=dir_fd)
 
     def remove_directory(self, name: str, *, dir_fd: int) -> None:
-        """Removes a directory of plain files, or what stands in its place; what is gone already is no error."""
+        """Remove a directory of plain files, or the file or link of that name. Do nothing if it is missing."""
         try:
             with self.directory(name, dir_fd=dir_fd) as fd:
-                for each in sorted(self._fs.listdir(fd)):
+                for each in sorted(self.fs.listdir(fd)):
                     with contextlib.suppress(FileNotFoundError):
-                        self._fs.unlink(each, dir_fd=fd)
-            self._fs.rmdir(name, dir_fd=dir_fd)
+                        self.fs.unlink(each, dir_fd=fd)
+            self.fs.rmdir(name, dir_fd=dir_fd)
         except FileNotFoundError:
             return
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            self._fs.unlink(name, dir_fd=dir_fd)  # a link or a file of this name: it alone goes, not what it points to
+            self.fs.unlink(name, dir_fd=dir_fd)  # a link itself is removed, not its target
 
-    def names(self, dir_fd: int) -> list[str]:
-        """What is in a directory, sorted."""
-        # Listed through a descriptor of its own: a listing begins where the last one on the same descriptor has been left, and
-        # that going back to the start can fail is said by nobody.
+    def list_names(self, dir_fd: int) -> set[str]:
+        """Return the names in a directory."""
+        # A listing starts where the last one on the same descriptor ended. Python rewinds, but ignores an error of that, so
+        # a descriptor is opened for each listing.
         with self.directory(".", dir_fd=dir_fd) as fd:
-            return sorted(self._fs.listdir(fd))
+            return set(self.fs.listdir(fd))
 
     def exists(self, name: str, *, dir_fd: int) -> bool:
-        """Whether there is anything of this name."""
+        """Return whether there is an entry of this name."""
         try:
-            self._fs.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+            self.fs.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
 
     def rename(self, old: str, new: str, *, dir_fd: int) -> None:
-        """Renames inside one directory."""
-        self._fs.rename(old, new, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        """Rename within one directory."""
+        self.fs.rename(old, new, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
     def sync(self, fd: int) -> None:
-        """Waits until what was written is on the disk. If it fails once, what was written is lost: nobody may ask again."""
-        self._fs.fsync(fd)
+        """Wait until the file or directory is durable. Never retry: after a failure the data is lost, and a retry succeeds."""
+        self.fs.fsync(fd)
 
     def sync_path(self, path: Path) -> None:
-        """Makes the names in a directory durable, as far as this process may open it."""
-        try:
-            fd = self.open_directory(path)
-        except PermissionError:
-            return
-        with self._closing(fd):
-            self._fs.fsync(fd)
-
-    def status(self, fd: int) -> os.stat_result:
-        """What `os.fstat` says."""
-        status: os.stat_result = self._fs.fstat(fd)
-        return status
+        """Make the names in a directory durable, if this process may open it."""
+        with contextlib.suppress(PermissionError), self.directory(path) as fd:
+            self.fs.fsync(fd)
 
     def free_bytes(self, dir_fd: int) -> int:
-        """How much can still be written to the file system of a directory."""
-        status = self._fs.statvfs(dir_fd)
+        """Return how much can still be written to the file system of a directory."""
+        status = self.fs.statvfs(dir_fd)
         return int(status.f_bavail * status.f_frsize)
 
     # Files
 
     def write_new(self, name: str, chunks: Iterable[bytes | memoryview], *, dir_fd: int) -> tuple[int, str]:
-        """Writes a file that does not exist yet and waits until it is on the disk; returns its size and CRC-32."""
-        fd = self._fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600, dir_fd=dir_fd)
+        """Write a new file, wait until it is durable, and return its size and CRC-32."""
+        fd = self.fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600, dir_fd=dir_fd)
         checksum = size = 0
-        with self._closing(fd):
+        try:
             for chunk in chunks:
-                checksum = zlib.crc32(chunk, checksum)  # cheap: when training uses every core, its time is lost to it
+                checksum = zlib.crc32(chunk, checksum)  # fast: training loses its time where it uses every core
                 size += len(chunk)
                 self._write(fd, memoryview(chunk))
-            self._fs.fsync(fd)
+            self.fs.fsync(fd)
+        except BaseException:
+            self.close_quietly(fd)
+            raise
+        # An error of closing may mean a lost write. After an interrupt Linux has closed the file, too.
+        with contextlib.suppress(InterruptedError):
+            self.fs.close(fd)
         return size, f"{checksum:08x}"
 
     def _write(self, fd: int, left: memoryview) -> None:
         while left:
             try:
-                written = self._fs.write(fd, left)
+                written = self.fs.write(fd, left)
             except InterruptedError:
                 continue
             if written <= 0:
-                raise OSError(errno.EIO, "a write took nothing")
+                raise OSError(errno.EIO, "a write wrote nothing")
             left = left[written:]
 
-    def read(self, name: str, *, dir_fd: int, size: int | None = None, at_most: int | None = None) -> bytes:
-        """Reads a plain file whole.
+    def read(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> bytes:
+        """Read a whole plain file.
 
         Args:
             name: its name in the directory.
             dir_fd: the directory.
-            size: what it must measure.
-            at_most: what it may measure, if that is not known.
+            size: the expected size.
+            max_size: the largest size allowed, if the size is unknown.
 
         Raises:
-            DamagedError: it is missing, not a plain file, not of that size, or the disk does not give it back.
+            DamagedError: it is missing, not a plain file, of another size, or unreadable.
         """
-        with told_as_damage():
-            fd = self._fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=dir_fd)
-            with self._closing(fd):
-                status = self._fs.fstat(fd)
+        with _damage_errors():
+            fd = self.fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=dir_fd)
+            try:
+                status = self.fs.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise DamagedError("is not a plain file")
                 if size is not None and status.st_size != size:
                     raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-                if at_most is not None and status.st_size > at_most:
-                    raise DamagedError(f"has {status.st_size} bytes, more than the {at_most} allowed")
+                if max_size is not None and status.st_size > max_size:
+                    raise DamagedError(f"has {status.st_size} bytes, more than the {max_size} allowed")
                 return self._read(fd, status.st_size)
+            finally:
+                self.close_quietly(fd)
 
     def _read(self, fd: int, size: int) -> bytes:
         parts: list[bytes] = []
         left = size
         while left:
             try:
-                part = self._fs.read(fd, min(left, _LARGEST_READ))
+                part = self.fs.read(fd, min(left, _MAX_READ_BYTES))
             except InterruptedError:
                 continue
             if not part:
                 raise DamagedError(f"ends {left} bytes early")
             parts.append(part)
             left -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)  # the usual one part is not copied
+        return parts[0] if len(parts) == 1 else b"".join(parts)  # a single part is not copied
 
-    # The lock
+    def close_quietly(self, fd: int) -> None:
+        """Close a descriptor and ignore errors."""
+        with contextlib.suppress(OSError):
+            self.fs.close(fd)
 
-    def lock(self, name: str, *, dir_fd: int) -> int | None:
-        """Opens a file and locks it for this process; None if another one has it.
+
+class DirectoryLock:
+    """The lock of a checkpoint directory, which admits one writer. The kernel releases it when the process ends."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._path = path
+        self._directory: int | None = None
+        self._lock: int | None = None
+        call_after_fork(self)
+
+    def acquire(self) -> int:
+        """Return the descriptor of the directory, which is made if missing, and locked.
 
         Raises:
-            OSError: the file cannot be opened, is no plain file, or files cannot be locked here.
+            CheckpointBusyError: another writer has the lock.
+            CheckpointError: the directory belongs to another user, and others may write to it.
+            OSError: as the system raised it.
         """
-        fd: int = self._fs.open(name, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS, 0o600, dir_fd=dir_fd)
+        if self._directory is not None and self._files.fs.fstat(self._directory).st_nlink == 0:
+            self.release()  # the directory was removed; there may be another one at the same path
+        if self._directory is not None:
+            return self._directory
+        self._files.make_directories(self._path)
+        directory = self._files.open_directory(self._path)
         try:
-            if not stat.S_ISREG(self._fs.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, f"{name} is not a plain file")
-            self._flock(fd)
+            self._check_owner(directory)
+            self._lock = self._lock_file(directory)
+            self._directory = directory
+        except BaseException:
+            self._files.close_quietly(directory)
+            raise
+        try:
+            # The name of the directory itself, which may be new, or not yet durable since a crash.
+            self._files.sync_path(self._path.parent)
+        except BaseException:
+            self.release()
+            raise
+        self._write_pid(self._lock)
+        return directory
+
+    def _lock_file(self, directory: int) -> int:
+        fs = self._files.fs
+        fd: int = fs.open(LOCK, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS, 0o600, dir_fd=directory)
+        try:
+            if not stat.S_ISREG(fs.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, f"{LOCK} is not a plain file")
+            try:
+                import fcntl
+            except ImportError:
+                raise OSError(errno.ENOTSUP, "this system has no flock, which keeps a second writer out") from None
+            flock = getattr(fs, "flock", fcntl.flock)
+            flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
-            self.close_quietly(fd)
+            self._files.close_quietly(fd)
             if isinstance(error, BlockingIOError):
-                return None
+                raise self._busy_error(directory) from None
             raise
         return fd
 
-    def _flock(self, fd: int) -> None:
-        try:
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        lock, directory = self._lock, self._directory
+        self._lock = self._directory = None
+        if lock is not None:
             import fcntl
-        except ImportError:
-            raise OSError(errno.ENOTSUP, "this system has no flock, which keeps a second writer out") from None
-        flock = getattr(self._fs, "flock", fcntl.flock)
-        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def unlock(self, fd: int) -> None:
-        """Gives a lock up and closes its file. Closing alone would not do while a forked child has the file open too."""
-        import fcntl
+            # Closing would not release it while a forked child has the file open.
+            with contextlib.suppress(OSError):
+                getattr(self._files.fs, "flock", fcntl.flock)(lock, fcntl.LOCK_UN)
+            self._files.close_quietly(lock)
+        if directory is not None:
+            self._files.close_quietly(directory)
 
-        with contextlib.suppress(OSError):
-            getattr(self._fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN)
-        self.close_quietly(fd)
+    def after_fork(self) -> None:
+        """Close the descriptors that a forked child inherited; the parent keeps the lock."""
+        for fd in (self._lock, self._directory):
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._lock = self._directory = None
 
-    def write_note(self, fd: int, text: str) -> None:
-        """Puts a short text in place of what a file has; as it is only a note, a full disk is no reason to fail."""
-        with contextlib.suppress(OSError):
-            self._fs.ftruncate(fd, 0)
-            self._fs.pwrite(fd, text.encode("ascii"), 0)
+    def _check_owner(self, directory: int) -> None:
+        status = self._files.fs.fstat(directory)
+        writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if writable_by_others and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            raise CheckpointError(
+                errno.EPERM,
+                f"{self._path} belongs to user {status.st_uid} and others may write to it, so they could replace the "
+                "checkpoints in it; use a directory of your own, or have its mode changed to 0755",
+            )
 
-    def read_note(self, name: str, *, dir_fd: int) -> str:
-        """The short text in a file; empty if there is none."""
+    def _write_pid(self, lock: int) -> None:
+        with contextlib.suppress(OSError):  # only for the message to other writers
+            self._files.fs.ftruncate(lock, 0)
+            self._files.fs.pwrite(lock, f"{os.getpid()}\n".encode("ascii"), 0)
+
+    def _busy_error(self, directory: int) -> CheckpointBusyError:
         try:
-            return self.read(name, dir_fd=dir_fd, at_most=64).decode("ascii")
+            text = self._files.read(LOCK, dir_fd=directory, max_size=64).decode("ascii").strip()
         except (OSError, DamagedError, UnicodeError):
-            return ""
-
-    # Closing
-
-    def close(self, fd: int) -> None:
-        """Closes; after an interrupt Linux has closed the file too."""
-        with contextlib.suppress(InterruptedError):
-            self._fs.close(fd)
-
-    def close_quietly(self, fd: int) -> None:
-        """Closes while something else goes wrong, or what was only read."""
-        with contextlib.suppress(OSError):
-            self._fs.close(fd)
-
-    @contextlib.contextmanager
-    def _closing(self, fd: int) -> Generator[None]:
-        """Closes at the end of a block. An error of the block wins over one of closing; closing may tell of a lost write."""
-        try:
-            yield
-        except BaseException:
-            self.close_quietly(fd)
-            raise
-        self.close(fd)
-
-
-@contextlib.contextmanager
-def told_as_damage() -> Generator[None]:
-    """Turns the errors that speak of the file and not of this process into `DamagedError`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _DAMAGE:
-            raise DamagedError(_DAMAGE[error.errno]) from error
-        raise
+            text = ""
+        pid = int(text) if text.isdigit() and len(text) <= 10 else None
+        holder = "another writer" if pid is None else "this process itself" if pid == os.getpid() else f"process {pid}"
+        return CheckpointBusyError(
+            f"{self._path} is in use by {holder}; a directory has one writer: close that Saver first, use another directory, "
+            "or pass read_only=True to read only",
+            pid=pid,
+        )

@@ -1,17 +1,20 @@
-"""The manifest of a checkpoint: what belongs to it, how large, with which checksum; one way to write it, and no other."""
+"""The names in a checkpoint directory, and the manifest of a checkpoint: its step, sequence, metrics, file sizes and checksums.
+
+A manifest has one canonical form; anything else is damage.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
 
-from aiohooks.checkpoint._files import DamagedError
 from aiohooks.errors import InvalidArgumentError
 
 LOCK = ".lock"
@@ -19,19 +22,39 @@ ARRAYS = "arrays.safetensors"
 STATE = "state.msgpack"
 MANIFEST = "manifest.json"
 FILES = (ARRAYS, STATE)
-"""The files that a manifest vouches for."""
+"""The files that a manifest lists."""
 
-LARGEST_INT = 2**63 - 1
-SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
-"""What a name that comes from a file may look like."""
+MAX_INT = 2**63 - 1
+# A name read from a file must match.
+_SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 _STEP = re.compile(r"step-([0-9]{12,19})\.([0-9]{6,19})", re.ASCII)
 _DAMAGED = re.compile(r"damaged-(step-[0-9]{12,19}\.[0-9]{6,19})(?:-[0-9]{1,9})?", re.ASCII)
 _TEMPORARY = re.compile(r"\.tmp-(?:drop-)?step-[0-9]{12,19}\.[0-9]{6,19}(?:-[0-9]{1,9})?", re.ASCII)
 
 
+class DamagedError(Exception):
+    """A file of a checkpoint is damaged; the message is the end of a sentence that begins with the file's name.
+
+    Private to this package, which raises `CorruptCheckpointError` from it.
+    """
+
+
+class NewerVersionError(Exception):
+    """A valid manifest has a version that this library does not know. Private to this package."""
+
+
+@contextlib.contextmanager
+def damage_in(file: str) -> Generator[None]:
+    """Put the name of a file before the message of a `DamagedError`."""
+    try:
+        yield
+    except DamagedError as error:
+        raise DamagedError(f"{file} {error}") from error.__cause__
+
+
 class Name(NamedTuple):
-    """The name of one checkpoint; names sort by when they were committed."""
+    """The name of a checkpoint. Names sort in the order of commits."""
 
     sequence: int
     step: int
@@ -40,61 +63,61 @@ class Name(NamedTuple):
         return f"step-{self.step:012d}.{self.sequence:06d}"
 
 
-def parse(name: str) -> Name | None:
-    """The checkpoint that a directory's name stands for; None if it is none, or not written as we write it."""
-    match = _STEP.fullmatch(name)
+def parse_name(text: str) -> Name | None:
+    """Return the checkpoint that a directory is named after, or None."""
+    match = _STEP.fullmatch(text)
     if match is None:
         return None
     found = Name(sequence=int(match[2]), step=int(match[1]))
-    return found if str(found) == name and max(found) <= LARGEST_INT else None
+    return found if str(found) == text and max(found) <= MAX_INT else None
 
 
-def parse_damaged(name: str) -> Name | None:
-    """The checkpoint that was set aside under this name; None if it is none."""
-    match = _DAMAGED.fullmatch(name)
-    return parse(match[1]) if match is not None else None
+def parse_damaged(text: str) -> Name | None:
+    """Return the checkpoint that was set aside as damaged under this name, or None."""
+    match = _DAMAGED.fullmatch(text)
+    return parse_name(match[1]) if match is not None else None
 
 
-def is_temporary(name: str) -> bool:
-    """Whether this is something unfinished of ours, which a writer may sweep away."""
-    return _TEMPORARY.fullmatch(name) is not None
+def checkpoint_names(names: Iterable[str]) -> list[Name]:
+    """Return the checkpoints among the names in a directory, newest first."""
+    return sorted((name for text in names if (name := parse_name(text)) is not None), reverse=True)
 
 
-def free(name: str, taken: set[str]) -> str:
-    """This name, or with a number behind it if it is taken."""
+def is_temporary(text: str) -> bool:
+    """Return whether a writer of ours left this name unfinished, so that the next one removes it."""
+    return _TEMPORARY.fullmatch(text) is not None
+
+
+def unused_name(name: str, names: set[str]) -> str:
+    """Return `name`, with a number at its end if it is among `names`."""
     number, wanted = 1, name
-    while name in taken:
+    while name in names:
         number += 1
         name = f"{wanted}-{number}"
     return name
 
 
-def next_sequence(names: list[str]) -> int:
-    """One more than the highest there is, the damaged ones counted too."""
-    found = [each for name in names if (each := parse(name) or parse_damaged(name)) is not None]
-    return 1 + max((each.sequence for each in found), default=0)
+def next_sequence(names: Iterable[str]) -> int:
+    """Return the highest sequence in a directory plus 1; damaged checkpoints count."""
+    found = (parse_name(text) or parse_damaged(text) for text in names)
+    return 1 + max((each.sequence for each in found if each is not None), default=0)
 
 
 FORMAT = "aiohooks-checkpoint"
 VERSION = 1
-LARGEST = 4 * 1024 * 1024
-"""Bytes of a manifest."""
-MOST_ENTRIES = 65_536
-DEEPEST = 32
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+_MAX_ENTRIES = 65_536
+_MAX_DEPTH = 32
 
 _KEYS = {"format", "version", "step", "sequence", "metrics", "files", "checksum"}
 _CRC32 = re.compile(r"[0-9a-f]{8}", re.ASCII)
-# JSON has no such numbers; a loss that went astray is what one wants to see in a list of checkpoints.
+# JSON has no such numbers, but a loss may be one.
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
-class NewerVersionError(Exception):
-    """A sound manifest of a version that this library does not know; private to this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What a manifest says of a file."""
+    """What a manifest states of a file."""
 
     size: int
     crc32: str
@@ -102,7 +125,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The contents of a manifest."""
 
     name: Name
     metrics: Mapping[str, float]
@@ -110,15 +133,15 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of the files it names."""
+        """Return the size of the files in bytes."""
         return sum(entry.size for entry in self.files.values())
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
-    """The metrics as floats.
+    """Return the metrics as floats, sorted by name.
 
     Raises:
-        InvalidArgumentError: they are no mapping of names to numbers, or too many for a manifest.
+        InvalidArgumentError: they are not a mapping of names to numbers, or too many for a manifest.
     """
     if metrics is None:
         return MappingProxyType({})
@@ -127,20 +150,20 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"metrics has the name {name!r}; give names as str")
+            raise InvalidArgumentError(f"metrics has the name {name!r}; give a str")
         try:
             if isinstance(value, (bool, str, bytes)):
                 raise TypeError
             found[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give one number") from None
-    if len(found) + len(FILES) > MOST_ENTRIES or len(_canonical(_metrics_to_json(found))) > LARGEST - 4096:
-        raise InvalidArgumentError(f"metrics has {len(found)} entries, too much for a manifest; keep them in the state instead")
+            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give a number") from None
+    if len(found) + len(FILES) > _MAX_ENTRIES or len(_canonical(_metrics_to_json(found))) > MAX_MANIFEST_BYTES - 4096:
+        raise InvalidArgumentError(f"metrics has {len(found)} entries, too many for a manifest; put them into the state instead")
     return MappingProxyType(dict(sorted(found.items())))
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of a manifest; the same for the same contents, on every Python."""
+    """Return the bytes of a manifest, which are the same for the same contents on every Python."""
     content: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -153,15 +176,15 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, name: Name) -> Manifest:
-    """Reads the manifest of the checkpoint of that name.
+    """Read the manifest of the checkpoint of that name.
 
     Raises:
-        DamagedError: it is not one, or not to the letter as it would be written, or of another checkpoint.
-        NewerVersionError: it is sound, and of a later version.
+        DamagedError: it is not a manifest in canonical form, or belongs to another checkpoint.
+        NewerVersionError: it is valid and of a later version.
     """
     try:
         content = json.loads(
-            data.decode("ascii"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_int=_small_int
+            data.decode("ascii"), object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant, parse_int=_parse_int
         )
         again = _canonical(content)
     except DamagedError:
@@ -172,9 +195,9 @@ def decode(data: bytes, name: Name) -> Manifest:
         raise DamagedError(f"is not a manifest of the format {FORMAT!r}")
     content = cast("dict[str, Any]", content)
     if again != data:
-        raise DamagedError("is not written in the one canonical way")
-    if _depth(content) > DEEPEST:
-        raise DamagedError(f"is nested deeper than {DEEPEST}")
+        raise DamagedError("is not in canonical form")
+    if _depth(content) > _MAX_DEPTH:
+        raise DamagedError(f"is nested deeper than {_MAX_DEPTH}")
     checksum = content.get("checksum")
     if checksum != _checksum({key: value for key, value in content.items() if key != "checksum"}):
         raise DamagedError("does not have the checksum it states")
@@ -188,8 +211,8 @@ def decode(data: bytes, name: Name) -> Manifest:
     if not isinstance(metrics, dict) or not isinstance(files, dict):
         raise DamagedError("does not have the entries of a manifest")
     metrics, files = cast("dict[str, Any]", metrics), cast("dict[str, Any]", files)
-    if len(metrics) + len(files) > MOST_ENTRIES:
-        raise DamagedError(f"has more than {MOST_ENTRIES} entries")
+    if len(metrics) + len(files) > _MAX_ENTRIES:
+        raise DamagedError(f"has more than {_MAX_ENTRIES} entries")
     return Manifest(
         name,
         MappingProxyType({key: _metric(value) for key, value in metrics.items()}),
@@ -198,25 +221,25 @@ def decode(data: bytes, name: Name) -> Manifest:
 
 
 def _file_entries(files: dict[str, Any]) -> dict[str, FileEntry]:
-    if not all(map(SAFE_NAME.fullmatch, files)):
-        raise DamagedError("names a file as no file of a checkpoint is named")
+    if not all(map(_SAFE_NAME.fullmatch, files)):
+        raise DamagedError("names a file that is not part of a checkpoint")
     if files.keys() != set(FILES):
         raise DamagedError(f"does not name the files {' and '.join(FILES)}")
     found: dict[str, FileEntry] = {}
     for name, entry in files.items():
         if not isinstance(entry, dict) or cast("dict[str, Any]", entry).keys() != {"size", "crc32"}:
-            raise DamagedError(f"does not say size and crc32 of {name}")
+            raise DamagedError(f"does not state size and crc32 of {name}")
         entry = cast("dict[str, Any]", entry)
         if not isinstance(entry["crc32"], str) or not _CRC32.fullmatch(entry["crc32"]):
-            raise DamagedError(f"has no crc32 of {name}")
+            raise DamagedError(f"has an invalid crc32 of {name}")
         found[name] = FileEntry(_int(entry, "size"), entry["crc32"])
     return found
 
 
 def _int(content: dict[str, Any], key: str) -> int:
     value = content.get(key)
-    if type(value) is not int or not 0 <= value <= LARGEST_INT:
-        raise DamagedError(f"does not have an int of 0 or more as {key!r}")
+    if type(value) is not int or not 0 <= value <= MAX_INT:
+        raise DamagedError(f"has an invalid {key!r}")
     return value
 
 
@@ -241,7 +264,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def _depth(content: Any) -> int:
-    """How deep a value is nested; what came through the decoder is not deep enough to overflow the stack here."""
+    """Return how deeply a value is nested. The decoder has refused what would overflow the stack here."""
     if isinstance(content, dict):
         content = list(cast("dict[str, Any]", content).values())
     if not isinstance(content, list):
@@ -249,19 +272,19 @@ def _depth(content: Any) -> int:
     return 1 + max(map(_depth, cast("Sequence[Any]", content)), default=0)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise DamagedError("says the same thing twice")
+        raise DamagedError("has a duplicate key")
     return found
 
 
-def _no_constant(text: str) -> NoReturn:
-    raise DamagedError("has a number that JSON does not know")
+def _reject_constant(text: str) -> NoReturn:
+    raise DamagedError("has a number that is not valid JSON")
 
 
-def _small_int(text: str) -> int:
-    # The length is looked at first: converting a number of a million digits takes its time.
-    if len(text) > 20 or abs(value := int(text)) > LARGEST_INT:
-        raise DamagedError(f"has an int above {LARGEST_INT}")
+def _parse_int(text: str) -> int:
+    # The length comes first: converting a number of a million digits takes long.
+    if len(text) > 20 or abs(value := int(text)) > MAX_INT:
+        raise DamagedError(f"has an int above {MAX_INT}")
     return value

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: pure functions of what there is, combined with `|`."""
+"""Which checkpoints are kept: pure functions of the existing ones, combined with `|`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from aiohooks._validate import check_int
 from aiohooks.checkpoint.checkpoint import Checkpoint
 from aiohooks.errors import InvalidArgumentError
 
 
 class KeepPolicy:
-    """Says which checkpoints stay. The newest one always stays, whatever a policy says.
+    """Selects the checkpoints to keep; the newest one is kept in any case.
 
-    A policy is asked after a new checkpoint is durable; what no part of a combination `a | b` keeps is removed.
+    A policy is called when a new checkpoint is durable. Checkpoints that no part of a combination `a | b` keeps are removed.
     """
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """The ones to keep of those there are, in whatever order they come; looks at nothing else."""
+        """Return those of `checkpoints`, which come in any order, that are to be kept."""
         raise NotImplementedError
 
     def __or__(self, other: object) -> KeepPolicy:
-        """Keeps what either of the two keeps."""
+        """Keep a checkpoint that either policy keeps."""
         return _KeepEither(self, other) if isinstance(other, KeepPolicy) else NotImplemented
 
 
 @dataclass(frozen=True, slots=True)
 class _KeepEither(KeepPolicy):
-    """What `a | b` is."""
-
     one: KeepPolicy
     other: KeepPolicy
 
@@ -48,26 +47,26 @@ class KeepNewest(KeepPolicy):
     n: int = 5
 
     def __post_init__(self) -> None:
-        _check_count(self.n, "n of KeepNewest")
+        check_int(self.n, "n of KeepNewest", 1)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """The last `n`."""
+        """Return the last `n`."""
         return set(_newest_first(checkpoints)[: self.n])
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
-    """Keeps the `k` checkpoints with the best value of a metric; of equal ones the newer.
+    """Keeps the `k` checkpoints with the best value of a metric, the newer one of equals, and the newest.
 
-    One without the metric, or where it is not a number, is never among the best.
+    A checkpoint whose metric is missing or NaN is never among the best.
 
     Args:
         k: how many.
-        metric: the name under which it was given to `save`.
-        mode: "min" if less is better, "max" if more is.
+        metric: its name, as given to `save`.
+        mode: "min" if lower is better, "max" if higher is.
 
     Raises:
-        InvalidArgumentError: one of them cannot be meant.
+        InvalidArgumentError: an argument is invalid.
     """
 
     k: int
@@ -75,14 +74,14 @@ class KeepBest(KeepPolicy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _check_count(self.k, "k of KeepBest")
+        check_int(self.k, "k of KeepBest", 1)
         if not isinstance(self.metric, str) or not self.metric:
             raise InvalidArgumentError(f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save")
         if self.mode not in ("min", "max"):
             raise InvalidArgumentError(f"mode of KeepBest is {self.mode!r}; give 'min' or 'max'")
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """The best `k`, and the newest."""
+        """Return the best `k`, and the newest."""
         newest_first = _newest_first(checkpoints)
         known = [each for each in newest_first if not math.isnan(each.metrics.get(self.metric, math.nan))]
         sign = 1 if self.mode == "min" else -1
@@ -92,7 +91,7 @@ class KeepBest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(KeepPolicy):
-    """Keeps for ever the first checkpoint at or after each multiple of `steps`, and the newest.
+    """Keeps, indefinitely, the first checkpoint at or after each multiple of `steps`, and the newest.
 
     Raises:
         InvalidArgumentError: `steps` is not an int of 1 or more.
@@ -101,23 +100,18 @@ class KeepEvery(KeepPolicy):
     steps: int
 
     def __post_init__(self) -> None:
-        _check_count(self.steps, "steps of KeepEvery")
+        check_int(self.steps, "steps of KeepEvery", 1)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """The first one of each stretch of `steps`, and the newest."""
+        """Return the first one of each interval of `steps`, and the newest."""
         newest_first = _newest_first(checkpoints)
         first: dict[int, Checkpoint] = {}
         for each in newest_first:
-            stretch = each.step // self.steps
-            if stretch not in first or each.step < first[stretch].step:
-                first[stretch] = each
+            interval = each.step // self.steps
+            if interval not in first or each.step < first[interval].step:
+                first[interval] = each
         return {*first.values(), *newest_first[:1]}
 
 
 def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     return sorted(checkpoints, key=lambda each: (each.sequence, each.step), reverse=True)
-
-
-def _check_count(value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{what} is {value!r}; give an int of 1 or more")

@@ -1,37 +1,51 @@
-"""The checkpoints of one writer, for coroutines."""
+"""Saving and restoring: `Saver` for coroutines, over the blocking `CheckpointDirectory`."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import logging
 import operator
 import os
-from collections.abc import Callable, Mapping
+import threading
+import zlib
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._aio.fork import call_after_fork
+from aiohooks._validate import check_int
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._directory import CheckpointDirectory
+from aiohooks.checkpoint._files import DirectoryLock, Files
+from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
 from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
 from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
 R = TypeVar("R")
 
-"""How long a cancelled call waits for its worker thread."""
+_logger = logging.getLogger("aiohooks")
+
+# How often a reader without the lock starts again because a writer removed what it was reading.
+_MAX_READ_ATTEMPTS = 10
+_MANIFEST_BYTES = 4096
+"""What the check of free space allows for a manifest."""
 
 
 class Saver:
     """Saves states to a directory and restores them.
 
-    The first `save` or `restore` takes the directory for this writer alone and makes it if it is missing. It is given
-    back by `aclose` or at the end of `async with`, and whenever the process ends; after that the Saver can be used again.
-    Everything that blocks runs in a worker thread. A call that is cancelled waits for its thread: a cancelled `save` has
-    happened as a whole or not at all. Calls of several tasks take turns.
+    The first `save` or `restore` makes the directory if it is missing, and locks it: a directory has one writer. `aclose`,
+    the end of `async with` and the end of the process release the lock; the Saver can be used again after `aclose`.
+    Everything that blocks runs in a worker thread. A call that is cancelled waits for its thread, so a cancelled `save` is
+    completed or has no effect. Concurrent calls run one after the other.
     """
 
     _fs: ClassVar[Any] = os
-    """Does all file operations; tests put an object of their own here, in a subclass."""
+    """Does all file operations; tests replace it in a subclass."""
 
     def __init__(
         self,
@@ -41,29 +55,29 @@ class Saver:
         min_free_bytes: int = 0,
         read_only: bool = False,
     ) -> None:
-        """Touches no file yet.
+        """Check the arguments; no file is touched yet.
 
         Args:
-            checkpoint_dir: the directory; made, for its owner alone, when it is first needed.
-            keep: which checkpoints stay after a save, such as `KeepNewest(3) | KeepBest(2, "loss")`.
-            min_free_bytes: a save that would leave less than this on the disk is refused before it begins; 0 asks nothing.
-            read_only: only reads, beside the one writer: takes no lock, sets nothing aside, refuses to save.
+            checkpoint_dir: the directory; made with mode 0700 when it is first needed.
+            keep: which checkpoints to keep after a save, such as `KeepNewest(3) | KeepBest(2, "loss")`.
+            min_free_bytes: a save that would leave less than this on the disk fails before anything is written; 0 disables
+                the check.
+            read_only: read beside a writer: take no lock, set nothing aside, refuse to save.
 
         Raises:
-            InvalidArgumentError: one of them cannot be meant.
+            InvalidArgumentError: an argument is invalid.
             ImportError: the extra is missing; install `aiohooks[checkpoint]`.
         """
-        importlib.import_module("aiohooks.checkpoint._encoding")  # says at once what is missing, not at the first save
+        importlib.import_module("aiohooks.checkpoint._encoding")  # a missing package is found here, not at the first save
         if not isinstance(checkpoint_dir, (str, os.PathLike)) or not os.fspath(checkpoint_dir):
             raise InvalidArgumentError(f"checkpoint_dir is {checkpoint_dir!r}; give the path of a directory")
         if not isinstance(keep, KeepPolicy):
             raise InvalidArgumentError(
                 f"keep is {keep!r}; give a policy such as KeepNewest(5) or KeepNewest(5) | KeepEvery(1000)"
             )
-        if isinstance(min_free_bytes, bool) or not isinstance(min_free_bytes, int) or min_free_bytes < 0:
-            raise InvalidArgumentError(f"min_free_bytes is {min_free_bytes!r}; give an int of 0 or more")
+        check_int(min_free_bytes, "min_free_bytes")
         self.checkpoint_dir: Path = Path(os.path.abspath(checkpoint_dir))
-        """Where the checkpoints are, as an absolute path."""
+        """The directory, as an absolute path."""
         self._directory = CheckpointDirectory(
             self.checkpoint_dir, keep=keep, min_free_bytes=min_free_bytes, read_only=bool(read_only), fs=self._fs
         )
@@ -74,20 +88,21 @@ class Saver:
     async def save(
         self, state: Mapping[str, Any], step: int, *, metrics: Mapping[str, SupportsFloat] | None = None
     ) -> Checkpoint:
-        """Saves a state. It is durable when this returns: a kill or a power cut does not undo it.
+        """Save a state. It is durable when this returns: a kill or a power cut does not undo it.
 
-        Arrays are written straight from their memory, so nothing in `state` may be changed before this returns.
-        Checkpoints that `keep` does not keep are removed afterwards; one that cannot be removed is named in a warning.
+        Arrays are written from their own memory, so nothing in `state` may be changed before this returns. Checkpoints that
+        `keep` does not keep are removed afterwards; if that fails, a warning is logged and the next save tries again.
 
         Args:
             state: a mapping of None, bool, int, float, complex, str, bytes, list, tuple, dict (keys: str or int), numpy
-                arrays and numbers, nested at will. They come back the same to the last bit; an OrderedDict as a dict.
-            step: the global step it was taken at. If there is a checkpoint of that step already, the new one replaces it
-                once it is durable.
-            metrics: numbers by name, for `KeepBest` and for whoever looks.
+                arrays and scalars, nested to any depth up to 64. They come back equal to the last bit; an OrderedDict comes
+                back as a dict.
+            step: the global step of the state. An existing checkpoint of the same step is removed once the new one is
+                durable.
+            metrics: numbers by name, for `KeepBest` and for readers of the checkpoint.
 
         Raises:
-            CheckpointError: the system refused something; nothing of this checkpoint is left, the earlier ones are.
+            CheckpointError: the system refused an operation. Nothing of this checkpoint is left; earlier ones are unchanged.
             CheckpointBusyError: another writer has the directory.
             InvalidArgumentError: something in `state` has no exact form on disk; the message names its place.
         """
@@ -95,33 +110,33 @@ class Saver:
         return await self._in_thread(self._directory.save, state, step, _format.check_metrics(metrics))
 
     async def restore(self, step: int | None = None) -> Restored | None:
-        """Reads the newest checkpoint that verifies, or that of one step; None if there has never been one.
+        """Read the newest checkpoint that verifies, or that of one step. Return None if there has never been one.
 
-        Damaged ones are passed over with a warning and set aside: renamed to `damaged-...`, never removed. The newest is
-        the one that was saved last, whatever its step. The arrays belong to the caller and can be written to. Takes the
-        memory of the arrays twice while it runs.
+        Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`, never removed. The newest
+        checkpoint is the one saved last, whatever its step. The arrays belong to the caller and are writable. While this
+        runs it needs twice the memory of the arrays.
 
         Raises:
-            CorruptCheckpointError: there are checkpoints (or were, and they were set aside), and none is good.
-            CheckpointError: there is none of that step, or the system refused something.
+            CorruptCheckpointError: there are checkpoints, or some that were set aside before, and none verifies.
+            CheckpointError: there is none of that step, or the system refused an operation.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
         return await self._in_thread(self._directory.restore, None if step is None else _check_step(step))
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """What there is, the newest first. Looks at the manifests only and needs no lock; damaged ones are left out."""
+        """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out. Needs no lock."""
         return await self._in_thread(self._directory.checkpoints)
 
     async def verify(self) -> list[tuple[Path, str | None]]:
-        """Reads every checkpoint through, without a lock and without changing anything.
+        """Read every checkpoint completely, without the lock and without changing anything.
 
         Returns:
-            Path and what is wrong with it (None: it is good) of each, the newest first, then those set aside earlier.
+            Path and damage of each (None: it is good), newest first, then those set aside earlier.
         """
         return [(each.path, each.reason) for each in await self._in_thread(self._directory.verify)]
 
     async def aclose(self) -> None:
-        """Gives the directory back; harmless twice."""
+        """Release the directory. Calling it again has no effect."""
         await self._in_thread(self._directory.close)
 
     async def __aenter__(self) -> Saver:
@@ -141,6 +156,338 @@ def _check_step(step: object) -> int:
         found = operator.index(step)  # type: ignore[arg-type]
     except TypeError:
         found = -1
-    if not 0 <= found <= _format.LARGEST_INT:
-        raise InvalidArgumentError(f"step is {step!r}; give an int from 0 to {_format.LARGEST_INT}")
+    if not 0 <= found <= _format.MAX_INT:
+        raise InvalidArgumentError(f"step is {step!r}; give an int from 0 to {_format.MAX_INT}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The result of reading one checkpoint completely."""
+
+    path: Path
+    name: Name
+    reason: str | None
+    """What is damaged, or None."""
+    was_set_aside: bool = False
+    manifest: Manifest | None = None
+    """The manifest, if it could be read."""
+
+
+class CheckpointDirectory:
+    """A directory of checkpoints, with blocking methods that run one at a time.
+
+    A call lists the directory once, and keeps that set of names up to date while it adds, renames and removes entries: other
+    processes do not change what belongs to the holder of the lock.
+    """
+
+    def __init__(self, path: Path, *, keep: KeepPolicy, min_free_bytes: int, read_only: bool, fs: Any = os) -> None:
+        self.path = path
+        self._keep = keep
+        self._min_free_bytes = min_free_bytes
+        self._read_only = read_only
+        self._files = Files(fs)
+        self._lock = DirectoryLock(self._files, path)
+        # For calls of several tasks, and for a thread that its cancelled caller no longer waits for.
+        self._mutex = threading.Lock()
+        self._known: dict[Name, Checkpoint] = {}
+        """The checkpoints whose manifest has been read or written."""
+        call_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Replace the mutex in a forked child, where no thread would release it."""
+        self._mutex = threading.Lock()
+
+    # Saving
+
+    def save(self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
+        """See `Saver.save`."""
+        from aiohooks.checkpoint import _encoding
+
+        with self._mutex:
+            with error_context(f"the checkpoint of step {step} was not saved in {self.path}"):
+                if self._read_only:
+                    raise CheckpointError(errno.EROFS, f"the Saver of {self.path} has read_only=True, so it cannot save")
+                data, arrays = _encoding.encode(state)
+                dir_fd = self._lock.acquire()
+                names = self._files.list_names(dir_fd)
+                self._remove_unfinished(dir_fd, names)
+                self._check_space(dir_fd, arrays.size + len(data) + _MANIFEST_BYTES)
+                name = Name(_format.next_sequence(names), step)
+                self._commit(dir_fd, names, name, metrics, {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]})
+            saved = self._known[name] = self._checkpoint(name, metrics)
+            self._remove_old(dir_fd, names, saved)
+            return saved
+
+    def _remove_unfinished(self, dir_fd: int, names: set[str]) -> None:
+        """Remove the leftovers of a writer that was killed. Only the holder of the lock may."""
+        for name in sorted(filter(_format.is_temporary, names)):
+            try:
+                self._files.remove_directory(name, dir_fd=dir_fd)
+                names.discard(name)
+            except OSError as error:
+                _logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
+
+    def _check_space(self, dir_fd: int, size: int) -> None:
+        if self._min_free_bytes == 0:
+            return
+        missing = size + self._min_free_bytes - self._files.free_bytes(dir_fd)
+        if missing > 0:
+            raise CheckpointError(
+                errno.ENOSPC,
+                f"the checkpoint needs {size} bytes and min_free_bytes is {self._min_free_bytes}: the disk has {missing} bytes "
+                "too few; make room, or keep fewer checkpoints",
+            )
+
+    def _commit(
+        self,
+        dir_fd: int,
+        names: set[str],
+        name: Name,
+        metrics: Mapping[str, float],
+        contents: Mapping[str, Iterable[bytes | memoryview]],
+    ) -> None:
+        """Write a checkpoint under a temporary name, make it durable, rename it, and make the name durable.
+
+        If an operation fails, nothing is left of it.
+        """
+        files = self._files
+        temporary = _format.unused_name(f".tmp-{name}", names)
+        try:
+            files.make_directory(temporary, dir_fd=dir_fd)
+            with files.directory(temporary, dir_fd=dir_fd) as fd:
+                entries = {
+                    file: _format.FileEntry(*files.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()
+                }
+                files.write_new(_format.MANIFEST, [_format.encode(Manifest(name, metrics, entries))], dir_fd=fd)
+                files.sync(fd)
+            files.rename(temporary, str(name), dir_fd=dir_fd)
+            files.sync(dir_fd)
+        except BaseException:
+            self._undo_commit(dir_fd, temporary, str(name))
+            raise
+        names.add(str(name))
+
+    def _undo_commit(self, dir_fd: int, temporary: str, name: str) -> None:
+        try:
+            # If it has its final name, it is not known whether that is durable: the save failed all the same.
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rename(name, temporary, dir_fd=dir_fd)
+            self._files.remove_directory(temporary, dir_fd=dir_fd)
+        except OSError as error:
+            _logger.warning("a failed save left %s behind (%s); the next save tries again to remove it", temporary, error)
+
+    def _remove_old(self, dir_fd: int, names: set[str], saved: Checkpoint) -> None:
+        """Remove what the policy does not keep. Errors are logged: the new checkpoint is durable."""
+        try:
+            there = self._sound(dir_fd, names)
+            newest_of_step: dict[int, Checkpoint] = {}
+            for each in there:
+                newest_of_step.setdefault(each.step, each)
+            kept = self._keep.kept(list(newest_of_step.values()))
+            old = [Name(each.sequence, each.step) for each in there if each != saved and each not in kept]
+        except OSError as error:
+            _logger.warning("no old checkpoint is removed: the existing ones could not be read (%s)", error)
+            return
+        except Exception:
+            _logger.exception("no old checkpoint is removed: the policy %r failed", self._keep)
+            return
+        if old:
+            self._remove(dir_fd, names, old)
+
+    def _remove(self, dir_fd: int, names: set[str], old: list[Name]) -> None:
+        """Remove checkpoints. Each is renamed first, durably, so that a part of one never has the name of a checkpoint."""
+        renamed: list[str] = []
+        try:
+            for name in old:
+                temporary = _format.unused_name(f".tmp-drop-{name}", names)
+                with contextlib.suppress(FileNotFoundError):  # the user may have removed it during the save
+                    self._files.rename(str(name), temporary, dir_fd=dir_fd)
+                    renamed.append(temporary)
+                self._known.pop(name, None)
+            self._files.sync(dir_fd)
+            for temporary in renamed:
+                self._files.remove_directory(temporary, dir_fd=dir_fd)
+        except OSError as error:
+            _logger.warning("old checkpoints could not be removed (%s); the next save tries again", error)
+
+    def _sound(self, dir_fd: int, names: set[str]) -> list[Checkpoint]:
+        """Return the checkpoints whose manifest is valid, newest first."""
+        found = _format.checkpoint_names(names)
+        self._known = {name: self._known[name] for name in found if name in self._known}
+        for name in found:
+            if name not in self._known:
+                with contextlib.suppress(DamagedError, NewerVersionError), self._files.checkpoint(str(name), dir_fd=dir_fd) as fd:
+                    self._known[name] = self._checkpoint(name, self._read_manifest(fd, name).metrics)
+        return [self._known[name] for name in found if name in self._known]
+
+    def _checkpoint(self, name: Name, metrics: Mapping[str, float]) -> Checkpoint:
+        return Checkpoint(step=name.step, sequence=name.sequence, metrics=metrics, path=self.path / str(name))
+
+    # Reading
+
+    def _read_manifest(self, fd: int, name: Name) -> Manifest:
+        """Read the manifest of a checkpoint whose directory is open.
+
+        Raises:
+            DamagedError: it does not verify.
+            NewerVersionError: it has a later version of the format.
+            OSError: the system refused an operation for a reason that is not damage.
+        """
+        with damage_in(_format.MANIFEST):
+            data = self._files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
+            return _format.decode(data, name)
+
+    def _read_state(self, fd: int, manifest: Manifest) -> dict[str, Any]:
+        """Read and verify the files of a checkpoint. Raises as `_read_manifest` does."""
+        from aiohooks.checkpoint import _encoding
+
+        contents = {file: self._read_file(fd, file, entry) for file, entry in manifest.files.items()}
+        return _encoding.decode(contents[_format.STATE], contents.pop(_format.ARRAYS))
+
+    def _read_file(self, fd: int, file: str, entry: _format.FileEntry) -> bytes:
+        with damage_in(file):
+            data = self._files.read(file, dir_fd=fd, size=entry.size)
+            if f"{zlib.crc32(data):08x}" != entry.crc32:
+                raise DamagedError("does not have the checksum in the manifest")
+            return data
+
+    def restore(self, step: int | None) -> Restored | None:
+        """See `Saver.restore`."""
+        with self._mutex, error_context(f"no checkpoint could be restored from {self.path}"):
+            if not self._read_only:
+                dir_fd = self._lock.acquire()
+                names = self._files.list_names(dir_fd)
+                self._remove_unfinished(dir_fd, names)
+                return self._restore(dir_fd, names, step)
+            try:
+                with self._files.directory(self.path) as dir_fd:
+                    for _ in range(_MAX_READ_ATTEMPTS):
+                        with contextlib.suppress(_VanishedError):
+                            return self._restore(dir_fd, self._files.list_names(dir_fd), step)
+            except FileNotFoundError:
+                if step is None:
+                    return None
+                raise
+            raise CheckpointError(errno.EAGAIN, f"the checkpoints in {self.path} are removed faster than they can be read")
+
+    def _restore(self, dir_fd: int, names: set[str], step: int | None) -> Restored | None:
+        there = _format.checkpoint_names(names)
+        set_aside: list[tuple[str, str]] = []
+        for name in there:
+            if step not in (None, name.step):
+                continue
+            try:
+                with self._files.checkpoint(str(name), dir_fd=dir_fd) as fd:
+                    manifest = self._read_manifest(fd, name)
+                    state = self._read_state(fd, manifest)
+            except DamagedError as error:
+                if self._read_only and not self._files.exists(str(name), dir_fd=dir_fd):
+                    raise _VanishedError from None
+                set_aside.append((str(name), str(error)))
+                self._set_aside(dir_fd, names, name, str(error))
+            except NewerVersionError as error:
+                raise CheckpointError(
+                    errno.ENOTSUP,
+                    f"{self.path / str(name)} has version {error} of the format, and this aiohooks reads versions up to "
+                    f"{_format.VERSION}; install a later one",
+                ) from None
+            else:
+                return Restored(self._checkpoint(name, manifest.metrics), state, tuple(set_aside))
+        if set_aside:
+            raise self._corrupt_error(set_aside)
+        if step is not None:
+            steps = ", ".join(str(each) for each in sorted({name.step for name in there})) or "none at all"
+            raise CheckpointError(errno.ENOENT, f"{self.path} has no checkpoint of step {step}; there are: {steps}")
+        earlier = sorted((name for name in names if _format.parse_damaged(name) is not None), reverse=True)
+        if earlier:
+            raise self._corrupt_error([(name, "was set aside as damaged before") for name in earlier])
+        return None
+
+    def _corrupt_error(self, damaged: list[tuple[str, str]]) -> CorruptCheckpointError:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:5]) + ("; ..." if len(damaged) > 5 else "")
+        return CorruptCheckpointError(
+            f"{self.path} has checkpoints and none of them is good: {listed}; to start from the beginning, use another directory",
+            path=self.path / damaged[0][0],
+            reason=damaged[0][1],
+        )
+
+    def _set_aside(self, dir_fd: int, names: set[str], name: Name, reason: str) -> None:
+        """Rename a damaged checkpoint, if this process may; never remove it."""
+        self._known.pop(name, None)
+        path = self.path / str(name)
+        if self._read_only:
+            _logger.warning("checkpoint %s is damaged and was skipped: %s", path, reason)
+            return
+        aside = _format.unused_name(f"damaged-{name}", names)
+        try:
+            self._files.rename(str(name), aside, dir_fd=dir_fd)
+            self._files.sync(dir_fd)
+        except OSError as error:
+            _logger.warning("checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason)
+        else:
+            names.add(aside)
+            _logger.warning("checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """See `Saver.checkpoints`."""
+        with self._mutex, error_context(f"the checkpoints in {self.path} could not be listed"):
+            try:
+                with self._files.directory(self.path) as dir_fd:
+                    return self._sound(dir_fd, self._files.list_names(dir_fd))
+            except FileNotFoundError:
+                return []
+
+    def verify(self) -> list[Verified]:
+        """See `Saver.verify`."""
+        found: list[Verified] = []
+        with error_context(f"the checkpoints in {self.path} could not be verified"):
+            try:
+                with self._files.directory(self.path) as dir_fd:
+                    names = self._files.list_names(dir_fd)
+                    for name in _format.checkpoint_names(names):
+                        result = self._verify(dir_fd, name)
+                        if result.reason is None or self._files.exists(str(name), dir_fd=dir_fd):
+                            found.append(result)
+            except FileNotFoundError:
+                return []
+        damaged = ((text, _format.parse_damaged(text)) for text in sorted(names, reverse=True))
+        return found + [
+            Verified(self.path / text, name, "was set aside as damaged", was_set_aside=True)
+            for text, name in damaged
+            if name is not None
+        ]
+
+    def _verify(self, dir_fd: int, name: Name) -> Verified:
+        manifest = reason = None
+        try:
+            with self._files.checkpoint(str(name), dir_fd=dir_fd) as fd:
+                manifest = self._read_manifest(fd, name)
+                self._read_state(fd, manifest)
+        except DamagedError as error:
+            reason = str(error)
+        except NewerVersionError as error:
+            reason = f"has the later version {error} of the format"
+        return Verified(self.path / str(name), name, reason, manifest=manifest)
+
+    def close(self) -> None:
+        """Release the lock; the directory can be used again."""
+        with self._mutex:
+            self._lock.release()
+
+
+class _VanishedError(Exception):
+    """A writer removed the checkpoint that a reader was reading."""
+
+
+@contextlib.contextmanager
+def error_context(what: str) -> Generator[None]:
+    """Convert errors of the system to `CheckpointError`, with their errno."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(error.errno or errno.EIO, f"{what}: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise CheckpointError(errno.ENOMEM, f"{what}: there is not enough memory") from error

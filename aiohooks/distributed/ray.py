@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import secrets
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -11,21 +11,24 @@ from typing import Any, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, to_thread
 from aiohooks._validate import check_mapping, check_secs
-from aiohooks.distributed._supervise import supervise
 from aiohooks.distributed.task import (
-    Order,
-    Outcome,
-    absolute,
+    TaskResult,
+    TaskSpec,
+    absolute_path,
     check_task_options,
-    forget,
-    fulfil,
-    options_of_stores,
-    result_of,
+    forget_run,
+    new_run_name,
+    run_task,
+    supervise,
     task_name,
+    unwrap_result,
+    with_store_defaults,
 )
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.ray import _cluster
+
+__all__ = ["run"]
 
 T = TypeVar("T")
 
@@ -46,59 +49,59 @@ async def run(
     init_options: Mapping[str, Any] | None = None,
     store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
-    """Runs `main(task, *args)` for the chief and each worker, as tasks on a Ray _cluster, with a `RayStepStore`.
+    """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster, with a `RayStepStore`.
 
-    A task whose process or node dies is started again, where there is room, with the next `attempt`; what `main` raises is
-    final, and ends the others. Ray ends them also when this process ends.
+    A task whose process or node dies is restarted, where there is room, with the next `attempt`. An exception of `main` is
+    final, and ends the other tasks. Ray ends them also when this process ends.
 
     Args:
         main: a coroutine function that takes the `Task`.
-        num_workers: how many workers there are besides the chief.
-        args: what `main` takes besides.
-        address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine; "local" starts one for the time
-            of the run, which listens on the loopback interface only. A process that is part of a cluster uses that one.
-        namespace: of the run's actor.
-        run: the name of the run; left out, a new one, which is forgotten afterwards.
-        checkpoint_dir: for `Task.checkpoint_dir`; on several machines a directory that all of them see.
-        max_restarts: how often each task is started again.
-        backoff: the pauses before that.
-        stop_grace_secs: how long a task may take to end when it is asked to.
-        task_options: for `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, ...
-        init_options: for `ray.init`.
-        store_options: see `RayStepStore`; `on_lost` is "keep" if it is left out.
+        num_workers: the number of workers besides the chief.
+        args: further arguments of `main`.
+        address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine; "local" starts one for the
+            duration of the run, which listens on the loopback interface only. A process that is part of a cluster uses that one.
+        namespace: the Ray namespace of the run's actor.
+        run: the name of the run; by default a new one, which is forgotten afterwards.
+        checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all of them share.
+        max_restarts: how often each task may be restarted.
+        backoff: the pauses before restarts.
+        stop_grace_secs: how long a task may take to end after it was interrupted.
+        task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, ...
+        init_options: options of `ray.init`.
+        store_options: options of `RayStepStore`; `on_lost` is "keep" by default.
 
     Returns:
-        What they returned: the chief, then the workers.
+        The results: the chief's, then the workers'.
 
     Raises:
-        ExceptionGroup: of those that failed: with what `main` raised, or `TaskDiedError`.
+        ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
         StoreUnavailableError: there is no such cluster.
     """
     check_task_options(main, args, num_workers, max_restarts, backoff)
     check_secs(stop_grace_secs, "stop_grace_secs")
     check_mapping(task_options, "task_options")
     check_mapping(init_options, "init_options")
-    options, directory = options_of_stores(store_options), absolute(checkpoint_dir)
-    url, name = f"ray://{namespace}", f"run-{secrets.token_hex(4)}" if run is None else run
-    store = open_step_store(url, run=name, **options)
+    options, directory = with_store_defaults(store_options), absolute_path(checkpoint_dir)
+    name = new_run_name() if run is None else run
+    spec = TaskSpec(main, args, f"ray://{namespace}", name, num_workers, directory, options)
+    store = open_step_store(spec.url, run=name, **options)
     resources = {"num_cpus": 1, **(task_options or {})}
     for reserved in ("max_retries", "retry_exceptions", "num_returns"):
         if reserved in resources:
-            raise InvalidArgumentError(f"task_options has {reserved!r}, which is the launcher's: see max_restarts")
-    room = {}
+            raise InvalidArgumentError(f"task_options has {reserved!r}, which the launcher sets: see max_restarts")
+    own_cluster = {}
     if address == "local":
         cpus = (num_workers + 1) * resources["num_cpus"]
-        room = {"num_cpus": max(os.cpu_count() or 1, int(cpus + 1)), "include_dashboard": False}
-    init = {**room, **(init_options or {})}
+        own_cluster = {"num_cpus": max(os.cpu_count() or 1, int(cpus + 1)), "include_dashboard": False}
+    init = {**own_cluster, **(init_options or {})}
+
+    async def attempt(task_id: int, number: int) -> T:
+        result: T = await _run_on_cluster(dataclasses.replace(spec, task_id=task_id, attempt=number), resources, stop_grace_secs)
+        return result
+
     await to_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
     try:
         async with store:
-
-            async def attempt(task_id: int, tries: int) -> T:
-                order = Order(main, args, url, name, task_id, num_workers, directory, tries, options)
-                result: T = await _do_on_cluster(order, resources, stop_grace_secs)
-                return result
-
             grace = 2 * stop_grace_secs + 5.0
             try:
                 return await supervise(
@@ -106,41 +109,41 @@ async def run(
                 )
             finally:
                 if run is None:
-                    await forget(store, stop_grace_secs)
+                    await forget_run(store, stop_grace_secs)
     finally:
         await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
 
 
-async def _do_on_cluster(order: Order, resources: Mapping[str, Any], grace_secs: float) -> Any:
-    task = _cluster.submit(_fulfil, order, f"aiohooks {task_name(order.task_id)}", resources)
+async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any], grace_secs: float) -> Any:
+    name = task_name(spec.task_id)
+    task = _cluster.submit(_run_in_ray, spec, f"aiohooks {name}", resources)
     reply = _cluster.reply_to(task)
     try:
-        outcome: Outcome = await reply
+        result: TaskResult = await reply
     except Exception as error:
         if not _cluster.is_of_ray(error):
             raise
-        said = (str(error).strip().splitlines() or [""])[0]
+        message = (str(error).strip().splitlines() or [""])[0]
         raise TaskDiedError(
-            f"the {task_name(order.task_id)} (attempt {order.attempt}) died: {type(error).__name__}: {said}",
-            task_id=order.task_id,
+            f"the {name} (attempt {spec.attempt}) died: {type(error).__name__}: {message}", task_id=spec.task_id
         ) from error
     finally:
         if not reply.done() or reply.cancelled():
-            await shielded(_end(task, grace_secs), grace_secs=2 * grace_secs + 1, what=f"ending the {task_name(order.task_id)}")
-    return result_of(outcome, order.task_id, order.attempt)
+            await shielded(_end_task(task, grace_secs), grace_secs=2 * grace_secs + 1, what=f"ending the {name}")
+    return unwrap_result(result, spec)
 
 
-def _fulfil(order: Order) -> Outcome:
-    """Does a task in a process of Ray's, whose SIGTERM is the task's own meanwhile: a session with `handle_signals` takes it."""
+def _run_in_ray(spec: TaskSpec) -> TaskResult:
+    """Run a task in a process of Ray's, with the default SIGTERM, so that a session with `handle_signals` can handle it."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        return fulfil(order)
+        return run_task(spec)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-async def _end(task: Any, grace_secs: float) -> None:
-    """Interrupts a task as Ctrl-C would, and ends its process if that is not enough."""
+async def _end_task(task: Any, grace_secs: float) -> None:
+    """Interrupt a task as Ctrl-C would, and end its process after the grace period."""
     ended = _cluster.reply_to(task)
     _cluster.cancel_task(task, force=False)
     if not await _cluster.settled(ended, grace_secs):

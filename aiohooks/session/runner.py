@@ -24,15 +24,14 @@ T = TypeVar("T")
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Runs `main(*args)` to its end in a new event loop: uvloop's where it is installed, else asyncio's.
+    """Run `main(*args)` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
 
     Returns:
-        What `main` returns.
+        The result of `main`.
 
     Raises:
-        SystemExit: a signal has ended a session that handles signals, and `main` has returned None or was cancelled by it; the
-            exit code is 128 + the signal's number, as shells have it. A `main` that returns something else says by itself what
-            has become of it.
+        SystemExit: a signal has ended a session that handles signals, and `main` has returned None or was cancelled; the exit
+            code is 128 + the signal's number, as in shells. Any other result of `main` is returned.
         InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`, not `run(main(...))`.
     """
     check_callable(main, "main")
@@ -46,18 +45,18 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     except (KeyboardInterrupt, RuntimeError) as error:
         if loop is None or stopped_by(loop) is None:
             raise
-        # uvloop takes itself for running where Ctrl-C comes in its last moment: it cannot be closed then.
+        # After a Ctrl-C in its last iteration uvloop's `is_running` stays true, and closing it fails.
         if not isinstance(error, KeyboardInterrupt) and not loop.is_running():
             raise
-        _exit(signal.SIGINT)
+        _exit_by_signal(signal.SIGINT)
     number = stopped_by(loop)
     if number is not None and result is None:
-        _exit(number)
+        _exit_by_signal(number)
     return result
 
 
-def _exit(number: signal.Signals) -> NoReturn:
+def _exit_by_signal(number: signal.Signals) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # All is done: one Ctrl-C more must not write a traceback out of the interpreter's own end.
+        # The program has ended: another Ctrl-C must not show a traceback of the interpreter's shutdown.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(128 + number)

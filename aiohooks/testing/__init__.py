@@ -1,4 +1,4 @@
-"""Helpers for people who write hooks and stores: time by hand, hooks that record or fail, and a look for what was left over."""
+"""Helpers for tests of hooks and stores: a clock set by hand, hooks that record or fail, checks for leaks, and for stores."""
 
 from aiohooks.testing.clock import ManualClock as ManualClock
 from aiohooks.testing.hooks import FaultInjectionHook as FaultInjectionHook

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock whose time only moves when a test moves it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from aiohooks.errors import InvalidArgumentError
 
 
 class ManualClock:
-    """A clock whose time is moved by the test's hand.
+    """A clock whose time is moved by the test.
 
-    `with ManualClock() as clock:` makes it the current clock; what is made or started inside, and in tasks started
-    inside, uses it from then on. `clock.advance(secs)` moves the time and calls what became due:
+    `with ManualClock() as clock:` makes it the current clock: objects that are made inside the block, and tasks that are
+    started inside, use it. `clock.advance(secs)` moves the time and makes the calls that are due:
 
         with ManualClock() as clock:
             steps = MemoryStepStore()
@@ -27,29 +27,29 @@ class ManualClock:
     """
 
     def __init__(self, now: float = 0.0) -> None:
-        """Shows the time `now`, in seconds."""
+        """Start at the time `now`, in seconds."""
         self._now = now
         self._timers: list[_Timer] = []
-        self._made = 0
+        self._count = 0
         self._restore: list[Callable[[], None]] = []
 
     def now(self) -> float:
-        """The time, in seconds."""
+        """Return the time, in seconds."""
         return self._now
 
     def call_later(self, secs: float, callback: Callable[[], object]) -> _Timer:
-        """Calls `callback()`, in the context as it is now, when the time has been moved on by `secs`."""
-        self._made += 1
+        """Call `callback()`, in a copy of the current context, when the time has moved by `secs`."""
+        self._count += 1
         in_context = functools.partial(contextvars.copy_context().run, callback)
-        timer = _Timer(self._now + max(0.0, secs), self._made, in_context)
+        timer = _Timer(self._now + max(0.0, secs), self._count, in_context)
         heapq.heappush(self._timers, timer)
         return timer
 
     def advance(self, secs: float) -> None:
-        """Moves the time on and calls what is due on the way, in order, each at its own time.
+        """Move the time by `secs` and make the calls that become due, in order, each at its own time.
 
-        Tasks that this makes runnable run when the caller next awaits. An error of a callback is raised here; what
-        comes after it is called by the next `advance`.
+        Tasks that become runnable run when the caller next awaits. An error of a callback is raised from here; the calls
+        after it are made by the next `advance`.
         """
         if not 0 <= secs < math.inf:
             raise InvalidArgumentError(f"advance({secs!r}): time only moves forward, give seconds >= 0")
@@ -64,7 +64,7 @@ class ManualClock:
 
     @property
     def pending(self) -> int:
-        """How many calls are still to come."""
+        """The number of calls that are still to be made."""
         return sum(timer.call is not None for timer in self._timers)
 
     def __enter__(self) -> Self:
@@ -79,7 +79,7 @@ class ManualClock:
 
 
 class _Timer:
-    """One call to come; `call` is None once it was made or called off."""
+    """A scheduled call; `call` is None once it was made or cancelled."""
 
     __slots__ = ("_number", "call", "when")
 

@@ -1,19 +1,16 @@
-"""What a piece of asynchronous code leaves behind: tasks, files, threads, waiters, unheard errors.
+"""Checks that a block of asynchronous code cleans up: tasks, files, threads, waiters, unreported errors.
 
-`async with no_leaks():` compares the world after the block with the world before it and names every difference.
+`async with no_leaks():` compares the state after the block with the state before it and lists every difference. Leaks are:
 
-What counts as left behind:
-
-- a task that is not done at the moment the block is left. Not a tick later: who starts a task awaits it;
-- a cancel of the current task that the block took back or kept to itself (`cancelling()` has changed);
-- a waiter that is still parked in one of the `stores`, or a publisher still registered there;
+- a task that is not done when the block is left, not even a tick later: whoever starts a task awaits it;
+- a cancellation of the current task that the block swallowed or took back (`cancelling()` has changed);
+- a waiter that is still parked in one of the `stores`, or a publisher that is still registered there;
 - an open file, socket or pipe (where `/proc/self/fd` exists);
-- a running thread. Idle workers of anyio's and of the loop's own thread pool stay for later use and are allowed;
-  one that still runs a function is not;
-- a signal handler that is not the one from before;
-- an error nobody heard of: an exception never retrieved, a coroutine never awaited, a pending task destroyed, an error in
-  a callback or a finaliser, an unclosed resource;
-- an async generator that was begun and neither finished nor closed.
+- a running thread; idle workers of the thread pools of anyio and of the loop may stay, busy ones may not;
+- a changed signal handler;
+- an unreported error: an exception never retrieved, a coroutine never awaited, a pending task destroyed, an error in a
+  callback or a finaliser, an unclosed resource;
+- an async generator that was started and neither finished nor closed.
 """
 
 from __future__ import annotations
@@ -32,10 +29,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-# A closed transport gives up its socket in the next tick, and tells its protocol in the one after.
+# A closed transport closes its socket in the next tick, and notifies its protocol in the one after.
 _TICKS = 3
-# A worker thread answers first and goes idle then, so an idle-looking moment may be a little away.
-_THREAD_PATIENCE_SECS = 0.5
+# A worker thread returns its result first and becomes idle a little later.
+_THREAD_WAIT_SECS = 0.5
 
 _WORKER_FILES = (
     "threading.py",
@@ -47,7 +44,7 @@ _WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
 
 class _Statistics(Protocol):
-    """A store's figures, as far as they are needed here."""
+    """The figures of a store that the check needs."""
 
     @property
     def waiting(self) -> int: ...
@@ -58,14 +55,118 @@ class _Statistics(Protocol):
 
 
 class _HasStatistics(Protocol):
-    """A step store, as far as it is needed here."""
+    """The part of a step store that the check needs."""
 
     def statistics(self) -> _Statistics: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What exists at one moment, as `take` found it; give it to `leaks_since` later."""
+class Leaks:
+    """The leaks of a block, one line each; false when there are none."""
+
+    lines: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+    def __str__(self) -> str:
+        return "leaks:\n" + "\n".join(f"  - {line}" for line in self.lines) if self.lines else "no leaks"
+
+
+class no_leaks:
+    """Checks that a block leaves nothing behind: `async with no_leaks(): ...`; the module lists what counts as a leak.
+
+    If the block raises, its exception passes, with the leaks as a note. The block is checked in its own task, loop and thread;
+    the loop's exception handler is replaced while it lasts.
+
+    Example:
+        async with no_leaks(stores=[store]):
+            async with AsyncMonitoredSession(graph, global_step=store) as session:
+                await session.run("train")
+    """
+
+    def __init__(self, *, stores: Iterable[_HasStatistics] = ()) -> None:
+        """Check also the waiters and publishers of `stores`."""
+        self.leaks: Leaks = Leaks()
+        """The leaks that were found; set after the block."""
+        self._stores = tuple(stores)
+        self._before: _State
+        self._errors: list[str] = []
+        self._generators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._restore: list[Callable[[], Any]] = []
+
+    async def __aenter__(self) -> Self:
+        gc.collect()  # garbage of earlier code must not count as the block's
+        self._collect_errors()
+        self._before = _State.current(self._stores)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        cancel: asyncio.CancelledError | None = None
+        try:
+            found = _immediate_leaks(self._before)
+            for _ in range(_TICKS):
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError as caught:
+                    cancel = caught
+            found += self._unfinished_generators()
+            gc.collect()
+            gc.collect()  # finalisers of the first round may have made more garbage
+            found += _delayed_leaks(self._before) + self._errors
+        finally:
+            while self._restore:
+                self._restore.pop()()
+        self.leaks = Leaks(tuple(found))
+        if cancel is not None and not isinstance(error, asyncio.CancelledError):
+            error = cancel  # a cancellation that was pending when the block ended is raised here, as by any await
+        if self.leaks:
+            if error is None:
+                raise AssertionError(str(self.leaks))
+            error.add_note(str(self.leaks))
+        if error is cancel and cancel is not None:
+            raise cancel
+
+    def _collect_errors(self) -> None:
+        loop = asyncio.get_running_loop()
+        handler = loop.get_exception_handler()
+        loop.set_exception_handler(lambda _, context: self._errors.append(_describe_context(context)))
+        self._restore.append(lambda: loop.set_exception_handler(handler))
+
+        hook = sys.unraisablehook
+        sys.unraisablehook = lambda unraisable: self._errors.append(_describe_unraisable(unraisable))
+        self._restore.append(lambda: setattr(sys, "unraisablehook", hook))
+
+        # As errors, these warnings of finalisers arrive at the hook above.
+        catcher = warnings.catch_warnings()
+        catcher.__enter__()
+        warnings.filterwarnings("error", message="coroutine .* was never awaited", category=RuntimeWarning)
+        warnings.simplefilter("error", ResourceWarning)
+        self._restore.append(lambda: catcher.__exit__(None, None, None))
+
+        firstiter, finalizer = sys.get_asyncgen_hooks()
+
+        def add_generator(generator: Any) -> None:
+            self._generators.add(generator)
+            if firstiter is not None:
+                firstiter(generator)
+
+        sys.set_asyncgen_hooks(add_generator, finalizer)
+        self._restore.append(lambda: sys.set_asyncgen_hooks(firstiter, finalizer))
+
+    def _unfinished_generators(self) -> list[str]:
+        return [
+            f"async generator {generator.__qualname__} started and not closed"
+            for generator in self._generators
+            if generator.ag_frame is not None
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What exists at one moment in the process, its loop and the stores."""
 
     tasks: frozenset[asyncio.Task[Any]]
     cancelling: int
@@ -75,168 +176,40 @@ class Snapshot:
     stores: tuple[tuple[_HasStatistics, int, tuple[str, ...]], ...]
 
     @classmethod
-    def take(cls, stores: Iterable[_HasStatistics] = ()) -> Self:
-        """Notes what exists now; call it in the task that runs the code to be checked."""
+    def current(cls, stores: Iterable[_HasStatistics]) -> Self:
         return cls(
             tasks=frozenset(asyncio.all_tasks()),
-            cancelling=_current_task().cancelling(),
+            cancelling=_running_task().cancelling(),
             files=_open_files(),
             threads=frozenset(threading.enumerate()),
             handlers=_signal_handlers(),
-            stores=tuple((store, *_parked(store)) for store in stores),
+            stores=tuple((store, *_waiters_and_publishers(store)) for store in stores),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Leaks:
-    """What was left behind, one line each; false when there is nothing."""
-
-    leftovers: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.leftovers)
-
-    def __str__(self) -> str:
-        if not self.leftovers:
-            return "nothing was left behind"
-        return "left behind:\n" + "\n".join(f"  - {line}" for line in self.leftovers)
-
-
-def leaks_since(before: Snapshot) -> Leaks:
-    """Compares this moment with `before`, in the same task, without waiting and without collecting garbage."""
-    return Leaks((*_left_at_once(before), *_left_open(before)))
-
-
-def assert_no_leaks(before: Snapshot) -> None:
-    """Raises if anything is there now that was not `before`.
-
-    It sees tasks, files, threads, handlers and waiters; errors that nobody heard of are seen by `no_leaks` only.
-
-    Raises:
-        AssertionError: names each leftover.
-    """
-    leaks = leaks_since(before)
-    if leaks:
-        raise AssertionError(str(leaks))
-
-
-class no_leaks:
-    """Checks that a block leaves nothing behind; the module says what counts.
-
-    If the block itself raises, its exception passes and the leftovers are added to it as a note. The check is of the task,
-    loop and thread it runs in, and it takes over the loop's exception handler while it lasts.
-
-    Example:
-        async with no_leaks(stores=[store]):
-            async with AsyncMonitoredSession(graph, global_step=store) as session:
-                await session.run("train")
-    """
-
-    def __init__(self, *, stores: Iterable[_HasStatistics] = ()) -> None:
-        """Watches also the waiters and publishers of `stores`."""
-        self.leaks: Leaks = Leaks()
-        """What was found; known after the block."""
-        self._stores = tuple(stores)
-        self._before: Snapshot
-        self._heard: list[str] = []
-        self._generators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._undo: list[Callable[[], Any]] = []
-
-    async def __aenter__(self) -> Self:
-        gc.collect()  # what earlier code left is its own
-        self._listen()
-        self._before = Snapshot.take(self._stores)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        cancel: asyncio.CancelledError | None = None
-        try:
-            found = _left_at_once(self._before)
-            for _ in range(_TICKS):
-                try:
-                    await asyncio.sleep(0)
-                except asyncio.CancelledError as caught:
-                    cancel = caught
-            found += self._unfinished_generators()
-            gc.collect()
-            gc.collect()  # finalisers of the first round may have let go of more
-            found += _left_open(self._before) + self._heard
-        finally:
-            self._stop_listening()
-        self.leaks = Leaks(tuple(found))
-        if cancel is not None and not isinstance(error, asyncio.CancelledError):
-            error = cancel  # a cancel that was pending when the block ended: passed on, as any await would
-        if self.leaks:
-            if error is None:
-                raise AssertionError(str(self.leaks))
-            error.add_note(str(self.leaks))
-        if error is cancel and cancel is not None:
-            raise cancel
-
-    def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        handler = loop.get_exception_handler()
-        loop.set_exception_handler(lambda _, context: self._heard.append(_told(context)))
-        self._undo.append(lambda: loop.set_exception_handler(handler))
-
-        hook = sys.unraisablehook
-        sys.unraisablehook = lambda unraisable: self._heard.append(_unraisable_told(unraisable))
-        self._undo.append(lambda: setattr(sys, "unraisablehook", hook))
-
-        # As errors, these come out of finalisers and so through the hook above.
-        catcher = warnings.catch_warnings()
-        catcher.__enter__()
-        warnings.filterwarnings("error", message="coroutine .* was never awaited", category=RuntimeWarning)
-        warnings.simplefilter("error", ResourceWarning)
-        self._undo.append(lambda: catcher.__exit__(None, None, None))
-
-        firstiter, finalizer = sys.get_asyncgen_hooks()
-
-        def begun(generator: Any) -> None:
-            self._generators.add(generator)
-            if firstiter is not None:
-                firstiter(generator)
-
-        sys.set_asyncgen_hooks(begun, finalizer)
-        self._undo.append(lambda: sys.set_asyncgen_hooks(firstiter, finalizer))
-
-    def _stop_listening(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def _unfinished_generators(self) -> list[str]:
-        return [
-            f"async generator {generator.__qualname__} begun and not closed"
-            for generator in self._generators
-            if generator.ag_frame is not None
-        ]
-
-
-def _current_task() -> asyncio.Task[Any]:
+def _running_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
     assert task is not None, "the leaks check runs inside a task"
     return task
 
 
-def _left_at_once(before: Snapshot) -> list[str]:
-    """What must be gone at the very moment the code is left."""
+def _immediate_leaks(before: _State) -> list[str]:
+    """Return the leaks that count as soon as the block is left."""
     found: list[str] = []
-    task = _current_task()
-    found += [f"task {one.get_name()!r} still runs {_place(one)}" for one in asyncio.all_tasks() - before.tasks - {task}]
+    task = _running_task()
+    found += [f"task {one.get_name()!r} still runs {_source_line(one)}" for one in asyncio.all_tasks() - before.tasks - {task}]
     if task.cancelling() != before.cancelling:
         found.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")
-    for store, waiters, publishers in before.stores:
-        now, names = _parked(store)
-        if now > waiters:
-            found.append(f"{now - waiters} waiter(s) parked in {store!r}")
-        found += [f"publisher {name!r} registered in {store!r}" for name in names if name not in publishers]
+    for store, waiters_before, publishers_before in before.stores:
+        waiters, publishers = _waiters_and_publishers(store)
+        if waiters > waiters_before:
+            found.append(f"{waiters - waiters_before} waiter(s) parked in {store!r}")
+        found += [f"publisher {name!r} registered in {store!r}" for name in publishers if name not in publishers_before]
     return found
 
 
-def _left_open(before: Snapshot) -> list[str]:
-    """What may take a tick, or a thread's last breath, to go."""
+def _delayed_leaks(before: _State) -> list[str]:
+    """Return the leaks of things that may take a tick, or a moment of their thread, to close."""
     found = [
         f"file descriptor {number} open on {target}"
         for number, target in _open_files().items()
@@ -247,18 +220,17 @@ def _left_open(before: Snapshot) -> list[str]:
         for number, handler in _signal_handlers().items()
         if before.handlers[number] != handler
     ]
-    patience = time.monotonic() + _THREAD_PATIENCE_SECS
-    for thread in set(threading.enumerate()) - before.threads:
-        while thread.is_alive() and not _is_idle_worker(thread):
-            if time.monotonic() > patience:
-                found.append(f"thread {thread.name!r} still runs")
-                break
-            thread.join(0.001)
-    # An idle worker from before that is busy now has work that nobody waits for.
+    deadline = time.monotonic() + _THREAD_WAIT_SECS
     found += [
-        f"thread {thread.name!r} still runs a function that nobody waits for"
+        f"thread {thread.name!r} still runs"
+        for thread in set(threading.enumerate()) - before.threads
+        if not _becomes_idle(thread, deadline)
+    ]
+    # An idle worker from before that is busy now runs an abandoned function.
+    found += [
+        f"thread {thread.name!r} still runs an abandoned function"
         for thread in before.threads
-        if thread.is_alive() and thread.name.startswith(_WORKER_NAMES) and not _becomes_idle(thread, patience)
+        if thread.name.startswith(_WORKER_NAMES) and not _becomes_idle(thread, deadline)
     ]
     return found
 
@@ -281,18 +253,26 @@ def _signal_handlers() -> dict[int, Any]:
     return {int(number): signal.getsignal(number) for number in signal.valid_signals()}
 
 
-def _parked(store: _HasStatistics) -> tuple[int, tuple[str, ...]]:
+def _waiters_and_publishers(store: _HasStatistics) -> tuple[int, tuple[str, ...]]:
     statistics = store.statistics()
     return statistics.waiting + statistics.watching, statistics.publishers
 
 
+def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
+    """Wait until the thread has ended, or is an idle worker of a pool; return False at the deadline."""
+    while thread.is_alive() and not _is_idle_worker(thread):
+        if time.monotonic() > deadline:
+            return False
+        thread.join(0.001)
+    return True
+
+
 def _is_idle_worker(thread: threading.Thread) -> bool:
-    """Whether this is a pool's thread that waits for its next function."""
     if not thread.name.startswith(_WORKER_NAMES):
         return False
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     if frame is None or frame.f_code.co_name in ("run", "run_sync"):
-        return False  # gone, or inside a function that has no frame of its own
+        return False  # ended, or inside a function that has no frame of its own
     while frame is not None:
         if not frame.f_code.co_filename.endswith(_WORKER_FILES):
             return False
@@ -300,15 +280,7 @@ def _is_idle_worker(thread: threading.Thread) -> bool:
     return True
 
 
-def _becomes_idle(thread: threading.Thread, patience: float) -> bool:
-    while not _is_idle_worker(thread) and thread.is_alive():
-        if time.monotonic() > patience:
-            return False
-        thread.join(0.001)
-    return True
-
-
-def _place(task: asyncio.Task[Any]) -> str:
+def _source_line(task: asyncio.Task[Any]) -> str:
     frames = task.get_stack(limit=1)
     if not frames:
         return f"({task.get_coro()!r})"
@@ -316,7 +288,7 @@ def _place(task: asyncio.Task[Any]) -> str:
     return f"({code.co_qualname}, {os.path.basename(code.co_filename)}:{frames[-1].f_lineno})"
 
 
-def _told(context: Mapping[str, Any]) -> str:
+def _describe_context(context: Mapping[str, Any]) -> str:
     error = context.get("exception")
     owner = context.get("task") or context.get("future") or context.get("handle")
     parts = [str(context.get("message", "an error in the loop"))]
@@ -327,6 +299,6 @@ def _told(context: Mapping[str, Any]) -> str:
     return ": ".join(parts)
 
 
-def _unraisable_told(unraisable: Any) -> str:
-    what = unraisable.exc_value if unraisable.exc_value is not None else unraisable.exc_type
-    return f"{unraisable.err_msg or 'unheard error in'} {unraisable.object!r}: {what!r}"
+def _describe_unraisable(unraisable: Any) -> str:
+    error = unraisable.exc_value if unraisable.exc_value is not None else unraisable.exc_type
+    return f"{unraisable.err_msg or 'unreported error in'} {unraisable.object!r}: {error!r}"

@@ -89,7 +89,7 @@ async def test_a_crash_turns_health_red_and_the_server_goes_on(caplog: pytest.Lo
     (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert (told.name, told.getMessage()) == (
         "aiohooks.adapters",
-        "session trainer of a service failed; the server goes on without it",
+        "session trainer of a service failed; the server continues without it",
     )
 
 

@@ -129,7 +129,7 @@ async def test_with_a_token_only_who_has_it_looks_inside() -> None:
     assert set((await ask(service, "/health", headers=good)).json) == {"state", "step", "doing", "stop_reason", "failure"}
     assert (await ask(service, "/")).status == 200
     assert SECRET not in repr(service)
-    assert SECRET not in repr(service._guard)
+    assert SECRET not in repr(service._access)
 
 
 LOCAL = [("127.0.0.1", 80), ("127.8.8.8", 80), ("::1", 80), ("::ffff:127.0.0.1", 80), ("localhost", 80), ("/run/x.sock", None)]

@@ -115,7 +115,7 @@ async def test_a_loop_that_does_not_stop_is_cancelled_after_the_grace_period(cap
         await leaving
     assert recorder.calls == ["begin", "close(CancelledError)"]
     assert service.health().failure == "CancelledError: the grace period was over"
-    assert "7 s after the stop; it is cancelled" in caplog.text
+    assert "7 s after the stop; cancelling it" in caplog.text
 
 
 async def test_a_cancelled_server_still_closes_the_session() -> None:

@@ -76,4 +76,4 @@ def test_an_error_is_its_class_and_what_it_says() -> None:
 
     assert safe_error(OSError("no\npaper")) == "OSError: no\\x0apaper"
     assert safe_error(OSError()) == "OSError"
-    assert safe_error(MuteError()) == "MuteError: (it cannot say what happened)"
+    assert safe_error(MuteError()) == "MuteError: (its message cannot be shown)"

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from aiohooks.adapters.asgi._lifespan import hearing_signals
+from aiohooks.adapters.asgi._lifespan import notify_on_signals
 from tests.support.asgi import Exchange, turns
 from tests.support.services import Work, make
 
@@ -45,8 +45,8 @@ async def test_a_signal_ends_waits_before_the_server_ends(server: list[int], num
 
 
 async def test_signals_may_be_left_alone(server: list[int]) -> None:
-    """With `hear_signals=False` the session goes on until the server ends it."""
-    service = make(Work(), hear_signals=False)
+    """With `stop_on_signals=False` the session goes on until the server ends it."""
+    service = make(Work(), stop_on_signals=False)
     async with service.lifespan():
         await turns()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -60,7 +60,7 @@ async def test_what_is_not_handled_is_left_as_it_is() -> None:
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with hearing_signals(print):
+        with notify_on_signals(print):
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -73,7 +73,7 @@ async def test_a_handler_set_meanwhile_is_kept(server: list[int]) -> None:
         pass
 
     mine = signal.getsignal(signal.SIGTERM)
-    with hearing_signals(print):
+    with notify_on_signals(print):
         signal.signal(signal.SIGTERM, other)
     assert signal.getsignal(signal.SIGTERM) is other
     signal.signal(signal.SIGTERM, mine)
@@ -85,7 +85,7 @@ async def test_other_threads_have_no_signals() -> None:
     same: list[bool] = []
 
     async def inside() -> None:
-        with hearing_signals(print):
+        with notify_on_signals(print):
             same.append(signal.getsignal(signal.SIGTERM) is before)
 
     thread = threading.Thread(target=lambda: asyncio.run(inside()))
@@ -97,7 +97,7 @@ async def test_other_threads_have_no_signals() -> None:
 async def test_a_forked_child_does_not_write_into_its_parents_loop(server: list[int]) -> None:
     """In a child the server's handler alone is called."""
     heard: list[str] = []
-    with hearing_signals(heard.append):
+    with notify_on_signals(heard.append):
         handler = signal.getsignal(signal.SIGTERM)
         assert callable(handler)
         child = os.fork()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aiohooks.checkpoint import KeepNewest
-from aiohooks.checkpoint.cli import checkpoints, printable, readable
+from aiohooks.checkpoint.cli import _printable, _readable_size, checkpoints
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved
 from tests.support.source import ROOT
 
@@ -34,7 +34,7 @@ def test_good_ones_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "12000         2  20 B  accuracy=0.875 loss=nan  good",
         "    5         1  20 B  -                        good",
         "",
-        "A restore would take step 12000 (step-000000012000.000002): the one saved last, and it is good.",
+        "A restore would read step 12000 (step-000000012000.000002), which was saved last and is good.",
     ]
 
 
@@ -50,10 +50,7 @@ def test_damage_is_named_with_what_a_restore_would_do(tmp_path: Path, capsys: py
     assert lines[2].endswith("good")
     assert "-  -" in lines[3]
     assert "manifest.json is not a manifest" in lines[3]
-    assert lines[-1] == (
-        f"A restore would take step 2 ({paths[1].name}): the last one that is good. It would set aside {paths[2].name}, "
-        "saved after it."
-    )
+    assert lines[-1] == f"A restore would read step 2 ({paths[1].name}), the newest good one, and set aside {paths[2].name}."
     assert names(tmp_path) == before
     one = directory(tmp_path)
     one.restore(None)
@@ -88,7 +85,7 @@ def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytes
     assert code == 0
     assert "a\\x1b[31m\\n\\u202eb\\ud800=1" in lines[1]
     assert len(lines) == 4
-    assert len(printable("x" * 1000)) == 203
+    assert len(_printable("x" * 1000)) == 203
 
 
 @pytest.mark.parametrize(
@@ -97,7 +94,7 @@ def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytes
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
     """In the unit that fits."""
-    assert readable(size) == text
+    assert _readable_size(size) == text
 
 
 @pytest.mark.parametrize("missing", ["numpy", "safetensors", "msgspec"])

@@ -102,7 +102,7 @@ EXACTLY = {
     "a time that is none": np.array(["NaT", "2020-02-29"], "M8[25us]"),
     "text with zeros at its end": np.array(["ab", "c", ""], "U4"),
     "bytes with zeros inside": np.array([b"a\0b", b"", b"\xff"], "S3"),
-    "several pieces": np.arange(_encoding.PIECE // 4 + 7, dtype=np.int64),
+    "several pieces": np.arange(_encoding.CHUNK_BYTES // 4 + 7, dtype=np.int64),
     "a read-only one": np.frombuffer(b"12345678", np.int16),
     "a number of numpy": np.float16("nan"),
     "a time of numpy": np.timedelta64(-3, "ns"),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from aiohooks.checkpoint import _encoding, _format
-from aiohooks.checkpoint._files import DamagedError
+from aiohooks.checkpoint._format import DamagedError
 from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved, state_of
 
@@ -161,7 +161,7 @@ def test_what_a_later_version_wrote_is_not_damaged(tmp_path: Path) -> None:
     one = directory(tmp_path)
     with pytest.raises(CheckpointError, match=r"version 2.*install a later one"):
         one.restore(None)
-    assert [each.reason for each in one.verify()] == ["is of the later version 2 of the format", None]
+    assert [each.reason for each in one.verify()] == ["has the later version 2 of the format", None]
     assert [each.step for each in one.checkpoints()] == [1]
     one.close()
     assert len(names(tmp_path)) == 2

@@ -259,7 +259,7 @@ async def test_a_directory_that_others_may_change_is_refused(tmp_path: Path, mod
     fs = Foreign(mode)
     async with saver_over(fs, tmp_path / "a") as saver:
         if refused:
-            with pytest.raises(CheckpointError, match="take a directory of your own"):
+            with pytest.raises(CheckpointError, match="use a directory of your own"):
                 await saver.save({}, 1)
             assert names(tmp_path / "a") == []
         else:

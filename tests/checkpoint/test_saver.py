@@ -254,6 +254,34 @@ async def test_the_order_of_a_commit(tmp_path: Path) -> None:
     assert steps == [*commit, "rename", "fsync", "unlink", "unlink", "unlink", "rmdir"]
 
 
+async def test_a_save_lists_the_directory_once(tmp_path: Path) -> None:
+    """One listing serves the leftovers, the sequence, the policy and the removal; a restore that sets one aside has one, too."""
+    (tmp_path / ".tmp-step-000000000001.000001").mkdir()
+    fs = ListingFs(tmp_path)
+    async with saver_over(fs, tmp_path, keep=KeepNewest(2)) as saver:
+        for step in range(4):
+            await saver.save(state_of(step), step)
+            assert (step, fs.listings) == (step, 1)
+            fs.listings = 0
+        damage(tmp_path / "step-000000000003.000004")
+        assert (await saver.restore()) is not None
+        assert fs.listings == 1
+    assert names(tmp_path) == ["damaged-step-000000000003.000004", "step-000000000002.000003"]
+
+
+class ListingFs(WatchedFs):
+    """Counts the listings of one directory."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.listings = 0
+
+    def listdir(self, fd: int) -> list[str]:
+        self.listings += os.path.samestat(os.fstat(fd), os.stat(self.path))
+        return os.listdir(fd)
+
+
 async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
     """No copy is made: each write of array bytes lies in the array, and saving takes no memory of its size."""
     array = np.zeros(8 << 20, np.uint8)

@@ -1,4 +1,4 @@
-"""Requests that no honest client makes, as bytes for a socket, and how their sender behaves."""
+"""Hostile requests, as bytes for a socket, and the behaviour of their sender."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
 
-Behaviour = Literal["reads", "leaves", "resets", "stops halfway", "does not read", "dawdles"]
+Behaviour = Literal["reads", "leaves", "resets", "stops halfway", "does not read", "sends slowly"]
 MARK = "hostile-position"
-"""In every header that a client makes up; it must not come back in one."""
+"""Part of every invented header; it must not be in a header of the reply."""
 
 ENDPOINTS = ("health", "ready", "progress", "events", "steps/0", "steps/1", "", "page.js", "page.css", "nowhere")
 PATHS = (
     "../../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/", "....//....//etc/passwd", "/etc/passwd",
-    "\\..\\..\\windows", "page.js/../../asgi.py", "page.js%00.html", "_page/index.html", "steps/1/../../health", "steps/",
+    "\\..\\..\\windows", "page.js/../../app.py", "page.js%00.html", "_page/index.html", "steps/1/../../health", "steps/",
     "steps", "steps//1", "steps/1/", "steps/1;a=b", "steps/%31", "health%0d%0aX-Injected:%20" + MARK, "%0d%0a%0d%0a<script>",
     "steps/%3Cscript%3Ealert(1)%3C/script%3E", "%ff%fe", "%c0%ae%c0%ae/", "%u002e", "?" * 2000, "a" * 50_000, "/" * 3000,
     ".git/config", "__class__", "{0.__class__}", "%s%s%n", "$(id)", "`id`", "' OR 1=1 --", "server-status", "favicon.ico",
@@ -70,7 +70,7 @@ RAW = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent, and how its sender behaves."""
+    """The bytes to send, and the behaviour of the sender."""
 
     kind: str
     data: bytes
@@ -95,7 +95,7 @@ def _step(order: random.Random, base: str) -> Request:
 
 
 def _timeout(order: random.Random, base: str) -> Request:
-    # A step that is there already: a query that is taken for a good one is answered at once as well.
+    # The step is reached already, so a query that is accepted is answered immediately as well.
     return Request("query", _head("GET", f"{base}steps/{order.choice(('0', '1'))}?{quote(order.choice(QUERIES), safe='=&%')}"))
 
 
@@ -112,7 +112,7 @@ def _host(order: random.Random, base: str) -> Request:
 def _header(order: random.Random, base: str) -> Request:
     more = tuple(order.sample(HEADERS, order.randrange(1, 4)))
     endpoint = order.choice([one for one in ENDPOINTS if one != "events"])
-    # A body may be announced that never comes: then it leaves.
+    # A header may announce a body, which is not sent: then the client leaves.
     return Request("header", _head("GET", base + endpoint, more=more), "leaves" if "Length" in "".join(more) else "reads")
 
 
@@ -146,7 +146,7 @@ def _half(order: random.Random, base: str) -> Request:
 
 
 def _slow(order: random.Random, base: str) -> Request:
-    return Request("slow", _head("GET", f"{base}steps/0"), "dawdles")
+    return Request("slow", _head("GET", f"{base}steps/0"), "sends slowly")
 
 
 def _pipelined(order: random.Random, base: str) -> Request:
@@ -160,7 +160,7 @@ MAKERS: tuple[Callable[[random.Random, str], Request], ...] = (
 
 
 def requests(count: int, seed: int, bases: tuple[str, ...]) -> list[Request]:
-    """So many, of every kind in turn, in an order of their own."""
+    """Return `count` requests, equally many of each kind, in random order."""
     order = random.Random(seed)
     made = [MAKERS[number % len(MAKERS)](order, order.choice(bases)) for number in range(count)]
     order.shuffle(made)

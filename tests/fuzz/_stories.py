@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from aiohooks.checkpoint import KeepNewest
-from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.checkpoint.checkpoint import Restored
+from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz._disk import WrongError
 
 KEEP = 2

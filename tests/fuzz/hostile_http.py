@@ -1,11 +1,11 @@
-"""A service among hostile clients (P20).
+"""Hostile clients of a service.
 
     python -m tests.fuzz.hostile_http --requests 5000
 
-A session makes steps in a service under uvicorn; over real sockets come malformed paths, steps, queries, methods, hosts and
-headers, bytes that are no HTTP, and clients that leave, reset, dawdle or do not read. Checked is: no answer is a server error,
-says anything of a secret, of the code or of what a client has put into a header; nothing is left of any client; the session
-goes on undisturbed, and honest clients in between are answered.
+A session makes steps in a service under uvicorn. Clients send it, over real sockets, malformed paths, steps, queries, methods,
+hosts and headers, and bytes that are not HTTP; they disconnect, reset, send slowly or do not read. The program checks that no
+reply is a server error or contains a secret, source code or a header of the client; that no client leaves anything behind; and
+that the session is not disturbed and valid requests in between are answered.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ import aiohooks as ah
 from aiohooks.adapters.asgi import SessionService
 from tests.fuzz._hostile_requests import MARK, Request, requests
 
-AT_ONCE = 16
-PATIENCE_SECS = 60
-"""A guard against hanging for ever, not a measurement."""
-HONEST_EVERY = 25
-"""After so many hostile requests comes an honest one."""
+CLIENTS = 16
+TIMEOUT_SECS = 60
+"""A guard against hanging, not a measurement."""
+VALID_EVERY = 25
+"""The number of hostile requests after which a valid one is sent."""
 
 _STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
-_FINE = {100, 200, 307, 400, 401, 403, 404, 405, 431, 501}
-"""What may be answered; 307 is the outer application's, 501 and 431 would be the server's own."""
+_ALLOWED = {100, 200, 307, 400, 401, 403, 404, 405, 431, 501}
+"""The statuses of correct replies; 307 is the outer application's, 501 and 431 would be the server's own."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What has come of it."""
+    """The counts and the violations of a run."""
 
     sent: int = 0
     kinds: collections.Counter[str] = field(default_factory=collections.Counter[str])
     statuses: collections.Counter[int] = field(default_factory=collections.Counter[int])
-    honest: int = 0
+    valid: int = 0
     steps: int = 0
     secs: float = 0.0
     violations: list[str] = field(default_factory=list[str])
@@ -62,17 +62,17 @@ class Report:
         statuses = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
         line = (
-            f"{self.sent} hostile requests ({kinds}); answers: {statuses}; {self.honest} honest ones answered; the session made "
-            f"{self.steps} steps; {len(self.violations)} violations; Python {platform.python_version()}, {self.secs:.1f} s"
+            f"{self.sent} hostile requests ({kinds}); replies: {statuses}; {self.valid} valid requests answered; "
+            f"the session made {self.steps} steps; {len(self.violations)} violations; "
+            f"Python {platform.python_version()}, {self.secs:.1f} s"
         )
         return "\n".join([line, *(f"    {one}" for one in self.violations[:20])])
 
 
-class Siege:
-    """The service, and those who try it."""
+class Attack:
+    """The service, of one session that is shown both without a token and with one, and its clients."""
 
     def __init__(self) -> None:
-        """Builds it: one session, shown without a token and with one."""
         self.report = Report()
         self.token = secrets.token_urlsafe(32)
         self.canary = secrets.token_hex(16)
@@ -105,29 +105,29 @@ class Siege:
     # -- one request
 
     async def send(self, port: int, request: Request) -> None:
-        """Makes one request, and looks at what comes back."""
+        """Send one request, and check the reply."""
         number = self.report.sent = self.report.sent + 1
         self.report.kinds[request.kind] += 1
         try:
-            async with asyncio.timeout(PATIENCE_SECS):
-                answer = await self._exchange(port, request)
+            async with asyncio.timeout(TIMEOUT_SECS):
+                reply = await self._exchange(port, request)
         except TimeoutError:
-            self.report.violations.append(f"no end in {PATIENCE_SECS} s: {request.kind}, {request.data[:200]!r}")
+            self.report.violations.append(f"no end in {TIMEOUT_SECS} s: {request.kind}, {request.data[:200]!r}")
             return
-        self.check(request, answer)
-        if number % HONEST_EVERY == 0:
-            await self.honest(port)
+        self.check(request, reply)
+        if number % VALID_EVERY == 0:
+            await self.send_valid(port)
 
     async def _exchange(self, port: int, request: Request) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
         try:
-            if request.behaviour == "dawdles":
+            if request.behaviour == "sends slowly":
                 for number in range(len(request.data)):
                     writer.write(request.data[number : number + 1])
                     await asyncio.sleep(0)
             else:
                 writer.write(request.data)
-            if request.behaviour in ("reads", "dawdles"):
+            if request.behaviour in ("reads", "sends slowly"):
                 return await reader.read()
             if request.behaviour == "stops halfway":
                 writer.write_eof()
@@ -135,10 +135,10 @@ class Siege:
             if request.kind == "follower":
                 return await reader.read(200)
             if request.kind == "waiter":
-                await self._answered(port)  # a request behind it: this one has been taken in
+                await self._request_step(port, 0)  # when this one is answered, the first has been read
             if request.behaviour == "does not read":
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
-                await self._answered(port)
+                await self._request_step(port, 0)
             return b""
         except (ConnectionError, OSError):
             return b""
@@ -150,85 +150,81 @@ class Siege:
             with contextlib.suppress(ConnectionError, OSError):
                 await writer.wait_closed()
 
-    def check(self, request: Request, answer: bytes) -> None:
-        """Notes what must not be in an answer."""
-        shown = f"{request.kind}, {request.data[:200]!r}: {answer[:300]!r}"
-        statuses = [int(one) for one in _STATUS.findall(answer)]
+    def check(self, request: Request, reply: bytes) -> None:
+        """Record what must not be in a reply."""
+        shown = f"{request.kind}, {request.data[:200]!r}: {reply[:300]!r}"
+        statuses = [int(one) for one in _STATUS.findall(reply)]
         self.report.statuses.update(statuses)
-        if any(status not in _FINE for status in statuses):
+        if any(status not in _ALLOWED for status in statuses):
             self.report.violations.append(f"a bad status: {shown}")
         if request.kind in ("host", "method") and 200 in statuses:
             self.report.violations.append(f"it was served: {shown}")
-        if answer and not statuses:
+        if reply and not statuses:
             self.report.violations.append(f"no HTTP: {shown}")
         root = str(Path(__file__).parent.parent.parent)
         for secret in (self.token, self.canary, "Traceback", root, 'File "', ".py"):
-            if secret.encode() in answer:
-                self.report.violations.append(f"{secret} is in an answer: {shown}")
-        head = answer.partition(b"\r\n\r\n")[0].lower()
+            if secret.encode() in reply:
+                self.report.violations.append(f"{secret} is in a reply: {shown}")
+        head = reply.partition(b"\r\n\r\n")[0].lower()
         if MARK.encode() in head or b"x-injected" in head or b"access-control" in head or b"set-cookie" in head:
             self.report.violations.append(f"a header was injected: {shown}")
-        if b"evil.example" in answer:
+        if b"evil.example" in reply:
             self.report.violations.append(f"a host was repeated: {shown}")
 
-    # -- honest ones in between
+    # -- valid requests in between
 
-    async def _answered(self, port: int) -> tuple[int, bytes]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /open/steps/0 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        return int(answer[9:12] or 0), answer
-
-    async def honest(self, port: int) -> None:
-        """An honest client waits for the next step."""
-        step = self.steps.latest.step + 1
+    async def _request_step(self, port: int, step: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET /open/steps/{step} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        answer = await reader.read()
+        reply = await reader.read()
         writer.close()
         await writer.wait_closed()
-        if not answer.startswith(b"HTTP/1.1 200 ") or f'"wanted":{step}'.encode() not in answer:
-            self.report.violations.append(f"an honest client was told {answer!r}")
-        self.report.honest += 1
+        return reply
 
-    # -- all of them
+    async def send_valid(self, port: int) -> None:
+        """Wait for the next step, as a valid client does."""
+        step = self.steps.latest.step + 1
+        reply = await self._request_step(port, step)
+        if not reply.startswith(b"HTTP/1.1 200 ") or f'"wanted":{step}'.encode() not in reply:
+            self.report.violations.append(f"the reply to a valid request is {reply!r}")
+        self.report.valid += 1
+
+    # -- the whole attack
 
     async def run(self, count: int, seed: int) -> None:
-        """The siege, and what is left of it."""
+        """Send all requests, and check what they leave behind."""
         async with self._serving() as port:
-            await self.honest(port)
-            before = self._left()
+            await self.send_valid(port)
+            before = self._resources()
             first, began = self.steps.latest.step, time.perf_counter()
-            ahead = requests(count, seed, ("/open/", "/closed/", "/"))
+            pending = requests(count, seed, ("/open/", "/closed/", "/"))
 
             async def client() -> None:
-                while ahead:
-                    await self.send(port, ahead.pop())
+                while pending:
+                    await self.send(port, pending.pop())
 
-            await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+            await asyncio.gather(*(client() for _ in range(CLIENTS)))
             self.report.secs = time.perf_counter() - began
-            await self._settle(port, before)
+            await self._wait_released(port, before)
             self.report.steps = self.steps.latest.step - first
             status = self.session.status()
             if status.state != "open" or status.failure or status.stop_reason or status.recoveries:
                 self.report.violations.append(f"the session was disturbed: {status}")
             if self.runs not in (status.runs, status.runs - 1):
-                self.report.violations.append(f"{status.runs} runs were begun, {self.runs} steps made")
+                self.report.violations.append(f"{status.runs} runs were started, {self.runs} steps made")
         self.report.violations += [f"logged: {line}" for line in self.wrong_lines]
 
-    async def _settle(self, port: int, before: tuple[int, ...]) -> None:
-        """The server hears of clients that have left when it next looks, and keeps idle connections for a while."""
-        until = time.monotonic() + PATIENCE_SECS
-        while any(now > then for now, then in zip(self._left(), before, strict=True)):
+    async def _wait_released(self, port: int, before: tuple[int, ...]) -> None:
+        """Wait until nothing is left of the clients: the server notices late that one has left, and keeps idle connections."""
+        until = time.monotonic() + TIMEOUT_SECS
+        while any(now > then for now, then in zip(self._resources(), before, strict=True)):
             if time.monotonic() > until:
                 tasks = [repr(task.get_coro()) for task in asyncio.all_tasks()]
-                self.report.violations.append(f"tasks, waiters, streams, fds are {self._left()}, were {before}: {tasks}")
+                self.report.violations.append(f"tasks, waiters, streams, fds are {self._resources()}, were {before}: {tasks}")
                 return
-            await self.honest(port)
+            await self.send_valid(port)
 
-    def _left(self) -> tuple[int, ...]:
+    def _resources(self) -> tuple[int, ...]:
         found = self.steps.statistics()
         services = (self.open, self.closed)
         return (
@@ -259,11 +255,11 @@ class Siege:
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    await server._serve([listener])  # `serve` would take the process's signals over
+    await server._serve([listener])  # `serve` would handle the signals of the process
 
 
 class _Watch(logging.Handler):
-    """Keeps what is logged as an error; what uvicorn warns of (bytes that are no HTTP) is as it should be."""
+    """Keeps the errors that are logged; warnings of uvicorn about bytes that are not HTTP are expected."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__(logging.ERROR)
@@ -275,26 +271,26 @@ class _Watch(logging.Handler):
         )
 
 
-def besiege(count: int, seed: int) -> Report:
-    """Makes so many hostile requests of a new service."""
-    siege = Siege()
-    ah.run(siege.run, count, seed)
-    return siege.report
+def attack(count: int, seed: int) -> Report:
+    """Send a number of hostile requests to a new service."""
+    made = Attack()
+    ah.run(made.run, count, seed)
+    return made.report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz.hostile_http",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--requests", type=int, default=5000, help="how many hostile ones (default %(default)s)")
+    parser.add_argument("--requests", type=int, default=5000, help="the number of hostile requests (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.requests < 1:
-        parser.error("--requests is at least 1")
-    report = besiege(options.requests, options.seed)
+        parser.error("--requests must be 1 or more")
+    report = attack(options.requests, options.seed)
     print(report)
     return int(bool(report.violations) or report.sent < options.requests)
 

@@ -10,14 +10,14 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import pytest
 
-from aiohooks.checkpoint import Checkpoint, _directory, _files, _format
-from aiohooks.checkpoint._directory import CheckpointDirectory
+from aiohooks.checkpoint import Checkpoint, Restored, _files, _format, saver
 from aiohooks.checkpoint._files import Files
+from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz import _full
 from tests.fuzz._disk import Outcome, Programme
 from tests.fuzz.checkpoint_corruption import corruption
@@ -116,79 +116,87 @@ def through(kind: type[Careless]) -> Seed:
 
 # The order of a commit
 
+Contents = Mapping[str, Iterable[bytes | memoryview]]
+
 
 def commit_that_renames_first(
-    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Mapping[str, _directory.Chunks]
+    self: CheckpointDirectory,
+    dir_fd: int,
+    names: set[str],
+    name: _format.Name,
+    metrics: Mapping[str, float],
+    contents: Contents,
 ) -> None:
-    _commit(files, dir_fd, name, metrics, contents, f".tmp-{name}")
+    _commit(self._files, dir_fd, name, metrics, contents, f".tmp-{name}")
+    names.add(str(name))
 
 
 def commit_in_place(
-    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Mapping[str, _directory.Chunks]
+    self: CheckpointDirectory,
+    dir_fd: int,
+    names: set[str],
+    name: _format.Name,
+    metrics: Mapping[str, float],
+    contents: Contents,
 ) -> None:
-    _commit(files, dir_fd, name, metrics, contents, str(name))
+    _commit(self._files, dir_fd, name, metrics, contents, str(name))
+    names.add(str(name))
 
 
 def _commit(
-    files: Files,
-    dir_fd: int,
-    name: _format.Name,
-    metrics: Mapping[str, float],
-    contents: Mapping[str, _directory.Chunks],
-    aside: str,
+    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Contents, written_as: str
 ) -> None:
-    unsynced = Files(Careless(files._fs))
-    files.make_directory(aside, dir_fd=dir_fd)
-    with files.directory(aside, dir_fd=dir_fd) as fd:
+    unsynced = Files(Careless(files.fs))
+    files.make_directory(written_as, dir_fd=dir_fd)
+    with files.directory(written_as, dir_fd=dir_fd) as fd:
         entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
         unsynced.write_new(_format.MANIFEST, [_format.encode(_format.Manifest(name, metrics, entries))], dir_fd=fd)
-        if aside != str(name):
-            files.rename(aside, str(name), dir_fd=dir_fd)
+        if written_as != str(name):
+            files.rename(written_as, str(name), dir_fd=dir_fd)
         for file in (*contents, _format.MANIFEST):
-            each = files._fs.open(file, os.O_RDONLY, dir_fd=fd)
+            each = files.fs.open(file, os.O_RDONLY, dir_fd=fd)
             files.sync(each)
-            files.close(each)
+            files.close_quietly(each)
         files.sync(fd)
     files.sync(dir_fd)
 
 
 def commits_by(commit: Callable[..., None]) -> Seed:
-    return lambda patch: patch.setattr(_directory, "commit", commit)
+    return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
 
 def removes_too_early(patch: pytest.MonkeyPatch) -> None:
     """Makes room first, and saves then."""
-    sound = _directory.commit
+    sound = CheckpointDirectory._commit
 
-    def commit(files: Files, dir_fd: int, *rest: Any) -> None:
-        names = sorted(name for each in files.names(dir_fd) if (name := _format.parse(each)) is not None)
-        _directory.remove(files, dir_fd, names[:-1])
-        sound(files, dir_fd, *rest)
+    def commit(self: CheckpointDirectory, dir_fd: int, names: set[str], *rest: Any) -> None:
+        self._remove(dir_fd, names, _format.checkpoint_names(names)[1:])
+        sound(self, dir_fd, names, *rest)
 
-    patch.setattr(_directory, "commit", commit)
+    patch.setattr(CheckpointDirectory, "_commit", commit)
 
 
 def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
     """Keeps the name of the newest in a file, and looks only there."""
-    save, there = CheckpointDirectory.save, CheckpointDirectory._there
+    save, restore = CheckpointDirectory.save, CheckpointDirectory._restore
 
     def saving(self: CheckpointDirectory, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
         saved = save(self, state, step, metrics)
-        fs = self._files._fs
+        fs = self._files.fs
         fd = fs.open(f"{self.path}/latest", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         fs.write(fd, saved.path.name.encode())
         fs.close(fd)
         return saved
 
-    def looking(self: CheckpointDirectory, dir_fd: int) -> list[_format.Name]:
-        found = there(self, dir_fd)
-        if not (self.path / "latest").exists():
-            return found
-        latest = _format.parse((self.path / "latest").read_text())
-        return [name for name in found if latest is not None and name <= latest]
+    def restoring(self: CheckpointDirectory, dir_fd: int, names: set[str], step: int | None) -> Restored | None:
+        if (self.path / "latest").exists():
+            latest = _format.parse_name((self.path / "latest").read_text())
+            found = _format.checkpoint_names(names)
+            names -= {str(name) for name in found if latest is None or name > latest}
+        return restore(self, dir_fd, names, step)
 
     patch.setattr(CheckpointDirectory, "save", saving)
-    patch.setattr(CheckpointDirectory, "_there", looking)
+    patch.setattr(CheckpointDirectory, "_restore", restoring)
 
 
 # Reading
@@ -209,10 +217,10 @@ def reads_any_writing(patch: pytest.MonkeyPatch) -> None:
 
 
 def does_not_look_at_checksums(patch: pytest.MonkeyPatch) -> None:
-    def unchecked(files: Files, fd: int, file: str, entry: _format.FileEntry) -> bytes:
-        return files.read(file, dir_fd=fd, size=entry.size)
+    def read_file(self: CheckpointDirectory, fd: int, file: str, entry: _format.FileEntry) -> bytes:
+        return self._files.read(file, dir_fd=fd, size=entry.size)
 
-    patch.setattr(_directory, "_checked", unchecked)
+    patch.setattr(CheckpointDirectory, "_read_file", read_file)
 
 
 def follows_links(patch: pytest.MonkeyPatch) -> None:
@@ -220,7 +228,7 @@ def follows_links(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
-    def set_aside(self: CheckpointDirectory, dir_fd: int, name: _format.Name, reason: str) -> None:
+    def set_aside(self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, reason: str) -> None:
         self._files.remove_directory(str(name), dir_fd=dir_fd)
 
     patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
@@ -240,7 +248,7 @@ def sweeps_what_is_not_ours(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_sweeps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_directory, "sweep", lambda files, dir_fd: None)
+    patch.setattr(CheckpointDirectory, "_remove_unfinished", lambda self, dir_fd, names: None)
 
 
 def leaks(patch: pytest.MonkeyPatch) -> None:
@@ -248,15 +256,15 @@ def leaks(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_what_failed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_directory, "_undo", lambda *args: None)
+    patch.setattr(CheckpointDirectory, "_undo_commit", lambda *args: None)
 
 
 def lets_any_error_out(patch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def told(what: str) -> Generator[None]:
+    def error_context(what: str) -> Generator[None]:
         yield
 
-    patch.setattr(_directory, "_told", told)
+    patch.setattr(saver, "error_context", error_context)
 
 
 def passes_over_errors(patch: pytest.MonkeyPatch) -> None:

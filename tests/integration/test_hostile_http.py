@@ -1,4 +1,4 @@
-"""A service among hostile clients, over real sockets: the programme, with a small count, and with what it must find."""
+"""The hostile client program with a small count, over real sockets, and the weaknesses that it must find."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiohooks.adapters import asgi
-from aiohooks.adapters.asgi._access import Guard
+from aiohooks.adapters.asgi import app
+from aiohooks.adapters.asgi._access import AccessPolicy
 from aiohooks.adapters.asgi._events import WhileConnected
 from tests.fuzz import hostile_http, service_memory
 from tests.fuzz._hostile_requests import MAKERS, requests
@@ -16,47 +16,45 @@ from tests.fuzz._hostile_requests import MAKERS, requests
 pytestmark = pytest.mark.slow
 
 
-def test_no_hostile_request_does_harm(capsys: pytest.CaptureFixture[str]) -> None:
-    """No answer is a server error or tells a secret, nothing is left of a client, and the session is not disturbed."""
+def test_hostile_requests_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    """No reply is a server error or contains a secret, no client leaves anything behind, and the session is not disturbed."""
     assert hostile_http.main(["--requests", "390", "--seed", "7"]) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
     assert out.startswith("390 hostile requests (30 broken, 30 follower, ")
     assert "; 0 violations; " in out
 
 
-def test_a_seed_decides_what_is_sent() -> None:
-    """The same seed gives the same requests, of every kind as many."""
+def test_a_seed_decides_the_requests() -> None:
+    """The same seed gives the same requests, equally many of each kind."""
     made = requests(len(MAKERS) * 3, 5, ("/",))
     assert made == requests(len(MAKERS) * 3, 5, ("/",))
     assert made != requests(len(MAKERS) * 3, 6, ("/",))
     assert len({one.kind for one in made}) == len(MAKERS)
 
 
-async def _deaf(self: WhileConnected) -> None:
+async def _ignore_disconnect(self: WhileConnected) -> None:
     pass
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "weaker", "found"),
     [
-        (WhileConnected, "_listen", _deaf, "tasks, waiters"),
-        (asgi, "_STEP", re.compile(".*", re.DOTALL), "a bad status"),
-        (Guard, "refusal", lambda self, scope: None, "it was served"),
-        (asgi, "safe_text", lambda text, longest: f"{text} in asgi.py", ".py is in an answer"),
+        (WhileConnected, "_wait_disconnected", _ignore_disconnect, "tasks, waiters"),
+        (app, "_STEP", re.compile(".*", re.DOTALL), "a bad status"),
+        (AccessPolicy, "check_request", lambda self, scope: None, "it was served"),
+        (app, "safe_text", lambda text, max_length: f"{text} in app.py", ".py is in a reply"),
     ],
-    ids=["does not hear of leaving", "takes any step", "serves any host", "tells of its code"],
+    ids=["ignores disconnects", "accepts any step", "serves any host", "shows its source files"],
 )
-def test_the_programme_finds_what_is_weak(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, weaker: Any, found: str
-) -> None:
-    """A service that lacks a protection is found out."""
+def test_a_weakness_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, weaker: Any, found: str) -> None:
+    """A service without one of its protections is reported."""
     monkeypatch.setattr(owner, name, weaker)
-    monkeypatch.setattr(hostile_http, "PATIENCE_SECS", 2)
-    report = hostile_http.besiege(195, 7)
+    monkeypatch.setattr(hostile_http, "TIMEOUT_SECS", 2)
+    report = hostile_http.attack(195, 7)
     assert any(found in one for one in report.violations), report
 
 
-def test_what_a_waiter_costs_is_measured() -> None:
-    """All waiters of a real server are answered by one advance; each costs some memory, and less than a lot."""
+def test_the_memory_of_a_waiter_is_measured() -> None:
+    """One advance answers all waiters of a real server; each costs between 1 and 200 KiB of memory."""
     _, traced_bytes = service_memory.run(50, f"/training/steps/{service_memory.STEP}", traced=True)
     assert 1 < traced_bytes / 1024 < 200

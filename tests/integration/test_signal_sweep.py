@@ -61,10 +61,10 @@ def kept(taken: Any, numbers: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "method", "fault", "finding"),
     [
-        (signals.StopOnSignal, "stop", lost, "stopped because: None"),
-        (signals.StopOnSignal, "stop", nameless, "stopped because: stopped"),
-        (signals._Taken, "_end", patient, "ended with None"),
-        (signals._Taken, "_give_back", kept, "the handler of SIGINT is"),
+        (signals.StopOnSignal, "request_stop", lost, "stopped because: None"),
+        (signals.StopOnSignal, "request_stop", nameless, "stopped because: stopped"),
+        (signals._SignalHandlers, "_cancel_sessions", patient, "ended with None"),
+        (signals._SignalHandlers, "_restore", kept, "the handler of SIGINT is"),
         (signals._Wakeup, "close", lambda wakeup: None, "the wakeup fd is"),
     ],
 )

@@ -100,7 +100,7 @@ async def test_it_waits_for_a_server_that_is_still_starting(tmp_path: Path) -> N
         ("-ERR AUTH <password> called without any password configured for the default user.", "leave it out of the URL"),
         ("+what?", "what?"),
         ("-ERR something new", "something new"),
-        ("-MOVED 1234 10.0.0.7:6379", "give the address of that one"),
+        ("-MOVED 1234 10.0.0.7:6379", "give the address of that node"),
     ],
 )
 async def test_a_no_that_will_not_change_is_told_at_once(answer: str, said: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiohooks.stores._protocol import MAX_STEP, Answer, Fail, Join, Lead, Leave, Member, Position, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.redis._script import LUA, Keys, answer_of, arguments, snapshot_of
+from aiohooks.stores.redis._script import SCRIPT, Keys, parse_answer, parse_snapshot, script_arguments
 from tests.support.redis_servers import KINDS, server_of
 
 
@@ -27,15 +27,15 @@ class Scripted:
         keys = self.keys.all
         # As the store does it: what is no text reaches the server all the same.
         rest = [str(one).encode(errors="backslashreplace") for one in (arguments[0], keep_ms, *arguments[1:])]
-        return self.client.eval(LUA, len(keys), *keys, *rest)
+        return self.client.eval(SCRIPT, len(keys), *keys, *rest)
 
     def apply(self, request: Request, keep_ms: str = "") -> Answer:
         """What it answers to a request."""
-        return answer_of(self._call(*arguments(request), keep_ms=keep_ms))
+        return parse_answer(self._call(*script_arguments(request), keep_ms=keep_ms))
 
     def snapshot(self) -> Snapshot:
         """What it shows, but for the time."""
-        return snapshot_of(self._call("look"), "nobody")[0]
+        return parse_snapshot(self._call("read"), "nobody")[0]
 
 
 @pytest.fixture(scope="module", params=KINDS or ["valkey"])
@@ -48,8 +48,8 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 STEPS = st.sampled_from([0, 1, 2, 3, 10, MAX_STEP - 1, MAX_STEP])
 TEXTS = st.text(max_size=8) | st.sampled_from(["chief", "ünï\n", 'with "quotes" \\ and 12 34'])
 IDS = st.sampled_from(["a:1:x/1", "a:1:x/2", "b:2:y/1"])
-REIGNS = st.integers(0, 3)
-TELLERS = st.sampled_from(["a:1:x/", "b:2:y/"])
+TERMS = st.integers(0, 3)
+EXIT_WRITERS = st.sampled_from(["a:1:x/", "b:2:y/"])
 NAMES = TEXTS.map(lambda text: text or "worker")
 
 WRITES = st.builds(
@@ -57,17 +57,17 @@ WRITES = st.builds(
     st.sampled_from(["advance", "raise", "reset"]),
     STEPS,
     st.builds(Position, st.integers(1, 3), STEPS),
-    REIGNS,
+    TERMS,
     st.sampled_from(["a:1:x", "b:2:y", "c 3 z"]),
     st.integers(1, 5),
 )
-MEMBERS = st.builds(Member, IDS, NAMES, st.sampled_from([10.0, 60.5]), STEPS, REIGNS, st.booleans(), st.just(0))
+MEMBERS = st.builds(Member, IDS, NAMES, st.sampled_from([10.0, 60.5]), STEPS, TERMS, st.booleans(), st.just(0))
 REQUESTS = st.one_of(
     WRITES,
     st.builds(Join, MEMBERS),
-    st.builds(Leave, IDS, st.just("") | NAMES, STEPS, TEXTS, TELLERS, st.integers(0, 3)),
+    st.builds(Leave, IDS, st.just("") | NAMES, STEPS, TEXTS, EXIT_WRITERS, st.integers(0, 3)),
     st.builds(Lead, MEMBERS.map(lambda member: member._replace(term=0, ready=False))),
-    st.builds(Fail, TEXTS, TELLERS, st.integers(0, 3)),
+    st.builds(Fail, TEXTS, EXIT_WRITERS, st.integers(0, 3)),
 )
 
 
@@ -109,9 +109,9 @@ def test_own_leases_are_not_looked_after(client: redis.Redis) -> None:
     """A process renews its own, and need not look when they end."""
     scripted = Scripted(client)
     scripted.apply(Join(Member("p/1", "mine", 60.0)))
-    reply = scripted._call("look")
-    assert snapshot_of(reply, "p")[0].expires_secs is None
-    assert snapshot_of(reply, "q")[0].expires_secs is not None
+    reply = scripted._call("read")
+    assert parse_snapshot(reply, "p")[0].expires_secs is None
+    assert parse_snapshot(reply, "q")[0].expires_secs is not None
 
 
 def test_many_writers_are_forgotten_the_longest_silent_first(client: redis.Redis) -> None:
@@ -119,7 +119,7 @@ def test_many_writers_are_forgotten_the_longest_silent_first(client: redis.Redis
     scripted = Scripted(client)
     for number in range(1, 1_400):
         scripted.apply(Write("advance", 1, Position(1, 0), 0, f"w{number}", 1))
-    remembered = client.hlen(scripted.keys.all[4])
+    remembered = client.hlen(scripted.keys.answers)
     assert 1_024 <= remembered <= 1_280
     assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w1399", 1)).position == Position(1, 1_399)
     assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w500", 1)).position == Position(1, 500)
@@ -133,7 +133,7 @@ def test_all_keys_of_a_run_lie_on_one_node() -> None:
         tags = {key[key.index("{") + 1 : key.index("}")] for key in (*keys.all, keys.wake("host:1:ab"))}
         assert len(tags) == 1
         assert all(tags)
-    assert Keys("a}").stream != Keys("a%7D").stream
+    assert Keys("a}").positions != Keys("a%7D").positions
 
 
 def test_a_run_that_is_to_be_kept_for_a_time_only(client: redis.Redis) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiohooks.checkpoint import KeepNewest, KeepPolicy, Saver
-from aiohooks.checkpoint._directory import CheckpointDirectory
+from aiohooks.checkpoint.saver import CheckpointDirectory
 
 
 class WatchedFs:

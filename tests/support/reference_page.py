@@ -1,6 +1,7 @@
 """The API reference: every public name with its signature and docstring.
 
-`python -m tests.support.reference_page --write docs/reference.md` writes the page.
+`python -m tests.support.reference_page --write docs/reference.md` writes the page. A method or property whose docstring starts
+with "Internal:" is for other parts of the library and is left out.
 """
 
 from __future__ import annotations
@@ -12,249 +13,256 @@ import functools
 import importlib
 import inspect
 import itertools
-import operator
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohooks
-import aiohooks.distributed.ray
-from tests.support.signature_text import annotation_text, signature_text
-from tests.support.source import modules, tree
+from tests.support.source import imports, modules, tree
 
+# The public packages and modules in reading order; their `__all__` have the names.
+PACKAGES = (
+    *("aiohooks.session", "aiohooks.dispatch", "aiohooks.graph", "aiohooks.hooks", "aiohooks.checkpoint", "aiohooks.stores"),
+    *("aiohooks.stores.local", "aiohooks.stores.redis", "aiohooks.stores.nats", "aiohooks.stores.ray", "aiohooks.version_gate"),
+    *("aiohooks.distributed", "aiohooks.distributed.local", "aiohooks.distributed.ray", "aiohooks.adapters.asgi"),
+    *("aiohooks.testing", "aiohooks", "aiohooks.errors"),
+)
 INTRODUCTION = """\
 # API reference
 
 <!-- Written by `python -m tests.support.reference_page --write docs/reference.md` from the docstrings; change those. -->
 
-Everything is imported from `aiohooks`, unless its section says otherwise. [The lifecycle](lifecycle.md) says what is called
-when; [the step store](step-store.md) and [the helpers for tests](testing.md) have pages of their own."""
+Each heading is the path below `aiohooks`: `AsyncMonitoredSession` is `aiohooks.AsyncMonitoredSession`, and `hooks.Stall` is
+`aiohooks.hooks.Stall`. [The lifecycle](lifecycle.md) describes what is called when."""
+LONGEST_LINE = 100
 
-# Each section: its title, the package its names come from, and the names in the order in which they are read.
-SECTIONS = (
-    (
-        "Sessions",
-        "aiohooks",
-        "AsyncMonitoredSession AsyncSingularMonitoredSession monitored_training_session Steps StepContext SessionStatus Activity "
-        "RecoveryPolicy Backoff SignalPolicy Session run",
-    ),
-    (
-        "Hooks to write",
-        "aiohooks",
-        "SessionRunHook SessionRunContext SessionRunArgs SessionRunValues configure HookRegistration Every EveryTimer",
-    ),
-    (
-        "Hooks to use",
-        "aiohooks",
-        "StopAtStepHook GlobalStepWaiterHook LoggingHook StepCounterHook NanHook FeedFnHook FinalOpsHook BlockingHook",
-    ),
-    (
-        "Checkpoints",
-        "aiohooks",
-        "CheckpointSaverHook CheckpointSaverListener Saver KeepNewest KeepBest KeepEvery KeepPolicy Checkpoint Restored Stateful",
-    ),
-    (
-        "Hooks that decide",
-        "aiohooks",
-        "EarlyStoppingHook EvaluatorHook Evaluation StopAtTimeHook LambdaHook hook",
-    ),
-    (
-        "Hooks that observe",
-        "aiohooks",
-        "SummarySaverHook CSVHook JSONLinesHook HistoryHook ProgressHook ProfilerHook HookTimingHook HookTimes PhaseTime Blocker "
-        "WatchdogHook Stall",
-    ),
-    ("Graph and variables", "aiohooks", "Graph Placeholder Variable Operation get_default_graph Variables"),
-    ("Chiefs and workers", "aiohooks", "SessionCreator ChiefSessionCreator WorkerSessionCreator Scaffold"),
-    ("Coordination and time", "aiohooks", "Coordinator Clock current_clock"),
-    ("Step stores", "aiohooks", "StepStore MemoryStepStore open_step_store Position Term"),
-    ("Published versions", "aiohooks", "VersionGate Ticket VersionGateHook"),
-    ("From `aiohooks.version_gate`", "aiohooks.version_gate", "Admission GateStatistics"),
-    ("From `aiohooks.stores`", "aiohooks.stores", "Changes Publisher StoreStatistics SharedStepStore RemoteStepStore"),
-    ("Engines: `aiohooks.stores.local`", "aiohooks.stores.local", "LocalStepStore default_directory"),
-    ("Engines: `aiohooks.stores.redis`", "aiohooks.stores.redis", "RedisStepStore"),
-    ("Engines: `aiohooks.stores.nats`", "aiohooks.stores.nats", "NatsStepStore"),
-    ("Engines: `aiohooks.stores.ray`", "aiohooks.stores.ray", "RayStepStore"),
-    ("Services: `aiohooks.adapters.asgi`", "aiohooks.adapters.asgi", "SessionService ServiceHealth"),
-    ("Launchers: `aiohooks.distributed`", "aiohooks.distributed", "Task"),
-    ("Launchers: `aiohooks.distributed.local`", "aiohooks.distributed.local", "run_tasks run_processes"),
-    ("Launchers: `aiohooks.distributed.ray`", "aiohooks.distributed", "ray.run"),  # another one than `run`
-    (
-        "From `aiohooks.testing`",
-        "aiohooks.testing",
-        "RecordingHook FaultInjectionHook ManualClock no_leaks check_step_store step_store_checks",
-    ),
-)
-ERRORS = "Errors"
 
-# Public by name only: what the parts of the library call of each other.
-NOT_FOR_USERS = {
-    "ChiefSessionCreator.gave_up",
-    "Coordinator.bind",
-    "Coordinator.cancel_tasks",
-    "Coordinator.look",
-    "Coordinator.on_failure",
-    "Coordinator.owns",
-    "Coordinator.raised",
-    "Coordinator.retire",
-    "Coordinator.wind_down",
-    "Graph.hold",
-    "Graph.release",
-    "Publisher.parked",
-    "ChiefSessionCreator.aclose",
-    "Scaffold.local_init",
-    "Session.stateful_hooks",
-    "Session.driven_by",
-    "StepContext.call",
-    "StepStore.inline",
-    "Variables.claim",
-    "Variables.discard",
-    "Variables.fail",
-    "Variables.initialise",
-    "Variables.mark_ready",
-    "Variables.missing",
-    "Variables.prepare",
-    "Variables.put",
-    "Variables.read",
-}
+class Text:
+    """Text that a signature shows as it is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def page() -> str:
-    """The whole page."""
-    parts = [INTRODUCTION, contents()]
-    for title, package, names in SECTIONS:
-        parts.append(f"## {title}")
-        for name in names.split():
-            parts += entry(name, operator.attrgetter(name)(importlib.import_module(package)))
-    parts += [f"## {ERRORS}", code(drawn_tree())]
-    for error in errors():
-        parts += [f"### {error.__name__}", prose(error)]
+    """Return the whole page."""
+    contents = [
+        f"- [{package}](#{anchor(package)}): {', '.join(f'[{name}](#{anchor(name)})' for name in entries)}"
+        for package, entries in sections().items()
+    ]
+    parts = [INTRODUCTION, "\n".join(contents)]
+    for package, entries in sections().items():
+        parts += [f"## `{package}`", prose(importlib.import_module(package))]
+        for name, thing in entries.items():
+            parts += [f"### {name}", *entry(thing)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def errors() -> list[type[aiohooks.AiohooksError]]:
-    """The public errors by name, the base of all first."""
-    found = [thing for name in aiohooks.errors.__all__ if inspect.isclass(thing := getattr(aiohooks.errors, name))]
-    return [one for one in found if one is aiohooks.AiohooksError] + [
-        one for one in found if issubclass(one, aiohooks.AiohooksError) and one is not aiohooks.AiohooksError
-    ]
+@functools.cache
+def sections() -> dict[str, dict[str, Any]]:
+    """Return the public objects of each package, by their import path below `aiohooks`.
+
+    Each object is in one section: the package that it is defined in, also if it is imported from `aiohooks`.
+    """
+    defined_in = {one.name: one.module for one in imports("aiohooks") if one.name is not None}
+    found: dict[str, dict[str, Any]] = {package: {} for package in PACKAGES}
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                home = package if package != "aiohooks" else package_of(defined_in[name])
+                found[home][f"{thing.__module__}.{name}".removeprefix("aiohooks.")] = thing
+    return {package: dict(sorted(entries.items(), key=_order)) for package, entries in found.items() if entries}
 
 
-def names() -> set[str]:
-    """The names that have an entry."""
-    return {name for _, _, names in SECTIONS for name in names.split()} | {error.__name__ for error in errors()}
+def _order(item: tuple[str, Any]) -> tuple[bool, str]:
+    # The base of all errors comes first.
+    return not item[0].endswith("AiohooksError"), item[0].rpartition(".")[2].lower()
 
 
-def contents() -> str:
-    """A line of links for each section."""
-    lines = [
-        f"- [{title}](#{anchor(title)}): {', '.join(f'[{name}](#{anchor(name)})' for name in names.split())}"
-        for title, _, names in SECTIONS
-    ]
-    return "\n".join([*lines, f"- [{ERRORS}](#{anchor(ERRORS)})"])
+def package_of(module: str) -> str:
+    """Return the public package that a module belongs to: `aiohooks` for those in none of the others."""
+    return max((package for package in PACKAGES if f"{module}.".startswith(f"{package}.")), key=len)
+
+
+@functools.cache
+def documented() -> frozenset[Any]:
+    """Return all objects with an entry."""
+    return frozenset(thing for entries in sections().values() for thing in entries.values())
+
+
+def path_of(thing: Any) -> str:
+    """Return the heading of an object's entry."""
+    return next(name for entries in sections().values() for name, each in entries.items() if each is thing)
 
 
 def anchor(title: str) -> str:
-    """How a heading is named in links."""
+    """Return the name of a heading in links."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def entry(name: str, thing: Any) -> Iterator[str]:
-    """The parts of one public name."""
-    yield f"### {name}"
+# -- one entry
+
+
+def entry(thing: Any) -> Iterator[str]:
+    """Yield the paragraphs of one object."""
+    name = thing.__name__
     if not inspect.isclass(thing):
         yield code(f"{kind_of(thing)} {name}{signature_text(thing)}")
         yield prose(thing)
         return
-    public = [base for base in thing.__mro__[1:] if getattr(aiohooks, base.__name__, None) is base]
-    bases = [base.__name__ for base in public if not any(other is not base and issubclass(other, base) for other in public)]
-    made_by_users = thing.__init__ is not object.__init__ and not getattr(thing, "_is_protocol", False)
-    if re.search(r"(^|[.;] )[Mm]ade by\b", f"{inspect.getdoc(thing)}\n{inspect.getdoc(thing.__init__)}", re.MULTILINE):
-        made_by_users = False
-    yield code(f"class {name}{signature_text(thing) if made_by_users or issubclass(thing, tuple) else ''}")
-    if bases:
-        yield f"A {' and a '.join(f'[{base}](#{anchor(base)})' for base in bases)}."
+    yield code(f"class {name}{signature_text(thing) if is_made_by_users(thing) else ''}")
+    bases = [base for base in thing.__mro__[1:] if base in documented()]
+    nearest = [base for base in bases if not any(issubclass(other, base) for other in bases if other is not base)]
+    if nearest:
+        yield f"A subclass of {' and '.join(f'[{path_of(base)}](#{anchor(path_of(base))})' for base in nearest)}."
     yield prose(thing)
-    if made_by_users and "__init__" in vars(thing) and not dataclasses.is_dataclass(thing):
+    if "__init__" in vars(thing) and is_made_by_users(thing) and not dataclasses.is_dataclass(thing):
         yield prose(thing.__init__)
     yield "\n".join(f"- `{name}.{attribute}`{kind}: {text}" for attribute, kind, text in attributes(thing))
-    for method, function in methods(thing):
-        yield f"#### {name}.{method}"
-        yield code(f"{kind_of(function)} {method}{signature_text(function, bound=True)}")
-        yield prose(function)
+    for method in dict.fromkeys(method for one in own_classes(thing) for method in vars(one)):
+        function = getattr(thing, method)
+        inherited = any(method in vars(base) for base in bases)
+        if inspect.isroutine(function) and not inherited and not method.startswith("_") and not is_internal(function):
+            yield f"#### {name}.{method}"
+            yield code(f"{kind_of(function)} {method}{signature_text(function, bound=True)}")
+            yield prose(function)
 
 
 def kind_of(function: Any) -> str:
-    """How its definition begins."""
+    """Return how a definition begins."""
     return "async def" if inspect.iscoroutinefunction(function) else "def"
 
 
+def is_made_by_users(cls: type[Any]) -> bool:
+    """Return whether the constructor is shown: not for protocols, errors, and classes whose docstring names their creator."""
+    if getattr(cls, "_is_protocol", False) or issubclass(cls, BaseException):
+        return False
+    if re.search(r"\b([Mm]ade|[Cc]reated|[Rr]eturned) by\b", inspect.getdoc(cls) or ""):
+        return False
+    return issubclass(cls, tuple) or cls.__init__ is not object.__init__
+
+
+def is_internal(member: Any) -> bool:
+    """Return whether a method or property is only for other parts of the library."""
+    return (inspect.getdoc(member) or "").startswith("Internal:")
+
+
 def own_classes(cls: type[Any]) -> list[type[Any]]:
-    """The class, and what it inherits from classes of the library that have no entry of their own."""
-    return [one for one in cls.__mro__ if one is cls or (one.__module__.startswith("aiohooks._") and not issubclass(one, tuple))]
-
-
-def methods(cls: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The public methods, but for those that a base with an entry of its own explains."""
-    for one in own_classes(cls):
-        for name in vars(one):
-            known = any(name in vars(base) for base in cls.__mro__[1:] if getattr(aiohooks, base.__name__, None) is base)
-            if inspect.isroutine(getattr(cls, name)) and not (known or is_hidden(cls, name)):
-                yield name, getattr(cls, name)
-
-
-def is_hidden(cls: type[Any], name: str) -> bool:
-    """Whether this attribute has no place on the page."""
-    return name.startswith("_") or f"{cls.__name__}.{name}" in NOT_FOR_USERS
+    """Return the class and those of its bases in the library that have no entry."""
+    bases = [base for base in cls.__mro__[1:] if base.__module__.startswith("aiohooks.") and base not in documented()]
+    return [cls, *(base for base in bases if not issubclass(base, tuple))]
 
 
 def attributes(cls: type[Any]) -> Iterator[tuple[str, str, str]]:
-    """The properties, and the attributes with a text below them: name, type, text."""
+    """Yield the properties and the attributes with a docstring: name, type, text."""
     for one in own_classes(cls):
-        if not issubclass(one, tuple):
-            yield from assigned(one)
+        if issubclass(one, tuple):
+            continue
+        yield from assigned(one)
         for name, member in vars(one).items():
-            if isinstance(member, property) and not is_hidden(cls, name) and member.fget is not None:
-                returns = inspect.signature(member.fget).return_annotation
+            if isinstance(member, property) and not name.startswith("_") and not is_internal(member):
+                returns = inspect.signature(member.fget).return_annotation if member.fget else inspect.Signature.empty
                 yield name, f" (`{annotation_text(returns)}`)", " ".join(prose(member).partition("\n\n")[0].split())
 
 
 @functools.cache
-def classes() -> dict[str, Path]:
-    """The files of the library's classes by their names; of those of one name the first."""
-    found: dict[str, Path] = {}
+def class_definitions() -> dict[str, ast.ClassDef]:
+    """Return the classes of the library by name; a public class gives its package, not its file, as its module."""
+    found: dict[str, ast.ClassDef] = {}
     for path in modules().values():
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, path)
+                found.setdefault(node.name, node)
     return found
 
 
 def assigned(cls: type[Any]) -> Iterator[tuple[str, str, str]]:
-    """The attributes that the class, or its `__init__`, assigns with a text below."""
-    place = classes()[cls.__name__]  # by name, as a public class gives the package as its module
-    body = next(node.body for node in tree(place).body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
-    made = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    for statements in (body, *(node.body for node in made)):
-        for statement, below in itertools.pairwise(statements):
-            if not isinstance(statement, ast.AnnAssign | ast.Assign) or not isinstance(below, ast.Expr):
-                continue
-            target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-            name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "_")
-            if not is_hidden(cls, name) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+    """Yield the attributes that the class body or `__init__` assigns and that are followed by a docstring."""
+    body = class_definitions()[cls.__name__].body
+    inits = [node.body for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    for statement, below in (pair for statements in (body, *inits) for pair in itertools.pairwise(statements)):
+        match statement, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name) | ast.Attribute(attr=name))
+                | ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if not name.startswith("_"):
                 kind = f" (`{ast.unparse(statement.annotation)}`)" if isinstance(statement, ast.AnnAssign) else ""
-                yield name, kind, " ".join(below.value.value.split())
+                yield name, kind, " ".join(text.split())
+            case _:
+                pass
+
+
+# -- signatures
+
+
+def signature_text(thing: Any, *, bound: bool = False) -> str:
+    """Return parameters and result as a reader would write them; `bound` leaves out the first parameter."""
+    signature = inspect.signature(thing)
+    parameters = [
+        each.replace(
+            annotation=each.empty if each.annotation is each.empty else Text(annotation_text(each.annotation)),
+            default=each.empty if each.default is each.empty else Text(default_text(each.default)),
+        )
+        for each in signature.parameters.values()
+    ]
+    returns = signature.return_annotation
+    hidden = inspect.isclass(thing) or returns is signature.empty
+    line = str(inspect.Signature(parameters[1:] if bound else parameters))
+    result = "" if hidden else f" -> {annotation_text(returns)}"
+    if len(line + result) <= LONGEST_LINE:
+        return line + result
+    return "(\n    " + ",\n    ".join(split_outside_brackets(line[1:-1])) + f",\n){result}"
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """Return the parts between the commas that are in no brackets."""
+    parts = [""]
+    for part in text.split(", "):
+        if parts[-1].count("[") + parts[-1].count("(") > parts[-1].count("]") + parts[-1].count(")"):
+            parts[-1] += f", {part}"
+        else:
+            parts.append(part)
+    return parts[1:]
+
+
+def annotation_text(annotation: Any) -> str:
+    """Return a type without the modules it comes from."""
+    if annotation is inspect.Signature.empty:
+        return "Any"
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", re.sub(r"ForwardRef\('(.*?)'\)", r"\1", text))
+
+
+def default_text(default: Any) -> str:
+    """Return a default as it would be written; `...` for a sentinel or an object."""
+    if default is None or isinstance(default, bool | int | float | str):
+        return repr(default)
+    if isinstance(default, tuple):
+        return f"({', '.join(one.__name__ if inspect.isclass(one) else repr(one) for one in default)})"
+    if dataclasses.is_dataclass(default) and not isinstance(default, type):
+        values = ((field, getattr(default, field.name)) for field in dataclasses.fields(default))
+        given = [f"{field.name}={value!r}" for field, value in values if value not in (field.default, ())]
+        return f"{type(default).__name__}({', '.join(given)})"
+    return "..."
+
+
+# -- docstrings
 
 
 def code(text: str) -> str:
-    """A block that is not run."""
+    """Return a block that is not run."""
     return f"```text\n{text}\n```"
 
 
 def prose(thing: Any) -> str:
-    """A docstring as Markdown: Google's sections become lists, what is indented becomes a block."""
+    """Return a docstring as Markdown: Google's sections become lists, indented text becomes a block."""
     blocks: list[str] = []
     for block in re.split(r"\n\n(?! )", inspect.getdoc(thing) or ""):
         head, _, rest = block.partition("\n")
@@ -270,25 +278,18 @@ def prose(thing: Any) -> str:
 
 
 def section(title: str, text: str) -> list[str]:
-    """One of Google's sections."""
+    """Return one of Google's sections."""
     if title == "Example":
         return ["Example:", code(text.strip("\n"))]
-    items = re.split(r"\n(?! )", text.strip("\n"))
-    joined = [" ".join(item.split()) for item in items]
+    items = [" ".join(item.split()) for item in re.split(r"\n(?! )", text.strip("\n"))]
     if title == "Returns":
-        return [f"Returns: {' '.join(joined)}"]
-    listed = [re.sub(r"^(\*{0,2}\w+): ", r"`\1`: ", item) for item in joined]
+        return [f"Returns: {' '.join(items)}"]
+    listed = [re.sub(r"^(\*{0,2}\w+): ", r"`\1`: ", item) for item in items]
     return [f"{ {'Args': 'Arguments'}.get(title, title) }:\n\n" + "\n".join(f"- {item}" for item in listed)]
 
 
-def drawn_tree() -> str:
-    """The tree of errors, as the docstring of their module draws it."""
-    text = inspect.getdoc(importlib.import_module("aiohooks.errors")) or ""
-    return textwrap.dedent("\n".join(line for line in text.splitlines() if line.startswith("    ")))
-
-
 def main() -> None:
-    """Writes the page, or prints it."""
+    """Write the page, or print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, metavar="FILE")
     file: Path | None = parser.parse_args().write

@@ -63,6 +63,6 @@ async def served(
     """A service whose server lives for the block; its session is open."""
     service = make(work, hooks, **options)
     async with service.lifespan():
-        assert service._owner is not None
-        await service._owner.opened.wait()
+        assert service._runner is not None
+        await service._runner.opened.wait()
         yield service

@@ -9,7 +9,7 @@
     training = SessionService(session, train)
     app = Starlette(routes=[Mount("/training", training), ...], lifespan=training.lifespan)
 
-Everything is read-only. See docs/services.md for who is answered.
+Everything is read-only. docs/services.md says which clients are served.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from aiohooks._aio.clock import current_clock
-from aiohooks._validate import check_callable, check_instance, check_secs
-from aiohooks.adapters.asgi._access import Guard, Refusal, safe_text
-from aiohooks.adapters.asgi._events import Answer, Events, WhileConnected, arrived, failed, known_store, reached
-from aiohooks.adapters.asgi._lifespan import Loop, Owner, hearing_signals
-from aiohooks.adapters.asgi._report import Rate, encoded, health, progress
+from aiohooks._validate import check_callable, check_instance, check_int, check_secs
+from aiohooks.adapters.asgi._access import AccessPolicy, JsonReply, error_reply, safe_text
+from aiohooks.adapters.asgi._events import EventStream, WhileConnected, reached_reply, store_of, wait_for_step
+from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
 from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
+from aiohooks.adapters.asgi._report import SessionReporter, encode_json
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._extras import missing_extra
 from aiohooks.hooks.history import HistoryHook
@@ -48,8 +47,8 @@ except ImportError as _missing:
 
 _STEP = re.compile(r"[0-9]{1,16}")
 _SECS = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,9})?")
-_LONGEST_SECS = 86_400.0
-_NOBODY_THERE = 499  # never seen by anybody: the client has left
+_MAX_TIMEOUT_SECS = 86_400.0
+_CLIENT_CLOSED_REQUEST = 499  # nginx's code for a client that has disconnected; it is never sent
 
 _HEADERS = (
     (b"cache-control", b"no-store"),
@@ -63,15 +62,16 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 )
+_HEADERS_OF_STATUS = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
 _FILES = {"": ("index.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
 
 
 class SessionService:
-    """An ASGI application that shows one session, and owns it if it is given the loop of steps.
+    """An ASGI application that shows one session, and runs it if it is given the loop of steps.
 
-    `lifespan` enters the session, runs the loop and leaves the session, all in one background task: the server serves
-    meanwhile, also while the session opens, and goes on when the session fails, which `health` tells then. When the server
-    ends, the session is asked to stop. Without `run` the session is somebody else's, and only shown.
+    `lifespan` enters the session, runs the loop and leaves the session, all in one background task. The server serves
+    requests from the start, also while the session opens, and continues when the session fails, which `health` reports. When
+    the server ends, the session is asked to stop. Without `run` the session is entered elsewhere, and only shown.
 
     Below the path at which it is mounted there are `health`, `ready`, `progress`, `events`, `steps/{n}` and a page.
     """
@@ -88,32 +88,32 @@ class SessionService:
         token: str | None = None,
         allow_remote: bool = False,
         grace_secs: float = 10.0,
-        hear_signals: bool = True,
+        stop_on_signals: bool = True,
         refresh_secs: float = 0.5,
         max_waiters: int = 10_000,
         max_streams: int = 100,
     ) -> None:
-        """Takes the session, which is not entered yet; nothing is started.
+        """Make the service of a session that is not entered yet; nothing is started.
 
         Args:
-            session: what is shown.
-            run: the loop of steps, a coroutine function that is given the session; when it returns the session is left.
+            session: the session to show.
+            run: the loop of steps, a coroutine function that takes the session; when it returns the session is left.
             history: the hook whose values the page draws.
-            timing: the hook whose measurements of the others the page shows.
-            title: what the page is called.
-            allowed_hosts: the names by which the service is reached, besides `localhost` and addresses.
-            token: what a client must send as `Authorization: Bearer ...` to be told more than the state.
-            allow_remote: answer other machines as well, though there is no token, or no TLS; for services that have
-                something in front of them that decides who may ask.
-            grace_secs: how long the loop may go on after the server's end; it is cancelled then, and has as long again.
-            hear_signals: whether SIGINT and SIGTERM stop the session at once, instead of when the server has waited for its
-                last client. The signals stay the server's.
-            refresh_secs: how much time lies between two events of a stream at least.
-            max_waiters: how many clients may wait for a step.
-            max_streams: how many clients may follow the events.
+            timing: the hook whose measurements of the other hooks the page shows.
+            title: the title of the page.
+            allowed_hosts: the host names of the service, besides `localhost` and addresses.
+            token: what a client must send as `Authorization: Bearer ...` to get more than the state.
+            allow_remote: serve other machines as well, even without a token or without TLS; for services behind a proxy that
+                controls access.
+            grace_secs: how long the loop may continue after the server's end; then it is cancelled, and has as long again.
+            stop_on_signals: whether SIGINT and SIGTERM stop the session immediately, and not only when the server has waited
+                for its last client. The server's own handlers are called as before.
+            refresh_secs: the minimum time between two events of a stream.
+            max_waiters: how many clients may wait for a step at the same time.
+            max_streams: how many clients may follow the events at the same time.
 
         Raises:
-            InvalidArgumentError: one of the arguments cannot be meant.
+            InvalidArgumentError: an argument is invalid.
         """
         check_instance(session, AsyncMonitoredSession, "session")
         check_callable(run, "run", optional=True)
@@ -122,56 +122,51 @@ class SessionService:
         check_instance(title, str, "title")
         check_secs(grace_secs, "grace_secs")
         check_secs(refresh_secs, "refresh_secs", positive=True)
-        for most, what in ((max_waiters, "max_waiters"), (max_streams, "max_streams")):
-            given: object = most
-            if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-                raise InvalidArgumentError(f"{what} is {given!r}; give a whole number, 0 or more")
-        self._guard = Guard(allowed_hosts=allowed_hosts, token=token, allow_remote=allow_remote)
+        check_int(max_waiters, "max_waiters")
+        check_int(max_streams, "max_streams")
+        self._access = AccessPolicy(allowed_hosts=allowed_hosts, token=token, allow_remote=allow_remote)
         self._session = session
-        self._owner = None if run is None else Owner(session, run, grace_secs)
-        self._history = history
-        self._timing = timing
-        self._title = title
-        self._hear_signals = hear_signals
+        self._runner = None if run is None else SessionRunner(session, run, grace_secs)
+        self._reporter = SessionReporter(session, self._runner, title=title, history=history, timing=timing)
+        self._stop_on_signals = stop_on_signals
         self._refresh_secs = refresh_secs
         self._max_waiters = max_waiters
         self._max_streams = max_streams
         self._waiters = self._streams = 0
-        self._rate = Rate()
-        self._app = self._application()
+        self._app = self._make_app()
 
     # -- the session's life
 
     def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
-        """The session's life beside the server's: `Starlette(lifespan=service.lifespan)`, or inside of another lifespan.
+        """Run the session beside the server: `Starlette(lifespan=service.lifespan)`, or inside another lifespan.
 
         Raises:
             InvalidArgumentError: the service was not given `run`.
         """
-        if self._owner is None:
+        if self._runner is None:
             raise InvalidArgumentError("this service has no loop to run; give it one: SessionService(session, run)")
-        return self._life(self._owner)
+        return self._run_session(self._runner)
 
     @contextlib.asynccontextmanager
-    async def _life(self, owner: Owner) -> AsyncGenerator[None]:
-        def heard(name: str) -> None:
+    async def _run_session(self, runner: SessionRunner) -> AsyncGenerator[None]:
+        def stop(name: str) -> None:
             self._session.request_stop(f"the server received {name}")
 
-        with hearing_signals(heard) if self._hear_signals else contextlib.nullcontext():
-            owner.start()
+        with notify_on_signals(stop) if self._stop_on_signals else contextlib.nullcontext():
+            runner.start()
             try:
                 yield
             finally:
-                await owner.stop("the server shuts down")
+                await runner.stop("the server shuts down")
 
     def health(self) -> ServiceHealth:
-        """How the session is now; what `GET health` tells."""
-        return health(self._session, self._owner)
+        """Return the session's current health, as `GET health` does."""
+        return self._reporter.health()
 
     # -- requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request, as ASGI says; as an application of its own also the lifespan."""
+        """Serve one request according to ASGI; as the server's own application also the lifespan."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -179,115 +174,104 @@ class SessionService:
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        refusal = self._guard.refusal(scope)
-        if refusal is not None:
-            await _refused(refusal)(scope, receive, guarded)
-        else:
-            await self._app(scope, receive, guarded)
+        refusal = self._access.check_request(scope)
+        app = self._app if refusal is None else _response(refusal)
+        await app(scope, receive, send_with_headers)
 
-    def _application(self) -> Starlette:
+    def _make_app(self) -> Starlette:
         routes = [
-            Route("/health", self._health),
-            Route("/ready", self._ready),
-            Route("/progress", self._progress),
-            Route("/steps/{n}", self._step),
-            Route("/events", _Endpoint(self._events), methods=["GET", "HEAD"]),
-            *(Route(f"/{path}", self._file(*file)) for path, file in _FILES.items()),
+            Route("/health", self._serve_health),
+            Route("/ready", self._serve_ready),
+            Route("/progress", self._serve_progress),
+            Route("/steps/{n}", self._serve_step),
+            Route("/events", _Endpoint(self._serve_events), methods=["GET", "HEAD"]),
+            *(Route(f"/{path}", self._file_endpoint(*file)) for path, file in _FILES.items()),
         ]
-        handlers: Any = {HTTPException: _not_there, Exception: _broken}
-        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan if self._owner else None)
-        app.router.redirect_slashes = False  # a redirection would repeat what the client says of our name
+        handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan if self._runner else None)
+        app.router.redirect_slashes = False  # a redirect would repeat the Host header of the client
         return app
 
-    def _file(self, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    def _file_endpoint(self, name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
         content = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name).read_bytes()
 
-        async def serve(request: Request) -> Response:
-            # Nothing of the session is in it; with a token it is the page that asks for the rest.
-            refusal = self._guard.remote(request.scope)
-            return Response(content, media_type=kind) if refusal is None else _refused(refusal)
+        async def serve_file(request: Request) -> Response:
+            # No token is needed: the files contain nothing of the session, and the page sends the token itself.
+            refusal = self._access.check_connection(request.scope)
+            return Response(content, media_type=media_type) if refusal is None else _response(refusal)
 
-        return serve
+        return serve_file
 
-    async def _health(self, request: Request) -> Response:
-        found = self.health()
-        return self._told(request, found, found.ok)
+    async def _serve_health(self, request: Request) -> Response:
+        health = self.health()
+        return self._probe_response(request, health, health.ok)
 
-    async def _ready(self, request: Request) -> Response:
-        found = self.health()
-        return self._told(request, found, found.ready)
+    async def _serve_ready(self, request: Request) -> Response:
+        health = self.health()
+        return self._probe_response(request, health, health.ready)
 
-    def _told(self, request: Request, found: ServiceHealth, good: bool) -> Response:
-        body: dict[str, Any] = {"state": found.state}
-        if self._guard.unknown(request.scope) is None:  # a probe from elsewhere is told the state and nothing else
-            body.update(step=found.step, doing=found.doing, stop_reason=found.stop_reason, failure=found.failure)
-        return _response(Answer(200 if good else 503, body))
+    def _probe_response(self, request: Request, health: ServiceHealth, good: bool) -> Response:
+        body: dict[str, Any] = {"state": health.state}
+        if self._access.check_client(request.scope) is None:  # other clients, such as a remote probe, get the state only
+            body.update(step=health.step, doing=health.doing, stop_reason=health.stop_reason, failure=health.failure)
+        return _response(JsonReply(200 if good else 503, body))
 
-    async def _progress(self, request: Request) -> Response:
-        refusal = self._guard.unknown(request.scope)
-        return _response(Answer(200, self._look())) if refusal is None else _refused(refusal)
+    async def _serve_progress(self, request: Request) -> Response:
+        return _response(self._access.check_client(request.scope) or JsonReply(200, self._reporter.progress()))
 
-    def _look(self) -> dict[str, Any]:
-        return progress(
-            self._session,
-            self._owner,
-            self._rate,
-            current_clock().now(),
-            title=self._title,
-            history=self._history,
-            timing=self._timing,
-        )
-
-    async def _step(self, request: Request) -> Response:
-        refusal = self._guard.unknown(request.scope)
+    async def _serve_step(self, request: Request) -> Response:
+        refusal = self._access.check_client(request.scope)
         if refusal is not None:
-            return _refused(refusal)
+            return _response(refusal)
         step, timeout = request.path_params["n"], request.query_params.getlist("timeout")
         if not _STEP.fullmatch(step) or int(step) > MAX_STEP:
             message = f"the step is {safe_text(step, 40)!r}: give a whole number from 0 to {MAX_STEP}"
-            return _response(failed(400, "bad_step", message))
-        if len(timeout) > 1 or not all(_SECS.fullmatch(each) and float(each) <= _LONGEST_SECS for each in timeout):
-            message = f"the timeout is {safe_text(', '.join(timeout), 40)!r}: give seconds once, from 0 to {_LONGEST_SECS:.0f}"
-            return _response(failed(400, "bad_timeout", message))
+            return _response(error_reply(400, "bad_step", message))
+        if len(timeout) > 1 or not all(_SECS.fullmatch(text) and float(text) <= _MAX_TIMEOUT_SECS for text in timeout):
+            given = safe_text(", ".join(timeout), 40)
+            message = f"the timeout is {given!r}: give seconds once, from 0 to {_MAX_TIMEOUT_SECS:.0f}"
+            return _response(error_reply(400, "bad_timeout", message))
         wanted = int(step)
-        store = known_store(self._session)
-        at_once = None if store is None else arrived(store, wanted)
-        if at_once is not None:
-            return _response(at_once)
+        store = store_of(self._session)
+        reply = None if store is None else reached_reply(store, wanted)
+        if reply is not None:
+            return _response(reply)
         if self._waiters >= self._max_waiters:
-            return _response(failed(503, "too_many", f"{self._max_waiters} clients wait already", retry=True))
+            return _response(error_reply(503, "too_many", f"{self._max_waiters} clients are waiting already", retry=True))
         self._waiters += 1
-        answer = Answer(_NOBODY_THERE)
+        reply = JsonReply(_CLIENT_CLOSED_REQUEST)
         try:
             async with WhileConnected(request.receive):
-                answer = await reached(self._session, self._owner, wanted, float(timeout[0]) if timeout else None)
+                reply = await wait_for_step(self._reporter, wanted, float(timeout[0]) if timeout else None)
         finally:
             self._waiters -= 1
-        return _response(answer)
+        return _response(reply)
 
-    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._guard.unknown(scope)
+    async def _serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._access.check_client(scope)
+        if refusal is None and self._streams >= self._max_streams:
+            refusal = error_reply(503, "too_many", f"{self._max_streams} clients follow the events already", retry=True)
         if refusal is not None:
-            await _refused(refusal)(scope, receive, send)
+            await _response(refusal)(scope, receive, send)
             return
-        if self._streams >= self._max_streams:
-            too_many = failed(503, "too_many", f"{self._max_streams} clients follow already", retry=True)
-            await _response(too_many)(scope, receive, send)
-            return
+
+        async def write(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if scope["method"] == "GET":
             self._streams += 1
             try:
                 async with WhileConnected(receive):
-                    await Events(self._session, self._owner, self._look, self._refresh_secs).tell(_writer(send))
+                    await EventStream(self._reporter, self._refresh_secs).write_to(write)
             except TimeoutError:
-                return  # it does not read, so it cannot be told that this is the end either
+                return  # the client does not read, so the end of the body would not arrive either
             finally:
                 self._streams -= 1
         await send({"type": "http.response.body", "body": b""})
@@ -297,7 +281,7 @@ class SessionService:
 
 
 class _Endpoint:
-    """Makes of a method what Starlette takes for an application, and leaves alone."""
+    """Wraps a method so that Starlette takes it for an ASGI application, and not for a function of a request."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -306,30 +290,14 @@ class _Endpoint:
         await self._app(scope, receive, send)
 
 
-def _writer(send: Send) -> Callable[[bytes], Awaitable[None]]:
-    async def write(data: bytes) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-
-    return write
+def _response(reply: JsonReply) -> Response:
+    headers = {**_HEADERS_OF_STATUS.get(reply.status, {}), **({"retry-after": "1"} if reply.retry else {})}
+    return Response(encode_json(reply.body), reply.status, headers, "application/json")
 
 
-def _response(answer: Answer) -> Response:
-    headers = {"retry-after": "1"} if answer.retry else None
-    return Response(encoded(answer.body), answer.status, headers, "application/json")
+async def _not_found(request: Request, error: HTTPException) -> Response:
+    return _response(error_reply(error.status_code, "not_found", "not found; see health, progress, events and steps/N"))
 
 
-def _refused(refusal: Refusal) -> Response:
-    response = _response(failed(refusal.status, refusal.error, refusal.message))
-    if refusal.status == 405:
-        response.headers["allow"] = "GET, HEAD"
-    if refusal.status == 401:
-        response.headers["www-authenticate"] = "Bearer"
-    return response
-
-
-async def _not_there(request: Request, error: HTTPException) -> Response:
-    return _response(failed(error.status_code, "not_found", "there is nothing here; see health, progress, events and steps/N"))
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    return _response(failed(500, "internal_error", "the service could not answer; its log says why"))
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return _response(error_reply(500, "internal_error", "the service could not answer; its log says why"))

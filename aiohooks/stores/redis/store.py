@@ -1,4 +1,4 @@
-"""The step store of a Redis or Valkey server."""
+"""A step store on a Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,24 @@ from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
 from aiohooks.stores._waiting import NO_WAITER
-from aiohooks.stores.redis._connection import Connection, Link, explained, is_foreign, is_no_script
-from aiohooks.stores.redis._script import LUA, SHA, Keys, answer_of, arguments, cursor, entries, position_of, snapshot_of
+from aiohooks.stores.redis._connection import (
+    ClientConnection,
+    RedisConnection,
+    explain_error,
+    is_foreign_data,
+    is_unknown_script,
+)
+from aiohooks.stores.redis._script import (
+    SCRIPT,
+    SCRIPT_SHA,
+    Keys,
+    latest_entries,
+    parse_answer,
+    parse_position,
+    parse_snapshot,
+    read_after,
+    script_arguments,
+)
 from aiohooks.stores.remote import RemoteStepStore
 
 try:
@@ -24,11 +40,11 @@ try:
 except ImportError as _missing:
     raise ImportError("RedisStepStore needs a package that is not installed; pip install 'aiohooks[redis]'") from _missing
 
-_GRACE_SECS = 1.0  # for the answer to a blocking read, after its heartbeat
+_GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
 _LONGEST_BLOCK_SECS = 7 * 86_400.0
 
-# What the connections need to be used as they are here. Retries of the client's own would count a step twice, and on
-# Python 3.11 its timeouts swallow cancellations (python/cpython#86296). Dead links are found by the heartbeat.
+# redis-py's own retries would count a step twice, and on Python 3.11 its timeouts swallow cancellations
+# (python/cpython#86296). The heartbeat finds dead connections.
 _FIXED: dict[str, Any] = {
     "socket_timeout": None,
     "health_check_interval": 0,
@@ -40,11 +56,11 @@ _TLS_DEFAULTS: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostnam
 
 
 class RedisStepStore(RemoteStepStore):
-    """A step kept by a Redis server, 6.2 or later, or a Valkey server: for processes on several machines.
+    """A step store on a Redis server (6.2 or later) or a Valkey server, for processes on several machines.
 
-    A process has two connections. On one it waits, in a blocking read that the server ends when the lowest step is there
-    that somebody here waits for, and not before; on the other it asks. Every request is one call of one script, done
-    exactly once. Which rights it needs, and what it promises when a server fails, is in docs/engine-redis.md.
+    A process has two connections. One waits in a blocking read, which the server ends when the lowest step that this
+    process waits for is reached, and not before; the other sends requests. Each request is one call of one script, done
+    exactly once. docs/engine-redis.md lists the rights that a user needs, and the promises for when a server fails.
     """
 
     def __init__(
@@ -60,22 +76,22 @@ class RedisStepStore(RemoteStepStore):
         expire_secs: float | None = None,
         **remote: Any,
     ) -> None:
-        """Does not connect yet.
+        """Create the store; it connects when it is opened.
 
         Args:
             url: `redis://user:password@host:6379/0`, `rediss://...` with TLS, or `unix:///path/to/socket`.
             run: the name of the run; runs of different names on one server never meet.
-            ssl_ca_certs: a file with the certificates of the authorities to trust, for a server with one of its own.
+            ssl_ca_certs: a file with the certificates of the authorities to trust, for a server with a private one.
             ssl_certfile: a file with this client's certificate, where the server asks for one.
             ssl_keyfile: a file with its key.
             credential_provider: redis-py's, where passwords change or come from elsewhere.
             answer_timeout: after how many seconds without an answer the connection counts as dead.
-            expire_secs: the server deletes the run when no store has been connected to it for so many seconds; more than
-                twice the heartbeat. None: it stays until `forget`.
+            expire_secs: after how many seconds without a connected store the server deletes the run; more than twice the
+                heartbeat. None keeps the run until `forget`.
             remote: see `RemoteStepStore`.
 
         Raises:
-            InvalidArgumentError: the URL is not one, or an option cannot be meant.
+            InvalidArgumentError: the URL or an option is invalid.
         """
         super().__init__(run=run, **remote)
         check_secs(answer_timeout, "answer_timeout", positive=True)
@@ -85,7 +101,7 @@ class RedisStepStore(RemoteStepStore):
                 f"expire_secs is {expire_secs!r}; give more than twice the heartbeat, which is {self._heartbeat:g} s: "
                 "a run that is in use would be deleted"
             )
-        self._make, self._address = _connections(
+        self._new_client_connection, self._address = _parse_url(
             url,
             {
                 "ssl_ca_certs": ssl_ca_certs,
@@ -99,191 +115,196 @@ class RedisStepStore(RemoteStepStore):
         self._keep_ms = "" if expire_secs is None else str(round(expire_secs * 1000))
         self._keys = Keys(self.run)
         self._wake_key = self._keys.wake(self._process)
-        self._woken = "0-0"  # the last entry seen of that stream
-        self._told = "0-0"  # the last entry seen of the news
-        self._asking: Link | None = None
-        self._listening: Link | None = None
-        self._blocked: int | None = None  # the step that the blocking read waits for, while there is one
-        self._reads = 0  # how many of these there have been
+        self._last_wake = "0-0"  # the last entry seen of that stream
+        self._last_change = "0-0"  # the last entry seen of the changes
+        self._requests: RedisConnection | None = None
+        self._reads: RedisConnection | None = None
+        self._blocked_for: int | None = None  # the step that the current blocking read waits for
+        self._read_count = 0  # blocking reads so far
         self._waking: asyncio.Task[Any] | None = None
 
     # The connections.
 
     async def _open_connection(self) -> None:
-        self._told = self._woken = "0-0"  # ids of another server, perhaps
+        self._last_change = self._last_wake = "0-0"  # this may be another server
         within = min(self._answer_timeout, self._connect_timeout)
-        self._asking = self._link_to_be()
-        await self._asking.open(within)
-        self._listening = self._link_to_be()
-        await self._listening.open(within)
+        self._requests = self._new_connection()
+        await self._requests.open(within)
+        self._reads = self._new_connection()
+        await self._reads.open(within)
 
     async def _connect(self) -> Snapshot:
         await self._open_connection()
-        assert self._listening is not None
-        # Whether it may read at all is found out now.
-        await self._ask(self._listening, "XREAD", "STREAMS", self._keys.stream, "$", within=self._answer_timeout)
-        # A read that blocks from a given id on hears also of what came before it: nothing can be missed from here.
-        return self._seen(await self._call(self._keys.all, "open"))
+        assert self._reads is not None
+        # A user without the right to read is refused now, not at the first wait.
+        await self._execute(self._reads, "XREAD", "STREAMS", self._keys.positions, "$", within=self._answer_timeout)
+        # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
+        return self._parse_snapshot(await self._call_script(self._keys.all, "open"))
 
-    def _link_to_be(self) -> Link:
-        return Link(self._make(), self._address, self._spawn, self._drop)
+    def _new_connection(self) -> RedisConnection:
+        return RedisConnection(self._new_client_connection(), self._address, self._spawn, self._drop_connections)
 
-    def _drop(self, error: BaseException) -> None:
-        """Both connections end together: the link is made again as a whole."""
-        for link in (self._asking, self._listening):
-            if link is not None:
-                link.drop(error)
+    def _drop_connections(self, error: BaseException) -> None:
+        """End both connections: they are always made again together."""
+        for connection in (self._requests, self._reads):
+            if connection is not None:
+                connection.drop(error)
 
     async def _close_connection(self) -> None:
-        links = (self._asking, self._listening)
-        self._asking = self._listening = None
-        for link in links:
-            if link is not None:
-                await link.aclose()
+        connections = (self._requests, self._reads)
+        self._requests = self._reads = None
+        for connection in connections:
+            if connection is not None:
+                await connection.aclose()
 
-    # Listening.
+    # The blocking read.
 
     async def _watch(self) -> None:
-        keys = (self._keys.stream, self._keys.news, self._wake_key)
+        keys = (self._keys.positions, self._keys.changes, self._wake_key)
         secs = min(self._heartbeat, _LONGEST_BLOCK_SECS)
-        block = ("XREAD", "BLOCK", max(1, round(secs * 1000)), "STREAMS", *keys)
+        blocking_read = ("XREAD", "BLOCK", max(1, round(secs * 1000)), "STREAMS", *keys)
         while True:
-            # Who was just woken may wait again: then the read blocks for that step at once.
+            # A waiter that was just woken may wait again: let it, so that this read already blocks for its next step.
             await asyncio.sleep(0)
-            link = self._listening
-            if link is None:
+            connection = self._reads
+            if connection is None:
                 return
-            self._blocked = self._waits.next_threshold
-            self._reads += 1
-            ids = cursor(self._waits.latest, self._blocked, NO_WAITER), self._told, self._woken
+            self._blocked_for = self._waits.next_threshold
+            self._read_count += 1
+            after = read_after(self._waits.latest, self._blocked_for, NO_WAITER), self._last_change, self._last_wake
             try:
-                reply = await self._ask(link, *block, *ids, within=secs + _GRACE_SECS)
+                reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
             finally:
-                self._blocked = None
-            look = not reply
-            for key, id in entries(reply):
-                if key == self._keys.stream:
-                    self._observe(position_of(id))
-                elif key == self._keys.news:
-                    look = True
+                self._blocked_for = None
+            refresh = not reply
+            for key, entry_id in latest_entries(reply):
+                if key == self._keys.positions:
+                    self._observe(parse_position(entry_id))
+                elif key == self._keys.changes:
+                    refresh = True
                 else:
-                    self._woken = id
-            if look:
-                self._take_and_mend(await self._read_run_once())
+                    self._last_wake = entry_id
+            if refresh:
+                self._observe_and_restore(await self._read_run_once())
 
-    def _take_and_mend(self, snapshot: Snapshot) -> None:
+    def _observe_and_restore(self, snapshot: Snapshot) -> None:
         if snapshot.position < self._waits.latest and not self._forgotten:
-            # Deleted or evicted, and the connection is still there.
+            # The keys were deleted or evicted while the connection stayed.
             self._spawn(self._write("raise", 0), "raising an engine that has lost its data")
             self._members.announce_again()
         self._observe_snapshot(snapshot)
 
     def _subscribe(self, step: int | None) -> None:
         super()._subscribe(step)
-        if self._waking is None and self._too_high():
-            self._waking = self._spawn(self._wake(), "listening for a lower step")
+        if self._waking is None and self._is_blocked_too_high():
+            self._waking = self._spawn(self._end_blocking_read(), "waiting for a lower step")
 
-    def _too_high(self) -> bool:
-        return self._blocked is not None and self._waits.next_threshold < self._blocked
+    def _is_blocked_too_high(self) -> bool:
+        return self._blocked_for is not None and self._waits.next_threshold < self._blocked_for
 
-    async def _wake(self) -> None:
-        """Ends our own blocking read: an entry in a stream cannot come too early, as CLIENT UNBLOCK could."""
+    async def _end_blocking_read(self) -> None:
+        # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and would do nothing.
         try:
-            while self._too_high():
-                read = self._reads
-                await self._call((self._wake_key,), "wake")
-                if read == self._reads:
-                    return  # if it has not ended yet, it will
+            while self._is_blocked_too_high():
+                read_count = self._read_count
+                await self._call_script((self._wake_key,), "wake")
+                if read_count == self._read_count:
+                    return  # its reply is on the way
         except StoreUnavailableError as error:
-            self._drop(error)  # the read ends with its connection, at the latest now
+            self._drop_connections(error)  # which ends the read as well
         finally:
             self._waking = None
 
-    # Asking.
+    # Requests.
 
     async def _request_once(self, request: Request) -> Answer:
-        reply = await self._call(self._keys.all, *arguments(request))
-        with self._expecting(reply):
-            return answer_of(reply)
+        reply = await self._call_script(self._keys.all, *script_arguments(request))
+        with self._unexpected_reply(reply):
+            return parse_answer(reply)
 
     async def _read_run_once(self) -> Snapshot:
-        return self._seen(await self._call(self._keys.all, "look"))
+        return self._parse_snapshot(await self._call_script(self._keys.all, "read"))
 
-    def _seen(self, reply: Any) -> Snapshot:
-        with self._expecting(reply):
-            snapshot, self._told = snapshot_of(reply, self._process)
+    def _parse_snapshot(self, reply: Any) -> Snapshot:
+        with self._unexpected_reply(reply):
+            snapshot, self._last_change = parse_snapshot(reply, self._process)
         return snapshot
 
     @contextlib.contextmanager
-    def _expecting(self, reply: Any) -> Generator[None]:
+    def _unexpected_reply(self, reply: Any) -> Generator[None]:
         try:
             yield
         except (ValueError, TypeError, LookupError) as error:
-            if isinstance(reply, list):  # it has called the script
-                raise self._damaged(f"{reply!r:.200}") from error
+            if isinstance(reply, list):  # it comes from the script
+                raise self._damaged_error(f"{reply!r:.200}") from error
             raise StoreRefusedError(f"redis at {self._address} answered {reply!r:.200}: is that a Redis server?") from error
 
-    async def _call(self, keys: tuple[str, ...], *args: str | int) -> Any:
-        link = self._asker()
+    async def _call_script(self, keys: tuple[str, ...], *args: str | int) -> Any:
+        connection = self._request_connection()
         command = (len(keys), *keys, args[0], self._keep_ms, *args[1:])
         try:
-            return await self._ask(link, "EVALSHA", SHA, *command, within=self._answer_timeout)
-        except _UnknownScriptError:
-            # A server that was started again, or SCRIPT FLUSH.
-            return await self._ask(link, "EVAL", LUA, *command, within=self._answer_timeout)
+            return await self._execute(connection, "EVALSHA", SCRIPT_SHA, *command, within=self._answer_timeout)
+        except _UnknownScriptError:  # the server was restarted, or SCRIPT FLUSH
+            return await self._execute(connection, "EVAL", SCRIPT, *command, within=self._answer_timeout)
 
-    async def _ask(self, link: Link, *command: str | int, within: float) -> Any:
+    async def _execute(self, connection: RedisConnection, *command: str | int, within: float) -> Any:
         try:
-            return await link.ask(*command, within=within)
+            return await connection.execute(*command, within=within)
         except StoreUnavailableError:
             raise
         except Exception as error:
-            if is_no_script(error):
+            if is_unknown_script(error):
                 raise _UnknownScriptError from error
-            if is_foreign(error):
-                raise self._damaged(str(error).partition(" script:")[0]) from error
-            reason = explained(error, self._address)
-            if not isinstance(reason, StoreRefusedError):
-                # A server that is full, or has become a replica: as good as away, until it takes requests again.
-                self._drop(error)
-            raise reason from error
+            if is_foreign_data(error):
+                raise self._damaged_error(str(error).partition(" script:")[0]) from error
+            explained = explain_error(error, self._address)
+            if not isinstance(explained, StoreRefusedError):
+                # A server that is full, or has become a replica, counts as lost until it takes requests again.
+                self._drop_connections(error)
+            raise explained from error
 
-    def _damaged(self, found: str) -> StoreDamagedError:
-        path = f"redis at {self._address}, {self._keys.stream}*"
-        delete = f"delete the keys {self._keys.stream}*"
-        return damaged_error(self.run, path, found=found, expected="the keys of a run, of layout 1", delete=delete)
+    def _damaged_error(self, found: str) -> StoreDamagedError:
+        keys = f"{self._keys.positions}*"
+        return damaged_error(
+            self.run,
+            f"redis at {self._address}, {keys}",
+            found=found,
+            expected="the keys of a run, of layout 1",
+            delete=f"delete the keys {keys}",
+        )
 
     async def _delete_run_once(self) -> None:
-        await self._ask(self._asker(), "DEL", *self._keys.all, self._wake_key, within=self._answer_timeout)
+        command = ("DEL", *self._keys.all, self._wake_key)
+        await self._execute(self._request_connection(), *command, within=self._answer_timeout)
 
-    def _asker(self) -> Link:
-        if self._asking is None:
-            raise explained(ConnectionError("not connected at the moment"), self._address)
-        return self._asking
+    def _request_connection(self) -> RedisConnection:
+        if self._requests is None:
+            raise explain_error(ConnectionError("not connected"), self._address)
+        return self._requests
 
 
-def _connections(url: str, options: dict[str, Any]) -> tuple[Callable[[], Connection], str]:
-    """A function that makes a connection, and the address for messages, without a password."""
+def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], ClientConnection], str]:
+    """Return a function that creates a connection, and the address for messages, without a password."""
     given: object = url
     if not isinstance(given, str):
         raise InvalidArgumentError(f"url={url!r}: give a text, like redis://host:6379")
     try:
         parsed: dict[str, Any] = dict(client.parse_url(url))
         kind: Any = parsed.pop("connection_class", client.Connection)
-        usual: dict[str, Any] = {"protocol": 2}
-        for parent, defaults in ((client.Connection, _TCP_DEFAULTS), (client.SSLConnection, _TLS_DEFAULTS)):
-            usual.update(defaults if issubclass(kind, parent) else {})
-        named = {name: value for name, value in options.items() if value is not None}
-        wanted = {**usual, **parsed, **named, **_FIXED, "retry": Retry(NoBackoff(), 0)}
-        make = cast("Callable[[], Connection]", functools.partial(kind, **wanted))
-        make()  # so that what it does not take is said now
+        defaults: dict[str, Any] = {"protocol": 2}
+        for parent, its_defaults in ((client.Connection, _TCP_DEFAULTS), (client.SSLConnection, _TLS_DEFAULTS)):
+            defaults.update(its_defaults if issubclass(kind, parent) else {})
+        chosen = {name: value for name, value in options.items() if value is not None}
+        settings = {**defaults, **parsed, **chosen, **_FIXED, "retry": Retry(NoBackoff(), 0)}
+        new_connection = cast("Callable[[], ClientConnection]", functools.partial(kind, **settings))
+        new_connection()  # redis-py refuses unknown and invalid options here
     except (TypeError, ValueError, RedisError) as error:
         # Not the URL itself: there may be a password in it.
         raise InvalidArgumentError(
             f"this URL or an option of it is not one for Redis: {error}; give redis://host:6379, rediss:// for TLS, "
             "or unix:///path/to/socket"
         ) from error
-    return make, str(wanted.get("path") or f"{wanted.get('host', 'localhost')}:{wanted.get('port', 6379)}")
+    return new_connection, str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
 
 
 class _UnknownScriptError(Exception):

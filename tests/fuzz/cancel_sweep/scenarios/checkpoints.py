@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from aiohooks.checkpoint._directory import CheckpointDirectory
-from aiohooks.checkpoint._format import LOCK, parse
+from aiohooks.checkpoint._format import LOCK, parse_name
+from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz.cancel_sweep.fixture import (
     EVERY_STEP,
     NO_BACKOFF,
@@ -81,7 +81,7 @@ class CheckpointFixture(Fixture):
     def _check_files(self) -> None:
         """Check that nothing is half written, the directory is not locked, and the newest checkpoint is of a committed step."""
         self.check()
-        strange = [name for name in os.listdir(self.path) if name != LOCK and parse(name) is None]
+        strange = [name for name in os.listdir(self.path) if name != LOCK and parse_name(name) is None]
         if strange:
             self.add_violation(f"leak: {', '.join(strange)} left in the directory")
         directory = CheckpointDirectory(self.path, keep=ah.checkpoint.KeepNewest(99), min_free_bytes=0, read_only=False)
