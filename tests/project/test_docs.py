@@ -1,4 +1,4 @@
-"""The README and the pages under docs/: every block runs, every link leads somewhere."""
+"""The README and the pages under docs/: every block runs, every link has a target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.source import ROOT, python_files
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = re.compile(r"# not run: (?P<reason>.+)")
-# Blocks that say `# not run: why` in their first line, over all pages. They are the exception.
+# The maximum number of blocks, over all pages, that start with `# not run: reason`.
 MOST_NOT_RUN = 3
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -28,7 +28,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page: its language, its first line's number and its text."""
+    """A fenced block of a page: language, number of the first line, text."""
 
     language: str
     line: int
@@ -36,13 +36,13 @@ class Block:
 
     @property
     def reason_not_run(self) -> str | None:
-        """Why this block is not run, if it says so."""
+        """The reason that the block gives for not being run."""
         found = NOT_RUN.match(self.text)
         return found["reason"] if found else None
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Yield the fenced blocks of a page."""
     text = page.read_text(encoding="utf-8")
     for found in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL):
         line = text.count("\n", 0, found.start(3)) + 1
@@ -50,7 +50,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def python_blocks(page: Path) -> list[Block]:
-    """Those of a page that are Python."""
+    """Return the Python blocks of a page."""
     return [block for block in blocks(page) if block.language == "python"]
 
 
@@ -58,26 +58,26 @@ def python_blocks(page: Path) -> list[Block]:
 def test_every_python_block_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The Python blocks of a page run from top to bottom, each seeing what the ones above it made.
+    """The Python blocks of a page run in order and share their names.
 
-    A block may use `await` outside of a function. Files it writes go to a folder of its own.
+    A block may use `await` outside of a function. Files are written to a temporary directory.
     """
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
         for block in python_blocks(page):
             if block.reason_not_run is None:
-                # Empty lines above make tracebacks name the page's own line numbers.
+                # Empty lines above make tracebacks show the line numbers of the page.
                 code = compile("\n" * (block.line - 1) + block.text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
                 result = eval(code, names)
                 if inspect.iscoroutine(result):
                     runner.run(result)
-    unheard = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
-    assert not unheard
+    errors = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
+    assert not errors
 
 
 def test_few_blocks_are_not_run() -> None:
-    """A block that is not run says why, and there are few of them."""
+    """A block that is not run gives a reason, and there are few such blocks."""
     reasons = [
         f"{page.name}:{block.line}: {block.reason_not_run}"
         for page in PAGES
@@ -89,22 +89,22 @@ def test_few_blocks_are_not_run() -> None:
 
 @pages
 def test_every_block_names_its_language(page: Path) -> None:
-    """A block without a language, or with another name for Python or the shell, would escape these tests."""
+    """Each block names one of the known languages; a block without one would not be checked."""
     assert {block.language for block in blocks(page)} <= {"python", "sh", "text", "toml", "yaml", "json"}
     text = page.read_text(encoding="utf-8")
     assert len(re.findall(r"^ *```", text, flags=re.MULTILINE)) == 2 * len(list(blocks(page)))
 
 
 def anchors(page: Path) -> set[str]:
-    """The names of a page's headings in links, as the usual viewers of Markdown make them."""
+    """Return the anchors of a page's headings, as common Markdown viewers derive them."""
     text = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pages
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    """A link to a file of the repository has that file, and a link to a heading has that heading."""
+def test_every_relative_link_has_a_target(page: Path) -> None:
+    """Files and headings that relative links name exist in the repository."""
     prose = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     wrong: list[str] = []
     for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", prose):
@@ -129,7 +129,7 @@ def test_every_page_can_be_reached() -> None:
 
 @pytest.mark.parametrize(("heading", "needs"), [("Run it", "examples/"), ("Test it", "-m pytest")])
 def test_the_readme_has_one_command(heading: str, needs: str) -> None:
-    """Under "Run it" and "Test it" stands one command each, which makes its own environment and installs into it."""
+    """The sections "Run it" and "Test it" have one command each, which creates an environment and installs into it."""
     script = ROOT / ".ci" / "readme_command"
     done = subprocess.run([sys.executable, script, heading], capture_output=True, text=True, check=True, timeout=60)
     (command,) = done.stdout.splitlines()
@@ -138,21 +138,21 @@ def test_the_readme_has_one_command(heading: str, needs: str) -> None:
     assert needs in command
 
 
-# What is only imported by an example is run by it.
+# Modules that an example imports are run by it.
 PARTS = {"__init__.py", "train_digits_processes.py"}
 EXAMPLES = [path for path in python_files("examples") if path.parent.name == "examples" and path.name not in PARTS]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_run_by_a_test(example: Path) -> None:
-    """Each example is run by tests/integration/test_examples.py, or has a test file of its own."""
+    """Each example is run by tests/integration/test_examples.py or has its own test file."""
     tests = "".join(
         path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests" / "integration").glob("test_example*.py"))
     )
     assert re.search(rf'["/]{re.escape(example.name)}"', tests)
 
 
-def test_asyncio_logs_are_heard(caplog: pytest.LogCaptureFixture) -> None:
-    """What asyncio says about an error that nobody retrieved reaches the check of the blocks (the check works)."""
+def test_asyncio_logs_reach_the_check(caplog: pytest.LogCaptureFixture) -> None:
+    """The check of the blocks sees what asyncio logs about an exception that was never retrieved (the check works)."""
     logging.getLogger("asyncio").error("Task exception was never retrieved")
     assert [record.name for record in caplog.records] == ["asyncio"]
