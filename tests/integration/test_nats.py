@@ -29,7 +29,6 @@ if not available("nats"):
 from nats.aio.client import Client
 
 from aiohooks.stores.nats import NatsStepStore
-from aiohooks.stores.nats._connection import _Client
 
 numbers = itertools.count(1)
 
@@ -119,9 +118,9 @@ async def test_nothing_is_left_in_the_server(server: Server, name: str) -> None:
 async def test_waking_needs_no_heartbeat(server: Server, name: str) -> None:
     """With a heartbeat of an hour every wake comes, and costs one message: nothing is asked meanwhile."""
     async with store_of(server.port, run=name, heartbeat=3600) as a, store_of(server.port, run=name, heartbeat=3600) as b:
-        wire = b._wire
-        assert wire is not None
-        stats = wire._client.stats
+        connection = b._connection
+        assert connection is not None
+        stats = connection._client.stats
         sent, got = stats["out_msgs"], stats["in_msgs"]
         for step in range(1, 21):
             wait = asyncio.ensure_future(b.wait_for(step))
@@ -267,12 +266,3 @@ async def test_a_store_that_came_by_a_fork_says_so(server: Server, name: str) ->
             await store.advance()
         store._forked = False
         assert await store.advance() == 1
-
-
-def test_headers_are_read_as_the_client_reads_them() -> None:
-    """What is overridden for its speed does not read the server's headers differently."""
-    raw = b"Nats-Stream: S\r\nNats-Subject: S.run.a%2Eb:c\r\nNats-Sequence: 17\r\nNats-Last:16\r\nrest\r\n\r\n"
-    theirs: Any = Client()
-    ours: Any = _Client()
-    assert ours._parse_header_lines(raw) == theirs._parse_header_lines(raw)
-    assert ours._parse_header_lines(raw)["Nats-Sequence"] == "17"

@@ -1,27 +1,53 @@
-"""One connection to a NATS server, and what the client for NATS leaves to others: asking, doubting, giving everything back."""
+"""One connection to a NATS server: its address, requests and their replies, subscriptions, JetStream's errors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from typing import Any, cast
+from urllib.parse import ParseResult, unquote, urlsplit
 
 from aiohooks._aio.cancel import retrieve, wait_done
-from aiohooks._aio.clock import Clock
+from aiohooks._aio.clock import Clock, wake, wake_after
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import logger
-from aiohooks.stores.nats._stream import OLDEST_SERVER, NobodyAnswersError
 
-_PORT = 4222
+try:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.transport import Transport
+    from nats.errors import SlowConsumerError
+except ImportError as _missing:
+    raise ImportError("NatsStepStore needs a package that is not installed; pip install 'aiohooks[nats]'") from _missing
+
+OLDEST_SERVER = 2, 9
+"""The first versions lack republishing and comparing before setting; 2.9 is the oldest that was tried."""
+
+_DEFAULT_PORT = 4222
+_CLOSE_SECS = 1.0
+_RESEND_SECS = 1.0
+
+# Numbers of JetStream's errors.
+_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND, _NO_REPLICAS = 10059, 10037, 10074
+_WRONG_SEQUENCE = 10071, 10164
+_NOT_ENABLED = 10039, 10076
+
+
+class NoResponderError(StoreUnavailableError):
+    """The server is there, and nothing answers the subject: the stream is gone, or has no leader."""
+
+
+class StreamGoneError(NoResponderError):
+    """The server says that there is no such stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Servers of one cluster, and what their URL says of the user; its text shows no secret."""
+    """The servers of one cluster, and the credentials in their URL; its text shows no secret."""
 
     servers: tuple[str, ...]
     """As host:port."""
@@ -35,7 +61,7 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """Reads `nats://user:password@host:port,host:port`, or `tls://...`; a user without a password is a token.
+    """Parse `nats://user:password@host:port,host:port`, or `tls://...`; a user without a password is a token.
 
     Raises:
         InvalidArgumentError: it is not such a URL.
@@ -50,7 +76,7 @@ def parse_address(url: str) -> Address:
     for each in rest.split(","):
         try:
             parts = urlsplit(f"//{each.rpartition('://')[2]}")
-            host, port = parts.hostname, parts.port or _PORT
+            host, port = parts.hostname, parts.port or _DEFAULT_PORT
         except ValueError as error:
             wrong = f"a server in the {scheme}:// URL has a port that is no number below 65536"
             raise InvalidArgumentError(f"{wrong}: give host:4222") from error
@@ -66,85 +92,155 @@ def parse_address(url: str) -> Address:
     return Address(tuple(servers), scheme == "tls", user, password, token)
 
 
-try:
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-    from nats.errors import SlowConsumerError
-except ImportError as error:
-    raise ImportError("NatsStepStore needs a package that is not installed; pip install 'aiohooks[nats]'") from error
+class _TcpTransport(Transport):
+    """The client's connection over TCP or TLS. Where TLS was asked for, it writes nothing before TLS is there.
 
-_CLOSE_SECS = 1.0
-_AGAIN_SECS = 1.0
-
-
-class _Client(Client):
-    """The client of NATS, which gives no password away where TLS was asked for and a server has none; and reads headers quickly.
-
-    What it overrides is not public: were it renamed, headers would be read by the client itself, only more slowly. The tests
-    of TLS find out about the other.
+    The client has a transport of its own, which can neither refuse a server without TLS, nor be aborted.
     """
 
-    needs_tls = False
+    def __init__(self, needs_tls: bool) -> None:
+        self.server_info: dict[str, Any] = {}
+        """What the server says first."""
+        self._needs_tls = needs_tls
+        self._encrypted = False
+        self._reader = asyncio.StreamReader()
+        self._writer: asyncio.StreamWriter | None = None
+        self._bare_writer: asyncio.StreamWriter | None = None  # that TLS goes through: collecting it would close the connection
 
-    @staticmethod
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        # The server's own, which need no check of each character of their names: that takes as long as all else of a message.
-        lines = (line.partition(b":") for line in raw.split(b"\r\n"))
-        return {name.decode("latin-1"): value.strip().decode("latin-1") for name, colon, value in lines if colon}
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self.abort()  # the server that was tried before
+        self.server_info, self._encrypted = {}, False
+        async with asyncio.timeout(connect_timeout):
+            self._reader, self._writer = await asyncio.open_connection(uri.hostname, uri.port, limit=buffer_size)
 
-    def _connect_command(self) -> bytes:
-        writer = getattr(self._transport, "_io_writer", None)
-        if self.needs_tls and (writer is None or writer.get_extra_info("ssl_object") is None):
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        assert self._writer is not None
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=buffer_size)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        hostname = uri if isinstance(uri, str) else uri.hostname
+        try:
+            async with asyncio.timeout(connect_timeout):
+                encrypted = await loop.start_tls(self._writer.transport, protocol, ssl_context, server_hostname=hostname)
+        except BaseException:
+            # The streams of the bare connection are never notified that it was closed: waiting for that would not end.
+            self.abort()
+            raise
+        assert encrypted is not None
+        self._bare_writer = self._writer
+        self._reader, self._writer = reader, asyncio.StreamWriter(encrypted, protocol, reader, loop)
+        self._encrypted = True
+
+    def write(self, payload: bytes) -> None:
+        self.writelines([payload])
+
+    def writelines(self, payload: list[bytes]) -> None:
+        if self._needs_tls and not self._encrypted:
             raise StoreRefusedError(
                 "the server does not offer TLS, which was asked for; start it with --tls, or use a nats:// URL"
             )
-        return super()._connect_command()
+        if self._writer is not None:
+            self._writer.writelines(payload)
+
+    async def read(self, buffer_size: int) -> bytes:
+        return await self._reader.read(buffer_size)
+
+    async def readline(self) -> bytes:
+        line = await self._reader.readline()
+        if line.startswith(b"INFO ") and not self.server_info:
+            with contextlib.suppress(ValueError):
+                self.server_info = json.loads(line[5:])
+        return line
+
+    async def drain(self) -> None:
+        # Reading finds a lost connection as well. An error here would end the client's `close` before its tasks are cancelled.
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    async def wait_closed(self) -> None:
+        if self._writer is not None:
+            await self._writer.wait_closed()
+
+    def at_eof(self) -> bool:
+        return self._reader.at_eof()
+
+    def __bool__(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] - theirs has no annotation
+        return True  # otherwise the client would make its own
+
+    def abort(self) -> None:
+        """Close the connection without waiting for anything."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.transport.abort()
 
 
-class Wire:
-    """One connection, from `open` to the first thing that goes wrong with it."""
+def _new_client(transport: Transport) -> Any:
+    client: Any = Client()
+    if not hasattr(client, "_transport"):
+        # The only private attribute of the client that is used. Without it the client would connect by its own transport.
+        raise StoreRefusedError("this version of nats-py cannot be used by NatsStepStore; pip install 'nats-py==2.16'")
+    client._transport = transport
+    return client
+
+
+class NatsConnection:
+    """One connection, from `open` to its first failure; it is never repaired, but replaced by another one.
+
+    `broken_by` is the failure, None while there was none.
+    """
 
     def __init__(self, address: Address, clock: Clock, options: dict[str, Any]) -> None:
-        self.broken: StoreUnavailableError | None = None
+        self.broken_by: StoreUnavailableError | None = None
         self._address = address
         self._clock = clock
         self._options = options
-        self._client = _Client()
-        self._client.needs_tls = address.needs_tls
-        self._answers: dict[str, asyncio.Future[Msg]] = {}
-        self._asked = 0
+        self._transport = _TcpTransport(address.needs_tls)
+        self._client = _new_client(self._transport)
+        self._replies: dict[str, asyncio.Future[Msg]] = {}
+        self._request_count = 0
         self._inbox = ""
         self._opened = False
-        self._doubted = False
-        self._heard = clock.now()
-        self._apart_tasks: set[asyncio.Task[Any]] = set()
-        self._stir: asyncio.Future[None] | None = None
+        self._client_closed = asyncio.Event()
+        self._last_received = clock.now()
+        self._check_wanted = False
+        self._idle_waiter: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self, servers: list[str], secs: float) -> None:
-        """Connects to one of them."""
+        """Connect to the first of `servers` that accepts, within so many seconds.
+
+        Raises:
+            StoreUnavailableError: no server accepts the connection, or the server refuses it.
+        """
         scheme = "tls" if self._address.needs_tls else "nats"
         try:
             connecting = self._client.connect(
                 [f"{scheme}://{server}" for server in servers],
-                error_cb=self._troubled,
-                closed_cb=self._closed,
+                error_cb=self._on_error,
+                closed_cb=self._on_closed,
                 allow_reconnect=False,
                 dont_randomize=True,
                 reconnect_time_wait=0,
-                max_reconnect_attempts=1,  # none at all would mean for ever
-                ping_interval=2**31,  # the watch asks by itself
-                connect_timeout=2,  # for one server, and again soon: it may have come back meanwhile
+                max_reconnect_attempts=1,  # 0 would mean indefinitely
+                ping_interval=2**31,  # `ping` is called instead
+                connect_timeout=2,  # for one server; it is tried again soon, and may have come back by then
                 **self._options,
             )
-            await self._apart(connecting, secs)
+            await self._run_in_task(connecting, secs)
             self._inbox = self._client.new_inbox()
-            await self._subscribe(f"{self._inbox}.*", self._answered)
+            await self._client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
         except StoreRefusedError:
             raise
         except Exception as error:
-            raise self._explained(self._client.last_error or error) from error
-        self._heard = self._clock.now()
+            raise self._explain_error(self._client.last_error or error) from error
+        self._last_received = self._clock.now()
         self._opened = True
         version = self._client.connected_server_version
         with contextlib.suppress(ValueError):
@@ -154,131 +250,132 @@ class Wire:
                 )
 
     @property
-    def others(self) -> list[str]:
-        """Servers of the cluster that this one told of."""
+    def discovered_servers(self) -> list[str]:
+        """Further servers of the cluster, as this one names them."""
         return [uri.netloc for uri in self._client.discovered_servers]
 
     @property
     def has_jetstream(self) -> bool:
-        """Whether the server says that it has it."""
-        return bool(getattr(self._client, "_server_info", {}).get("jetstream"))
+        """Whether the server says that JetStream is enabled."""
+        return bool(self._transport.server_info.get("jetstream"))
 
-    async def listen(self, subject: str, told: Callable[[bytes, dict[str, str], bool], None]) -> None:
-        """Calls `told(data, headers, last)` for each message; `last` says that it is, for now."""
+    async def subscribe(self, subject: str, on_message: Callable[[bytes, dict[str, str], bool], None]) -> None:
+        """Call `on_message(data, headers, is_last)` for each message; `is_last` unless another one is already queued."""
 
-        async def heard(message: Msg) -> None:
-            self._heard = self._clock.now()
-            told(message.data, message.headers or {}, not subscription.pending_msgs)
+        async def receive(message: Msg) -> None:
+            self._last_received = self._clock.now()
+            on_message(message.data, message.headers or {}, not subscription.pending_msgs)
 
-        self._check()
-        subscription = await self._subscribe(subject, heard)
+        self._check_usable()
+        subscription = await self._client.subscribe(subject, cb=receive)
 
-    async def _subscribe(self, subject: str, told: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        client: Any = self._client
-        subscription: Subscription = await client.subscribe(subject, cb=told)
-        return subscription
+    async def request(self, subject: str, data: bytes, secs: float, headers: dict[str, str] | None = None) -> bytes:
+        """Send a message, again after each second, and return the first reply.
 
-    async def ask(self, subject: str, data: bytes, secs: float, headers: dict[str, str] | None = None) -> bytes:
-        """Sends a message, again after a second, and gives the first answer to it.
-
-        A cluster without a leader drops what it is asked: waiting for the answer would take longer than the election.
+        A cluster without a leader drops requests: without sending again, the reply would take longer than the election.
 
         Raises:
-            NobodyAnswersError: nobody has this subject.
-            StoreUnavailableError: there was no answer, or the connection is broken.
+            NoResponderError: nothing answers this subject.
+            StoreUnavailableError: there was no reply, or the connection is broken.
         """
-        self._check()
-        self._asked += 1
-        number = str(self._asked)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._check_usable()
+        self._request_count += 1
+        number = str(self._request_count)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
         left = secs
         try:
-            while not answer.done():
+            while not reply.done():
                 if left <= 0:
-                    self.doubt()
+                    self.check_now()
                     raise StoreUnavailableError(f"{self._address} has not answered within {secs:g} s")
                 await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=headers)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, _AGAIN_SECS)):
-                        await asyncio.shield(answer)
-                left -= _AGAIN_SECS
-            message = answer.result()
+                    async with asyncio.timeout(min(left, _RESEND_SECS)):
+                        await asyncio.shield(reply)
+                left -= _RESEND_SECS
+            message = reply.result()
         except StoreUnavailableError:
             raise
         except Exception as error:
-            raise self._explained(error) from error
+            raise self._explain_error(error) from error
         finally:
-            del self._answers[number]
-            answer.cancel()
+            del self._replies[number]
+            reply.cancel()
         if not message.data and message.headers and message.headers.get("Status") == "503":
-            raise NobodyAnswersError(f"{self._address} is there, but nobody answers {subject}")
+            raise NoResponderError(f"{self._address} is there, but nothing answers {subject}")
         return bytes(message.data)
 
     async def ping(self, secs: float) -> None:
-        """Finds out whether the server is there."""
-        self._check()
+        """Check that the server answers, within so many seconds; otherwise the connection is broken."""
+        self._check_usable()
         try:
-            await self._apart(self._client.rtt(timeout=max(1, round(10 * secs))), secs)
+            await self._run_in_task(self._client.rtt(timeout=max(1, round(10 * secs))), secs)
         except Exception as error:
             self.fail(StoreUnavailableError(f"{self._address} has not answered a ping within {secs:g} s"))
-            raise self.broken or error from error
+            raise self.broken_by or error from error
 
-    async def quiet(self, secs: float) -> None:
-        """Waits until nothing was heard for `secs` seconds, or somebody has doubts."""
+    async def wait_idle(self, secs: float) -> None:
+        """Wait until no message has arrived for `secs` seconds, or `check_now` was called."""
         while True:
-            self._check()
-            left = self._heard + secs - self._clock.now()
-            if left <= 0 or self._doubted:
-                self._doubted = False
-                self._heard = self._clock.now()
+            self._check_usable()
+            left = self._last_received + secs - self._clock.now()
+            if left <= 0 or self._check_wanted:
+                self._check_wanted = False
+                self._last_received = self._clock.now()
                 return
-            stir = self._stir = asyncio.get_running_loop().create_future()
-            timer = self._clock.call_later(left, self._wake)
+            waiter = self._idle_waiter = asyncio.get_running_loop().create_future()
+            timer = wake_after(waiter, left, self._clock)
             try:
-                await stir
+                await waiter
             finally:
                 timer.cancel()
 
-    def doubt(self) -> None:
-        """Makes `quiet` return."""
-        self._doubted = True
-        self._wake()
+    def check_now(self) -> None:
+        """End `wait_idle`: the connection, or what this process knows of the run, is to be checked."""
+        self._check_wanted = True
+        self._wake_idle_waiter()
 
     def fail(self, error: StoreUnavailableError) -> None:
-        """This connection is of no use any more."""
-        if self.broken is None:
-            self.broken = error
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(error)
-            self._wake()
+        """Mark the connection as broken, and end its requests; the first error counts."""
+        if self.broken_by is None:
+            self.broken_by = error
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_exception(error)
+            self._wake_idle_waiter()
 
     async def close(self) -> None:
-        """Leaves nothing behind, whatever state the client is in."""
+        """Close the connection, whatever state the client is in; nothing of it is left in this process."""
+        if self.broken_by is not None:
+            self._transport.abort()
         self.fail(StoreUnavailableError(f"the connection to {self._address} was closed"))
-        client: Any = self._client
-        names = ("_reading_task", "_flusher_task", "_ping_interval_task")
-        tasks = [getattr(client, name, None) for name in names]
-        tasks += [getattr(subscription, "_wait_for_msgs_task", None) for subscription in client._subs.values()]
+        for task in (unfinished := tuple(self._tasks)):
+            task.cancel()
+        closing = asyncio.get_running_loop().create_task(self._close_client())
+        closing.add_done_callback(retrieve)
         try:
-            # Where a TLS handshake has failed nobody would ever say that the connection is closed.
-            await self._apart(client.close(), _CLOSE_SECS if self._opened else _CLOSE_SECS / 10)
-        except Exception as error:
-            logger.debug("closing a connection to %s: %s", self._address, error)
+            # TLS would wait half a minute for a goodbye where the other side is gone.
+            if not await wait_done([*unfinished, closing], _CLOSE_SECS):
+                self._transport.abort()
+                await wait_done([closing], _CLOSE_SECS)
         finally:
-            writer = getattr(client._transport, "_io_writer", None)
-            if writer is not None:
-                writer.transport.abort()
-            left = [task for task in (*tasks, *self._apart_tasks) if task is not None and not task.done()]
-            for task in left:
-                task.cancel()
-            await wait_done(left, _CLOSE_SECS)
+            self._transport.abort()
+            closing.cancel()
+            # The client has cancelled its tasks, and does not wait for them.
+            for _ in range(3):
+                await asyncio.sleep(0)
 
-    async def _apart(self, coro: Coroutine[Any, Any, Any], secs: float) -> None:
-        """Does something of the client's in a task of its own: on Python 3.11 its `wait_for` swallows cancels."""
+    async def _close_client(self) -> None:
+        if self._client.is_closed:
+            await self._client_closed.wait()  # it has closed itself, or is about to
+        else:
+            await self._client.close()
+
+    async def _run_in_task(self, coro: Coroutine[Any, Any, Any], secs: float) -> None:
+        """Await one of the client's coroutines in a task: on Python 3.11 its `wait_for` swallows cancellations."""
         task = asyncio.get_running_loop().create_task(coro)
-        self._apart_tasks.add(task)
-        task.add_done_callback(self._apart_tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             if not await wait_done([task], secs):
                 raise TimeoutError(f"not done within {secs:g} s")
@@ -288,43 +385,104 @@ class Wire:
             raise
         task.result()
 
-    def _wake(self) -> None:
-        if self._stir is not None and not self._stir.done():
-            self._stir.set_result(None)
+    def _wake_idle_waiter(self) -> None:
+        if self._idle_waiter is not None:
+            wake(self._idle_waiter)
 
-    def _check(self) -> None:
-        if self.broken is not None:
-            raise self.broken
+    def _check_usable(self) -> None:
+        if self.broken_by is not None:
+            raise self.broken_by
         if not self._opened:
             raise StoreUnavailableError(f"the connection to {self._address} is still being made")
 
-    def _explained(self, error: Exception) -> StoreUnavailableError:
-        said = str(error) or type(error).__name__
-        low = said.lower()
+    def _explain_error(self, error: Exception) -> StoreUnavailableError:
+        text = str(error) or type(error).__name__
+        low = text.lower()
         if isinstance(error, ssl.SSLCertVerificationError):
             return StoreRefusedError(
-                f"the certificate of {self._address} is not trusted ({said}); give tls=ssl.create_default_context(cafile=...)"
+                f"the certificate of {self._address} is not trusted ({text}); give tls=ssl.create_default_context(cafile=...)"
             )
         if "authorization" in low or "authentication" in low:
             return StoreRefusedError(
-                f"{self._address} does not let us in ({said}); give user= and password=, token=, user_credentials= or nkeys_seed="
+                f"{self._address} refuses the user ({text}); give user= and password=, token=, user_credentials= or nkeys_seed="
             )
         if "permissions violation" in low:
-            return StoreRefusedError(f"{self._address} does not allow it ({said}); give the user the rights that its page names")
-        return StoreUnavailableError(f"no connection to {self._address} ({said}); is a `nats-server -js -sd DIR` running there?")
+            return StoreRefusedError(
+                f"{self._address} does not allow it ({text}); give the user the rights in docs/engine-nats.md"
+            )
+        return StoreUnavailableError(f"no connection to {self._address} ({text}); is a `nats-server -js -sd DIR` running there?")
 
-    async def _answered(self, message: Msg) -> None:
-        answer = self._answers.get(message.subject.rpartition(".")[2])
-        if answer is not None and not answer.done():
-            answer.set_result(message)
+    async def _on_reply(self, message: Msg) -> None:
+        reply = self._replies.get(message.subject.rpartition(".")[2])
+        if reply is not None and not reply.done():
+            reply.set_result(message)
 
-    async def _troubled(self, error: Exception) -> None:
+    async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
-            self.doubt()
+            self.check_now()
         elif "$js.event.advisory" in str(error).lower():
-            logger.debug("%s does not tell us of elections: %s", self._address, error)
+            logger.debug("%s does not announce elections to this user: %s", self._address, error)
         elif self._opened:
-            self.fail(self._explained(error))
+            self.fail(self._explain_error(error))
 
-    async def _closed(self) -> None:
-        self.fail(self._explained(self._client.last_error or ConnectionError("it was closed")))
+    async def _on_closed(self) -> None:
+        self._client_closed.set()
+        self.fail(self._explain_error(self._client.last_error or ConnectionError("it was closed")))
+
+
+# Replies of JetStream.
+
+
+def parse_reply(data: bytes) -> dict[str, Any]:
+    """Parse a reply of JetStream, which may be an error.
+
+    Raises:
+        StoreUnavailableError: it is not a reply of JetStream.
+    """
+    try:
+        reply: Any = json.loads(data)
+        if isinstance(reply, dict):
+            return cast("dict[str, Any]", reply)
+    except ValueError:
+        pass
+    raise StoreUnavailableError(f"the NATS server gave an answer that is not JetStream's: {data[:100]!r}")
+
+
+def _error_code(reply: dict[str, Any]) -> int:
+    return int(reply["error"].get("err_code", -1)) if "error" in reply else 0
+
+
+def is_stream_missing(reply: dict[str, Any]) -> bool:
+    """Return whether the reply says that there is no such stream."""
+    return _error_code(reply) == _STREAM_NOT_FOUND
+
+
+def is_message_missing(reply: dict[str, Any]) -> bool:
+    """Return whether the reply says that the subject has no message."""
+    return _error_code(reply) == _MESSAGE_NOT_FOUND
+
+
+def is_wrong_sequence(reply: dict[str, Any]) -> bool:
+    """Return whether the reply says that another message was faster."""
+    return _error_code(reply) in _WRONG_SEQUENCE
+
+
+def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply unless it is an error.
+
+    Raises:
+        StoreUnavailableError: it is an error.
+    """
+    code = _error_code(reply)
+    if not code:
+        return reply
+    text = f"{reply['error'].get('description', 'no reason given')} (error {code})"
+    if code in _NOT_ENABLED:
+        raise StoreRefusedError(
+            f"{text}: JetStream is not enabled for this account; start the server with `nats-server -js -sd DIR`"
+        )
+    if code == _NO_REPLICAS:
+        raise StoreRefusedError(f"{text}: it is one server, no cluster; leave out replicas=")
+    if code == _STREAM_NOT_FOUND:
+        raise StreamGoneError(f"{text}: the stream is gone")
+    raise StoreUnavailableError(f"the NATS server says: {text}")

@@ -1,52 +1,136 @@
-"""A step store in NATS with JetStream: for those who must not lose an acknowledged step when a server dies.
+"""A step store in NATS with JetStream, for those who must not lose an acknowledged step when a server dies.
 
-The state of a run is the newest message of one subject. It is changed by publishing the next one, which the server takes
-only if nothing came in between; the server says each message it has taken again to whoever listens. So the server knows no
-waiter and no consumer, and the whole state changes in one moment.
+The state of a run is the latest message of one subject. An update publishes the next message, which the server accepts only
+if no other one came first; the server then republishes it to the processes of the run. So the server keeps no waiters and
+no consumers, and the whole state changes in one instant.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import random
+import re
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
-from aiohooks.stores.nats._commit import Commits
-from aiohooks.stores.nats._connection import Address, Wire, parse_address
-from aiohooks.stores.nats._stream import (
-    EXPECTED,
+from aiohooks.stores.nats._compare_and_set import (
+    NO_MESSAGE,
+    CompareAndSet,
     ForeignMessageError,
-    Head,
-    Names,
-    NobodyAnswersError,
+    LatestMessage,
+    decode_message,
+)
+from aiohooks.stores.nats._connection import (
+    Address,
+    NatsConnection,
+    NoResponderError,
     StreamGoneError,
-    checked,
-    head_of,
-    is_missing,
-    parsed,
-    wrong_sequence,
+    check_reply,
+    is_message_missing,
+    is_stream_missing,
+    is_wrong_sequence,
+    parse_address,
+    parse_reply,
 )
 from aiohooks.stores.remote import RemoteStepStore
 
-_GRACE_SECS = 1.0
-"""How long the server may take to answer the question whether it is there, and a broken connection to close."""
+_PING_SECS = 1.0
+"""How long the server may take to answer a ping, and a store to close."""
 _ANSWER_SECS = 5.0
 _ELECTION_SECS = 10.0
 """How long a cluster may be without a leader before this counts as an outage."""
+_EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+_LONGEST_TOKEN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RunSubjects:
+    """Where a run is: one subject of a stream that all runs share."""
+
+    stream: str
+    run: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stream, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.stream):
+            raise InvalidArgumentError(f"stream={self.stream!r}: give a name of letters, digits, _ and -")
+        if len(self._token) > _LONGEST_TOKEN:
+            raise InvalidArgumentError(f"run={self.run[:50]!r}...: too long for a NATS subject; give a shorter name")
+
+    @property
+    def _token(self) -> str:
+        # No dot, wildcard or space; different runs stay different.
+        return quote(self.run, safe="").replace(".", "%2E")
+
+    @property
+    def state(self) -> str:
+        """Where the run's message is published."""
+        return f"{self.stream}.run.{self._token}"
+
+    @property
+    def republished(self) -> str:
+        """Where the server republishes each message that it has stored."""
+        return f"{self.stream}.news.{self._token}"
+
+    @property
+    def elections(self) -> str:
+        """Where a cluster announces a new leader of the stream."""
+        return f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{self.stream}"
+
+    def api(self, request: str) -> str:
+        """Return the subject of a JetStream request about the stream."""
+        return f"$JS.API.STREAM.{request}.{self.stream}"
+
+    @property
+    def _required_config(self) -> dict[str, Any]:
+        return {
+            "subjects": [f"{self.stream}.run.*"],
+            "retention": "limits",
+            "max_msgs_per_subject": 1,
+            "republish": {"src": f"{self.stream}.run.*", "dest": f"{self.stream}.news.{{{{wildcard(1)}}}}"},
+        }
+
+    def stream_config(self, replicas: int, forget_after_secs: float | None) -> dict[str, Any]:
+        """Return the configuration of a new stream."""
+        return {
+            "name": self.stream,
+            **self._required_config,
+            "storage": "file",
+            "discard": "old",
+            "num_replicas": replicas,
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_consumers": -1,
+            "max_age": round((forget_after_secs or 0) * 1e9),
+        }
+
+    def check_stream(self, config: dict[str, Any]) -> None:
+        """Check an existing stream.
+
+        Raises:
+            StoreRefusedError: it is not a stream of step stores.
+        """
+        for name, required in self._required_config.items():
+            if (found := config.get(name)) != required:
+                raise StoreRefusedError(
+                    f"the stream {self.stream} is not one for step stores: its {name} is {found!r} and not {required!r};"
+                    " take another name with stream=, or delete it"
+                )
 
 
 class NatsStepStore(RemoteStepStore):
-    """A step store in NATS with JetStream; `pip install 'aiohooks[nats]'`, and nats-server 2.9 or newer.
+    """A step store in NATS with JetStream, on nats-server 2.9 or newer; `pip install 'aiohooks[nats]'`.
 
-    All runs of a server share one stream, which the first store makes. With `replicas=3` on a cluster of three servers no
-    step that was acknowledged is lost when one of them dies.
+    All runs of a server share one stream, which the first store creates. With `replicas=3` on a cluster of three servers no
+    acknowledged step is lost when one of them dies.
     """
 
     def __init__(
@@ -66,17 +150,17 @@ class NatsStepStore(RemoteStepStore):
         nkeys_seed: str | Path | None = None,
         **remote: Any,
     ) -> None:
-        """Does not connect yet.
+        """Create the store; it connects when it is opened.
 
         Args:
             url: `nats://host:4222`, or `tls://`, which accepts nothing but TLS; the servers of a cluster separated by
                 commas, a user before the first one.
             run: the name of the run; see `SharedStepStore`.
             stream: the name of the stream, and the first word of its subjects.
-            replicas: on how many servers the stream is kept, when it is made here: 1, 3 or 5.
-            forget_after_secs: after how long a run that nobody writes to is deleted, when the stream is made here; no less than
-                `lease_secs`. A publisher writes that often, a store that only waits does not.
-            tls: certificates to trust and to show; left out, those that the system trusts. Asks for TLS as `tls://` does.
+            replicas: on how many servers a stream created by this store is kept: 1, 3 or 5.
+            forget_after_secs: after how many seconds without a write a stream created by this store deletes a run; no less
+                than `lease_secs`. A publisher writes that often, a store that only waits does not.
+            tls: certificates to trust and to show; None trusts the system's. Requires TLS as `tls://` does.
             tls_hostname: the name in the server's certificate, if it is not that in the URL.
             user: the user, with `password`.
             password: of the user.
@@ -84,6 +168,9 @@ class NatsStepStore(RemoteStepStore):
             user_credentials: a .creds file.
             nkeys_seed: a file with the seed of an nkey.
             remote: see `RemoteStepStore`: heartbeat, connect_timeout, max_outage_secs, on_lost, lease_secs, join_grace_secs.
+
+        Raises:
+            InvalidArgumentError: the URL or an option is invalid.
         """
         super().__init__(run=run, **remote)
         check_instance(tls, ssl.SSLContext, "tls=", optional=True)
@@ -97,9 +184,9 @@ class NatsStepStore(RemoteStepStore):
             raise InvalidArgumentError(f"replicas={replicas!r}: give 1, 3 or 5")
         address = parse_address(url)
         self._address = Address(address.servers, address.needs_tls or tls is not None)
-        self._names = Names(stream, run)
-        self._config = self._names.config(replicas, forget_after_secs)
-        given = {
+        self._subjects = RunSubjects(stream, run)
+        self._stream_config = self._subjects.stream_config(replicas, forget_after_secs)
+        credentials = {
             "tls": tls or (ssl.create_default_context() if address.needs_tls else None),
             "tls_hostname": tls_hostname,
             "user": user or address.user,
@@ -108,137 +195,160 @@ class NatsStepStore(RemoteStepStore):
             "user_credentials": None if user_credentials is None else str(user_credentials),
             "nkeys_seed": None if nkeys_seed is None else str(nkeys_seed),
         }
-        self._options = {name: value for name, value in given.items() if value is not None} | {"name": f"aiohooks {run}"}
-        self._others: list[str] = []
-        self._wire: Wire | None = None
-        self._commits = Commits(self._clock, self._process, self._fetch, self._publish, self._learnt, self._data_lost)
-        self._answer_secs = min(max(self._heartbeat, _GRACE_SECS), _ANSWER_SECS)
+        self._options = {name: value for name, value in credentials.items() if value is not None}
+        self._options |= {"name": f"aiohooks {run}"}
+        self._discovered_servers: list[str] = []
+        self._connection: NatsConnection | None = None
+        self._state = CompareAndSet(
+            self._clock,
+            self._process,
+            fetch=self._fetch_message,
+            publish=self._publish_message,
+            on_latest=self._on_latest,
+            on_data_lost=self._on_data_lost,
+        )
+        self._answer_secs = min(max(self._heartbeat, _PING_SECS), _ANSWER_SECS)
 
     # The connection.
 
     async def _open_connection(self) -> None:
-        wire = self._wire = Wire(self._address, self._clock, self._options)
-        self._commits.restart()
+        connection = self._connection = NatsConnection(self._address, self._clock, self._options)
+        self._state.reset()
         servers = list(self._address.servers)
         random.shuffle(servers)
-        await wire.open([*servers, *(other for other in self._others if other not in servers)], self._connect_timeout)
-        self._others = wire.others
-        await self._find_stream(wire)
+        servers += [server for server in self._discovered_servers if server not in servers]
+        await connection.open(servers, self._connect_timeout)
+        self._discovered_servers = connection.discovered_servers
+        await self._ensure_stream(connection)
 
     async def _connect(self) -> Snapshot:
         await self._open_connection()
-        wire = self._wired()
-        await wire.listen(self._names.news, self._hear)
-        await wire.listen(self._names.elected, self._elected)
-        await self._commits.refresh(self._answer_secs)
-        return self._commits.snapshot()
+        connection = self._current_connection()
+        await connection.subscribe(self._subjects.republished, self._on_message)
+        await connection.subscribe(self._subjects.elections, self._on_election)
+        await self._state.refresh(self._answer_secs)
+        return self._state.snapshot()
 
     async def _delete_run_once(self) -> None:
-        checked(await self._api("PURGE", {"filter": self._names.subject}))
+        check_reply(await self._request_api("PURGE", {"filter": self._subjects.state}))
 
-    async def _find_stream(self, wire: Wire) -> None:
+    async def _ensure_stream(self, connection: NatsConnection) -> None:
+        """Check the stream, or create it."""
         try:
-            found = await self._api("INFO", {})
-            if is_missing(found):
-                made = await self._api("CREATE", self._config)
-                found = made if "error" not in made else await self._api("INFO", {})
-                checked(made if is_missing(found) else found)
-        except NobodyAnswersError as error:
-            if wire.has_jetstream:
+            found = await self._request_api("INFO", {})
+            if is_stream_missing(found):
+                created = await self._request_api("CREATE", self._stream_config)
+                # Another process may have created it meanwhile.
+                found = created if "error" not in created else await self._request_api("INFO", {})
+                check_reply(created if is_stream_missing(found) else found)
+        except NoResponderError as error:
+            if connection.has_jetstream:
                 raise
             raise StoreRefusedError(f"{self._address} has no JetStream; start it with `nats-server -js -sd DIR`") from error
-        self._names.check(checked(found)["config"])
+        self._subjects.check_stream(check_reply(found)["config"])
 
     async def _watch(self) -> None:
-        wire = self._wired()
-        leaderless: float | None = None
+        connection = self._current_connection()
+        leaderless_since: float | None = None
         while True:
-            await wire.quiet(self._heartbeat if leaderless is None else min(self._heartbeat, _GRACE_SECS))
-            await wire.ping(_GRACE_SECS)
+            await connection.wait_idle(self._heartbeat if leaderless_since is None else min(self._heartbeat, _PING_SECS))
+            await connection.ping(_PING_SECS)
             try:
-                await self._commits.refresh(_GRACE_SECS)
+                await self._state.refresh(_PING_SECS)
             except StreamGoneError:
-                raise  # who connects makes another one
+                raise  # connecting again creates another one
             except StoreUnavailableError as error:
-                # The link is there, the stream is not: a new leader says so, and the link is kept for that.
+                # The server answers, the stream does not. The new leader is announced on this connection: keep it.
                 now = self._clock.now()
-                if leaderless is None:
-                    leaderless = now
+                if leaderless_since is None:
+                    leaderless_since = now
                     logger.info("run %s: %s; waiting for a leader", self.run, error)
-                if wire.broken is not None or now - leaderless > _ELECTION_SECS:
+                if connection.broken_by is not None or now - leaderless_since > _ELECTION_SECS:
                     raise
             else:
-                leaderless = None
+                leaderless_since = None
 
-    def _wired(self) -> Wire:
-        if self._wire is None:
-            raise StoreUnavailableError(f"run {self.run}: no connection to {self._address} at the moment")
-        return self._wire
+    def _current_connection(self) -> NatsConnection:
+        if self._connection is None:
+            raise StoreUnavailableError(f"run {self.run}: not connected to {self._address}")
+        return self._connection
 
     async def _close_connection(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            await wire.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
     async def _disconnect(self) -> None:
-        if self._wire is not None and self._wire.broken is None and not self._forgotten:
-            # Nobody will ask for these answers again.
+        if self._connection is not None and self._connection.broken_by is None and not self._forgotten:
+            # This process will not repeat a request any more: its answers need not be kept.
             with contextlib.suppress(*ENGINE_ERRORS, TimeoutError):
-                async with asyncio.timeout(_GRACE_SECS):
-                    await self._commits.change(lambda state: state.forget(self._process, self._members.exit_writer), _GRACE_SECS)
+                async with asyncio.timeout(_PING_SECS):
+                    writers = (self._process, self._members.exit_writer)
+                    await self._state.update(lambda state: state.forget(*writers), _PING_SECS)
         await super()._disconnect()
 
-    # What is heard.
+    # Messages.
 
-    def _hear(self, data: bytes, headers: dict[str, str], last: bool) -> None:
+    def _on_message(self, data: bytes, headers: dict[str, str], is_last: bool) -> None:
         if "Nats-Sequence" in headers:
             try:
-                self._commits.hear(int(headers["Nats-Sequence"]), data, last)
+                self._state.receive(int(headers["Nats-Sequence"]), data, is_last)
             except ForeignMessageError:
-                self._wired().doubt()  # who reads the newest message says so
+                self._current_connection().check_now()  # reading the latest message raises it if it is damage
 
-    def _elected(self, data: bytes, headers: dict[str, str], last: bool) -> None:
-        self._wired().doubt()
+    def _on_election(self, data: bytes, headers: dict[str, str], is_last: bool) -> None:
+        self._current_connection().check_now()
         self._wake_sleepers()
 
-    def _learnt(self, head: Head, before: Head | None) -> None:
+    def _on_latest(self, latest: LatestMessage, before: LatestMessage | None) -> None:
         if not self._opened:
-            return  # the first snapshot is taken by who opens
-        if before is None or before.life != head.life:
-            self._observe_snapshot(self._commits.snapshot())
+            return  # opening observes the first snapshot
+        if before is None or before.revision_key != latest.revision_key:
+            self._observe_snapshot(self._state.snapshot())
         else:
-            self._observe(head.position)
+            self._observe(latest.position)
 
-    def _data_lost(self) -> None:
-        if self._wire is not None:
-            self._wire.fail(StoreUnavailableError(f"run {self.run}: the data of the run is gone from {self._address}"))
+    def _on_data_lost(self) -> None:
+        if self._connection is not None:
+            self._connection.fail(StoreUnavailableError(f"run {self.run}: the data of the run is gone from {self._address}"))
 
-    # Asking.
+    # Requests.
 
     async def _request_once(self, request: Request) -> Answer:
-        return await self._commits.change(lambda state: state.apply(request), self._answer_secs)
+        return await self._state.update(lambda state: state.apply(request), self._answer_secs)
 
     async def _read_run_once(self) -> Snapshot:
-        await self._commits.refresh(self._answer_secs)
-        await self._commits.bury(self._answer_secs)
-        return self._commits.snapshot()
+        await self._state.refresh(self._answer_secs)
+        await self._state.remove_expired(self._answer_secs)
+        return self._state.snapshot()
 
-    async def _api(self, what: str, body: dict[str, Any], secs: float | None = None) -> dict[str, Any]:
-        return parsed(await self._wired().ask(self._names.api(what), json.dumps(body).encode(), secs or self._answer_secs))
+    async def _request_api(self, request: str, body: dict[str, Any], secs: float | None = None) -> dict[str, Any]:
+        subject, data = self._subjects.api(request), json.dumps(body).encode()
+        return parse_reply(await self._current_connection().request(subject, data, secs or self._answer_secs))
 
-    async def _fetch(self, secs: float) -> Head:
-        reply = await self._api("MSG.GET", {"last_by_subj": self._names.subject}, secs)
+    async def _fetch_message(self, secs: float) -> LatestMessage:
+        reply = await self._request_api("MSG.GET", {"last_by_subj": self._subjects.state}, secs)
+        if is_message_missing(reply):
+            return NO_MESSAGE
+        message = check_reply(reply)["message"]
         try:
-            return head_of(reply)
+            return decode_message(int(message["seq"]), base64.b64decode(message.get("data") or ""))
         except ForeignMessageError as error:
-            path, delete = self._names.subject, "purge that subject"
-            raise damaged_error(self.run, path, found=str(error), expected="one that begins with b'1 '", delete=delete) from error
+            raise damaged_error(
+                self.run,
+                self._subjects.state,
+                found=str(error),
+                expected="one that begins with b'1 '",
+                delete="purge that subject",
+            ) from error
 
-    async def _publish(self, data: bytes, after: int) -> int | None:
-        wire = self._wired()
+    async def _publish_message(self, data: bytes, after: int) -> int | None:
+        """Publish the run's next message, and return its number; None if `after` is not the number of the latest one."""
+        connection = self._current_connection()
+        headers = {_EXPECTED_SEQUENCE: str(after)}
         try:
-            reply = parsed(await wire.ask(self._names.subject, data, self._answer_secs, {EXPECTED: str(after)}))
-        except NobodyAnswersError:
-            wire.doubt()
+            reply = parse_reply(await connection.request(self._subjects.state, data, self._answer_secs, headers))
+        except NoResponderError:
+            connection.check_now()
             raise
-        return None if wrong_sequence(reply) else int(checked(reply)["seq"])
+        return None if is_wrong_sequence(reply) else int(check_reply(reply)["seq"])

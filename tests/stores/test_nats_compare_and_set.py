@@ -14,9 +14,15 @@ from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Fail, Join, Lead, Leave, Member, Request, Write
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.nats._commit import Commits
-from aiohooks.stores.nats._connection import parse_address
-from aiohooks.stores.nats._stream import NO_HEAD, ForeignMessageError, Head, Names, life_of, pack, unpack
+from aiohooks.stores.nats._compare_and_set import (
+    NO_MESSAGE,
+    CompareAndSet,
+    ForeignMessageError,
+    LatestMessage,
+    decode_message,
+    encode_message,
+    revision_key_of,
+)
 from aiohooks.testing import ManualClock
 
 
@@ -26,19 +32,19 @@ class Kept:
     def __init__(self, clock: Any = None) -> None:
         self.seq = 0
         self.data = b""
-        self.listeners: list[Commits] = []
+        self.listeners: list[CompareAndSet] = []
         self.answers_to_lose = 0
         self.news_to_lose = 0
         self.publishes = self.fetches = self.losses = 0
         self.states: list[RunState] = []
         self.clock = clock or ManualClock()
 
-    def commits(self, process: str, learnt: Any = None) -> Commits:
-        async def fetch(secs: float) -> Head:
+    def commits(self, process: str, on_latest: Any = None) -> CompareAndSet:
+        async def fetch(secs: float) -> LatestMessage:
             self.fetches += 1
             seq, data = self.seq, self.data
             await asyncio.sleep(0)
-            return unpack(seq, data) if data else NO_HEAD
+            return decode_message(seq, data) if data else NO_MESSAGE
 
         async def publish(data: bytes, after: int) -> int | None:
             self.publishes += 1
@@ -47,12 +53,12 @@ class Kept:
                 return None
             self.seq += 1
             seq, self.data = self.seq, data
-            self.states.append(unpack(seq, data).state)
+            self.states.append(decode_message(seq, data).state)
             if self.news_to_lose:
                 self.news_to_lose -= 1
             else:
                 for each in self.listeners:
-                    each.hear(seq, data, True)
+                    each.receive(seq, data, True)
             await asyncio.sleep(0)
             if self.answers_to_lose:
                 self.answers_to_lose -= 1
@@ -62,16 +68,23 @@ class Kept:
         def lost() -> None:
             self.losses += 1
 
-        commits = Commits(self.clock, process, fetch, publish, learnt or (lambda head, before: None), lost)
+        commits = CompareAndSet(
+            self.clock,
+            process,
+            fetch=fetch,
+            publish=publish,
+            on_latest=on_latest or (lambda latest, before: None),
+            on_data_lost=lost,
+        )
         self.listeners.append(commits)
         return commits
 
 
-async def apply(commits: Commits, request: Request) -> Any:
+async def apply(commits: CompareAndSet, request: Request) -> Any:
     """As a store does: again, when there was no answer."""
     while True:
         try:
-            return await commits.change(lambda state: state.apply(request), 1.0)
+            return await commits.update(lambda state: state.apply(request), 1.0)
         except StoreUnavailableError:
             await asyncio.sleep(0)
 
@@ -159,7 +172,7 @@ async def test_data_that_was_lost_is_noticed() -> None:
     kept.seq, kept.data = 0, b""
     assert (await apply(a, write("a", 4, 1, floor=Position(1, 21)))).position.step == 22
     assert kept.losses == 3  # both have noticed
-    a.restart()
+    a.reset()
     await a.refresh(1.0)
     assert kept.losses == 3
 
@@ -173,10 +186,10 @@ async def test_a_write_that_was_heard_of_is_not_done_again(first: str) -> None:
     assert kept.listeners.pop(0) is a  # its link is cut
     kept.answers_to_lose = 1
     with pytest.raises(StoreUnavailableError):
-        await a.change(lambda state: state.apply(write("a", 2, 3)), 1.0)
+        await a.update(lambda state: state.apply(write("a", 2, 3)), 1.0)
     kept.seq, kept.data, kept.listeners = 0, b"", [a, b]
-    a.restart()
-    b.restart()
+    a.reset()
+    b.reset()
     repeated, lifted = write("a", 2, 3, floor=Position(1, 10)), write("b", 1, 0, kind="raise", floor=Position(1, 13))
     pair = [(a, repeated), (b, lifted)]
     for commits, request in pair if first == "who repeats" else reversed(pair):
@@ -196,13 +209,13 @@ async def test_a_lease_is_judged_by_ones_own_clock() -> None:
     await apply(a, Join(Member("a/1", "one", 2.0)))
     assert b.snapshot().expires_secs == 2.0
     kept.clock.advance(1.9)
-    await b.bury(1.0)
+    await b.remove_expired(1.0)
     assert b.snapshot().members
     kept.clock.advance(0.2)
     assert b.snapshot().expires_secs == 0.0
-    await a.bury(1.0)
+    await a.remove_expired(1.0)
     assert b.snapshot().members
-    await b.bury(1.0)
+    await b.remove_expired(1.0)
     snapshot = b.snapshot()
     assert not snapshot.members
     assert snapshot.last_exit is not None
@@ -215,9 +228,9 @@ async def test_nobody_is_taken_for_dead_after_an_outage() -> None:
     a, b = kept.commits("a"), kept.commits("b")
     await apply(a, Join(Member("a/1", "one", 2.0)))
     kept.clock.advance(100.0)
-    b.restart()
+    b.reset()
     await b.refresh(1.0)
-    await b.bury(1.0)
+    await b.remove_expired(1.0)
     assert b.snapshot().members
 
 
@@ -227,14 +240,14 @@ async def test_only_what_matters_is_looked_into() -> None:
     kept = Kept()
     commits = kept.commits("b", lambda head, before: heard.append(head.seq))
     state = RunState()
-    commits.hear(1, pack(b"life", state), True)
+    commits.receive(1, encode_message(b"life", state), True)
     for seq in range(2, 6):
         state.position = Position(1, seq)
-        commits.hear(seq, pack(b"life", state), seq == 5)
+        commits.receive(seq, encode_message(b"life", state), seq == 5)
     assert heard == [1, 5]
     state.apply(Fail("x"))
-    commits.hear(6, pack(b"life", state), False)
-    commits.hear(4, pack(b"life", state), True)
+    commits.receive(6, encode_message(b"life", state), False)
+    commits.receive(4, encode_message(b"life", state), True)
     assert heard == [1, 5, 6]
 
 
@@ -245,11 +258,11 @@ async def test_what_is_not_read_at_once_is_still_checked() -> None:
     await apply(commits, write("a", 1))
     start, _, _ = kept.data.partition(b" {")
     kept.seq, kept.data = 2, start.replace(b" 1.1", b" 1.7") + b" {lies}"
-    commits.hear(2, kept.data, True)
-    assert commits.head is not None
-    assert commits.head.position == Position(1, 7)
+    commits.receive(2, kept.data, True)
+    assert commits.latest is not None
+    assert commits.latest.position == Position(1, 7)
     with pytest.raises(ForeignMessageError, match="begins with"):
-        await commits.change(lambda state: state.apply(write("a", 2)), 1.0)
+        await commits.update(lambda state: state.apply(write("a", 2)), 1.0)
     with pytest.raises(ForeignMessageError, match="begins with"):
         await commits.refresh(1.0)
 
@@ -302,28 +315,21 @@ def test_it_does_what_the_state_of_a_run_does(asked: list[tuple[bool, Request]])
             assert await apply(a if first else b, request) == model.apply(request)
             if kept.states:
                 assert kept.states[-1].dump() == model.dump()
-                assert (a.head or NO_HEAD).data == kept.data
+                assert (a.latest or NO_MESSAGE).data == kept.data
 
     asyncio.run(play())
 
 
 def test_a_message_of_somebody_else_is_refused() -> None:
     """A subject that others write to is said to be so."""
-    assert life_of(pack(b"abc", RunState())) == Head(1, pack(b"abc", RunState())).life == (b"abc", b"0.0")
-    good = pack(b"a", RunState())
+    assert (
+        revision_key_of(encode_message(b"abc", RunState()))
+        == LatestMessage(1, encode_message(b"abc", RunState())).revision_key
+        == (b"abc", b"0.0")
+    )
+    good = encode_message(b"a", RunState())
     strange = (b"", b"hello", b"2" + good[1:], good[:-1], b"1 a 0.0 1.0 {}", b"1 a 0.0 1.0 [1]", b"1 a 0.0 1 {}", b"\xff x y z a")
     for data in strange:
-        assert life_of(b"") == (b"", b"")
+        assert revision_key_of(b"") == (b"", b"")
         with pytest.raises(ForeignMessageError, match=rf"a message of {len(data)} bytes"):
-            unpack(1, data)
-
-
-def test_names_and_addresses() -> None:
-    """Runs have different subjects; the URL has servers and the user, and its text has no secret."""
-    assert Names("S", "a.b").subject == "S.run.a%2Eb"
-    assert Names("S", "a b").news == "S.news.a%20b"
-    address = parse_address("nats://us:p%40ss@h1,h2:5,[::1]:6")
-    assert address.servers == ("h1:4222", "h2:5", "[::1]:6")
-    assert (address.user, address.password, address.token) == ("us", "p@ss", None)
-    assert parse_address("tls://tok@h").token == "tok"
-    assert "p@ss" not in f"{address} {address!r}"
+            decode_message(1, data)

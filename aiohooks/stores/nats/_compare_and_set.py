@@ -1,0 +1,292 @@
+"""The state of a run as the latest message of a subject: the format of the message, and its compare-and-set loop.
+
+Nothing here knows the client of NATS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.clock import Clock, sleep
+from aiohooks.errors import StoreUnavailableError
+from aiohooks.stores._protocol import Member, Position, Snapshot
+from aiohooks.stores._run_state import RunState
+
+T = TypeVar("T")
+_FORMAT = b"1"
+_LONGEST_PREFIX = 150  # of a message: everything before the state
+_IMMEDIATE_ATTEMPTS = 3  # lost races in a row before the first pause
+_BACKOFF = Backoff(initial_secs=0.008, max_secs=0.05)
+
+
+class ForeignMessageError(StoreUnavailableError):
+    """A message of a run that no store of this version wrote. It is damage only if it is still the latest when read again."""
+
+
+class LatestMessage:
+    """The latest message of a run; the state in it is decoded when it is needed.
+
+    Attributes:
+        seq: the message's number in the stream; 0 if the run has no message.
+        data: the message.
+        position: the position of the run.
+        run_id: a random word made with the run's first message; with another one, the server has lost the run meanwhile.
+        revision_key: changes with everything but the position.
+    """
+
+    __slots__ = ("_state", "data", "position", "revision_key", "run_id", "seq")
+
+    def __init__(self, seq: int, data: bytes, state: RunState | None = None) -> None:
+        """Decode the prefix of the message.
+
+        Raises:
+            ForeignMessageError: the message does not begin as ours do.
+        """
+        self.seq: int = seq
+        self.data: bytes = data
+        self._state = state
+        try:
+            version, run_id, revision, position, _ = data[:_LONGEST_PREFIX].split(b" ", 4)
+            epoch, step = position.split(b".")
+            self.position: Position = Position(int(epoch), int(step))
+        except ValueError as error:
+            raise _foreign(data) from error
+        if version != _FORMAT:
+            raise _foreign(data)
+        self.run_id: bytes = run_id
+        self.revision_key: tuple[bytes, bytes] = run_id, revision
+
+    @property
+    def state(self) -> RunState:
+        """The state of the run.
+
+        Raises:
+            ForeignMessageError: the message is not one of ours.
+        """
+        if self._state is None:
+            try:
+                self._state = RunState.load(self.data.split(b" ", 4)[4])
+            except ValueError as error:
+                raise _foreign(self.data) from error
+        return self._state
+
+
+def encode_message(run_id: bytes, state: RunState) -> bytes:
+    """Encode a run: the format, the run id, the revision, the position, then the whole state."""
+    heartbeats = sum(member.heartbeat for member in state.members.values())
+    return b"%b %b %d.%d %d.%d %b" % (_FORMAT, run_id, state.revision, heartbeats, *state.position, state.dump())
+
+
+def decode_message(seq: int, data: bytes) -> LatestMessage:
+    """Decode all of a message.
+
+    Raises:
+        ForeignMessageError: the message is not one of ours.
+    """
+    message = LatestMessage(seq, data)
+    _ = message.state
+    return message
+
+
+def revision_key_of(data: bytes) -> tuple[bytes, bytes]:
+    """Return `LatestMessage.revision_key` without decoding the rest."""
+    parts = data[:_LONGEST_PREFIX].split(b" ", 3)
+    return (parts[1], parts[2]) if len(parts) > 3 else (b"", b"")
+
+
+def _foreign(data: bytes) -> ForeignMessageError:
+    return ForeignMessageError(f"a message of {len(data)} bytes, which begins with {data[:50]!r}")
+
+
+NO_MESSAGE = LatestMessage(0, encode_message(b"", RunState()))
+"""Stands for the latest message of a run that has none."""
+
+
+class _PendingUpdate(Generic[T]):
+    """One caller's update until it is part of the state; then `result` has what `apply` returned."""
+
+    __slots__ = ("apply", "result")
+
+    def __init__(self, apply: Callable[[RunState], T]) -> None:
+        self.apply = apply
+        self.result: list[T] = []
+
+
+class CompareAndSet:
+    """The latest state of a run that this process knows, and its updates.
+
+    Updates that arrive while another one is in flight are sent together, as one message. Leases are measured by this
+    process's own clock: a member counts as dead when its heartbeat has not changed for the member's time to live.
+
+    `latest` is the latest known message, None while nothing is known.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        process: str,
+        *,
+        fetch: Callable[[float], Awaitable[LatestMessage]],
+        publish: Callable[[bytes, int], Awaitable[int | None]],
+        on_latest: Callable[[LatestMessage, LatestMessage | None], None],
+        on_data_lost: Callable[[], None],
+    ) -> None:
+        """Start without any knowledge of the run.
+
+        Args:
+            clock: measures the leases.
+            process: this process, whose own members are not watched.
+            fetch: reads the latest message, within so many seconds.
+            publish: writes a message if the latest one has the given number, and returns its own; None if it has not.
+            on_latest: called with each newer message, and the one before it.
+            on_data_lost: called when the server has lost data.
+        """
+        self.latest: LatestMessage | None = None
+        self._backup: LatestMessage | None = None  # the latest before the connection or the server's data was lost
+        self._clock = clock
+        self._process = process
+        self._fetch = fetch
+        self._publish = publish
+        self._on_latest = on_latest
+        self._on_data_lost = on_data_lost
+        self._pending: list[_PendingUpdate[Any]] = []
+        self._lock = asyncio.Lock()
+        self._in_flight: tuple[bytes, RunState] | None = None
+        self._heartbeats: dict[str, tuple[int, float]] = {}  # of each member, and when it was first seen
+
+    def reset(self) -> None:
+        """Forget the latest message, for a new connection. All leases start again: no heartbeat could arrive meanwhile."""
+        self._backup = self.latest or self._backup
+        self.latest = None
+        self._heartbeats.clear()
+
+    def receive(self, seq: int, data: bytes, is_last: bool) -> None:
+        """Take a message that the server has republished; unless it `is_last`, a newer one is already queued."""
+        latest, revision_key = self.latest, revision_key_of(data)
+        if latest is not None and revision_key[0] == latest.run_id:
+            if seq <= latest.seq:
+                return
+            if not is_last and revision_key == latest.revision_key:
+                return  # only the position has changed, and the next message has that as well
+        if (mine := self._in_flight) is not None and mine[0] == data:
+            self._set_latest(LatestMessage(seq, *mine))
+        elif latest is not None and revision_key == latest.revision_key:
+            self._set_latest(LatestMessage(seq, data))  # only the position: waiters wake sooner if the state is not decoded
+        else:
+            self._set_latest(decode_message(seq, data))
+
+    async def refresh(self, secs: float) -> LatestMessage:
+        """Read the latest message, within so many seconds."""
+        before = self.latest
+        fetched = await self._fetch(secs)
+        now = self.latest
+        if now is not None and now is not before and now.run_id == fetched.run_id and now.seq >= fetched.seq:
+            return now  # received meanwhile
+        if before is not None and before.run_id and (fetched.seq < before.seq or fetched.run_id != before.run_id):
+            self._backup = before
+            self.latest = fetched
+            self._on_data_lost()
+            return fetched
+        return self._set_latest(fetched)
+
+    def snapshot(self) -> Snapshot:
+        """Return the latest state as a snapshot."""
+        left = [secs for _, secs in self._leases()]
+        return (self.latest or NO_MESSAGE).state.snapshot(max(0.0, min(left)) if left else None)
+
+    async def remove_expired(self, secs: float) -> None:
+        """Remove the members whose leases have expired."""
+        expired = [(member.id, member.heartbeat) for member, left in self._leases() if left <= 0]
+        if expired:
+            await self.update(lambda state: [state.expire(*each) for each in expired], secs)
+
+    def _leases(self) -> list[tuple[Member, float]]:
+        """Return the members of other processes, each with the seconds left of its lease."""
+        now = self._clock.now()
+        members = (self.latest or NO_MESSAGE).state.members.values()
+        return [
+            (member, self._heartbeats.get(member.id, (0, now))[1] + member.ttl - now)
+            for member in members
+            if member.process != self._process
+        ]
+
+    async def update(self, apply: Callable[[RunState], T], secs: float) -> T:
+        """Apply an update to the state, together with other pending ones, and return what `apply` returned.
+
+        `apply` is called again when another process was faster; the server has `secs` seconds for each answer.
+        """
+        update = _PendingUpdate(apply)
+        self._pending.append(update)
+        try:
+            async with self._lock:
+                if not update.result:
+                    await self._commit_pending(secs)
+        finally:
+            if not update.result:
+                self._pending.remove(update)
+        return update.result[0]
+
+    async def _commit_pending(self, secs: float) -> None:
+        lost_races = 0
+        while True:
+            latest = self.latest or await self.refresh(secs)
+            state = latest.state.copy()
+            backup = self._backup
+            if backup is not None and (backup.run_id != latest.run_id or backup.seq > latest.seq):
+                # The server has lost data. A write that others saw, but whose answer was lost, must not count again.
+                state.recover(backup.state)
+            updates = tuple(self._pending)
+            results = [update.apply(state) for update in updates]
+            if await self._compare_and_set(latest, state, secs):
+                self._backup = None
+                break
+            lost_races += 1
+            if lost_races >= _IMMEDIATE_ATTEMPTS:
+                await sleep(_BACKOFF.pause_secs(lost_races - _IMMEDIATE_ATTEMPTS + 1), self._clock)
+        for update, result in zip(updates, results, strict=True):
+            update.result.append(result)
+        self._pending = [update for update in self._pending if not update.result]
+
+    async def _compare_and_set(self, latest: LatestMessage, state: RunState, secs: float) -> bool:
+        """Publish the state if `latest` is still the latest message; return whether it was."""
+        run_id = latest.run_id or secrets.token_hex(4).encode()
+        data = encode_message(run_id, state)
+        if data == latest.data:
+            return True
+        self._in_flight = data, state
+        try:
+            seq = await self._publish(data, latest.seq)
+        finally:
+            self._in_flight = None
+        if seq is None:
+            if self.latest is latest:  # the faster one's message has not arrived yet
+                await self.refresh(secs)
+            return False
+        if self.latest is latest:
+            self._set_latest(LatestMessage(seq, data, state))
+        return True
+
+    def _set_latest(self, message: LatestMessage) -> LatestMessage:
+        before = self.latest
+        if before is not None and before.run_id == message.run_id and message.seq <= before.seq:
+            return before
+        data_lost = before is not None and before.run_id != b"" and before.run_id != message.run_id
+        if data_lost:
+            self._backup = before
+        self.latest = message
+        if before is None or before.revision_key != message.revision_key:
+            now, known = self._clock.now(), self._heartbeats
+            self._heartbeats = {
+                member.id: seen
+                if (seen := known.get(member.id)) is not None and seen[0] == member.heartbeat
+                else (member.heartbeat, now)
+                for member in message.state.members.values()
+            }
+        self._on_latest(message, before)
+        if data_lost:
+            self._on_data_lost()
+        return message
