@@ -329,3 +329,8 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return (f"did you mean {near[0]!r}? " if near else "") + f"known are: {listed}"
+
+
+def missing_extra(feature: str, extra: str) -> ImportError:
+    """Return the error that says which extra to install; raised by the one module that imports the extra's package."""
+    return ImportError(f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'")

@@ -1,13 +1,29 @@
-"""The built-in hooks, one file per family. They know the hook interface and the coordinator, never the session."""
+"""The built-in hooks, one file per family.
 
-from aiohooks.hooks.blocking import BlockingHook as BlockingHook
+They use the hook interface and the coordinator, and never the session.
+
+stopping             stop at a step, at a time, or when a value no longer improves
+global_step_waiter   wait before the first run until the global step is reached
+version_gate         wait while the step is too far ahead of the published versions
+evaluator            evaluate during training, inline or in the background
+checkpoint_saver     save checkpoints
+logging              log values and the rate of steps; check for NaN
+records              write CSV, JSON lines, or TensorBoard's event files
+history              keep values in memory; plot them
+progress             show a progress bar, or lines
+profiler, timing     profile selected runs; measure the hooks and the event loop
+watchdog             report stalls
+functions            make hooks of functions or of objects with plain methods
+every                when a hook is due
+"""
+
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook as CheckpointSaverHook
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverListener as CheckpointSaverListener
-from aiohooks.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from aiohooks.hooks.evaluator import Evaluation as Evaluation
 from aiohooks.hooks.evaluator import EvaluatorHook as EvaluatorHook
 from aiohooks.hooks.every import Every as Every
 from aiohooks.hooks.every import EveryTimer as EveryTimer
+from aiohooks.hooks.functions import BlockingHook as BlockingHook
 from aiohooks.hooks.functions import FeedFnHook as FeedFnHook
 from aiohooks.hooks.functions import FinalOpsHook as FinalOpsHook
 from aiohooks.hooks.functions import LambdaHook as LambdaHook
@@ -21,9 +37,10 @@ from aiohooks.hooks.profiler import ProfilerHook as ProfilerHook
 from aiohooks.hooks.progress import ProgressHook as ProgressHook
 from aiohooks.hooks.records import CSVHook as CSVHook
 from aiohooks.hooks.records import JSONLinesHook as JSONLinesHook
+from aiohooks.hooks.records import SummarySaverHook as SummarySaverHook
+from aiohooks.hooks.stopping import EarlyStoppingHook as EarlyStoppingHook
 from aiohooks.hooks.stopping import StopAtStepHook as StopAtStepHook
 from aiohooks.hooks.stopping import StopAtTimeHook as StopAtTimeHook
-from aiohooks.hooks.summary import SummarySaverHook as SummarySaverHook
 from aiohooks.hooks.timing import Blocker as Blocker
 from aiohooks.hooks.timing import HookTimes as HookTimes
 from aiohooks.hooks.timing import HookTimingHook as HookTimingHook

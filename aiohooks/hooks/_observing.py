@@ -1,34 +1,92 @@
-"""What hooks have in common that write records in a thread."""
+"""Helpers of the hooks that observe values: which runs are due, what is fetched, and a thread that writes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._aio.cancel import to_thread
+from aiohooks._aio.clock import Clock, current_clock, wake
+from aiohooks._validate import check_int
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Node
-from aiohooks.hooks.every import Sampling
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks.hooks.every import Every, EveryTimer
 
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
+_logger = logging.getLogger("aiohooks.hooks")
+T = TypeVar("T")
+
+
+class Sampling:
+    """Decides which runs of one session are due by an `Every`, optionally including the first run.
+
+    Fetches are chosen before the run, but the step it commits is known only afterwards. So `ask` decides whether to fetch,
+    assuming that the run moves the step as far as the last one did, and `take` decides whether the run was due. A wrong
+    guess costs a fetch, or takes the next run instead.
+    """
+
+    __slots__ = ("_asked", "_clock", "_first", "_last", "_leap", "_offset", "_timer")
+
+    def __init__(self, every: Every, *, first: bool) -> None:
+        """Create one in `begin`: it keeps the current clock. With `first` the first run is due whatever its step."""
+        self._clock: Clock = current_clock()
+        self._timer: EveryTimer = every.timer()
+        self._first = first
+        self._last: int | None = None
+        self._leap = 1
+        self._asked = False
+        self._offset: float | None = None
+
+    def start(self, step: int) -> bool:
+        """Count from this step at the first call, and after a recovery that moved the step back; return whether it does."""
+        restarts = self._last is None or step < self._last
+        if restarts:
+            self._timer.start(step, self._clock.now())
+            self._last = step
+        return restarts
+
+    def time(self) -> float:
+        """Return Unix time that advances with the session's clock, so it never runs backwards within a session."""
+        now = self._clock.now()
+        if self._offset is None:
+            self._offset = time.time() - now
+        return self._offset + now
+
+    def ask(self, next_step: int) -> bool:
+        """Return whether to fetch for the coming run, which commits `next_step` if it moves the step by one."""
+        self._asked = self._first or self._timer.due(next_step - 1 + self._leap, self._clock.now())
+        return self._asked
+
+    def take(self, step: int) -> bool:
+        """Return whether the run that committed `step` was asked for and due; if so, mark it as done."""
+        if self._last is not None and step > self._last:
+            self._leap = step - self._last
+        self._last = step
+        if not self._asked:
+            return False
+        now = self._clock.now()
+        if not (self._first or self._timer.due(step, now)):
+            return False
+        self._first = self._asked = False
+        self._timer.mark(step, now)
+        return True
 
 
 Values = Mapping[str, Any] | Iterable[Any]
-"""A mapping from a tag to a fetch, or several nodes or names, which name themselves."""
+"""A mapping from a tag to a fetch, or several nodes or names, whose names are the tags."""
 
 
 def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """The fetches by tag.
+    """Return the fetches by tag.
 
     Raises:
-        InvalidArgumentError: not a mapping and not a list, a tag that is no text, or nothing at all.
+        InvalidArgumentError: not a mapping or a list, a tag that is not a str, or empty.
     """
     if isinstance(values, str):
         raise InvalidArgumentError(f"values is the str {values!r}; give a mapping or a list: [{values!r}]")
@@ -49,60 +107,35 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
     return fetches
 
 
-def number(value: Any, tag: str) -> int | float:
-    """A value as a plain number: of Python, or of one element of any library's array.
+def checked_path(path: object, name: str) -> str:
+    """Return a path as a str.
 
     Raises:
-        InvalidArgumentError: it is not one number.
-    """
-    if not isinstance(value, (bool, int, float)):
-        found = _item(value)
-        if not isinstance(found, (bool, int, float)):
-            raise InvalidArgumentError(f"{tag!r} is {_shown(value)}; give one number, a mean or a norm of it for example")
-        return found
-    return value
-
-
-def plain(value: Any, tag: str) -> Any:
-    """A value made of None, bool, int, float, str, lists and dicts with str keys alone; arrays become lists.
-
-    Raises:
-        InvalidArgumentError: something in it is none of these.
-    """
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, (bool, int, float, str)):  # of a subclass, whose own repr would be written: an enumeration's
-        return str.__str__(value) if isinstance(value, str) else float(value) if isinstance(value, float) else int(value)
-    if isinstance(value, Mapping):
-        mapping: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        return {str(key): plain(item, f"{tag}.{key}") for key, item in mapping.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, tag) for item in cast("Iterable[Any]", value)]
-    if callable(getattr(value, "tolist", None)):
-        listed = value.tolist()
-        if type(listed) is not type(value):
-            return plain(listed, tag)
-    found = _item(value)
-    if found is None:
-        raise InvalidArgumentError(f"{tag!r} is {_shown(value)}; give numbers, texts, or lists or mappings of these")
-    return found
-
-
-def checked_path(path: object, what: str) -> str:
-    """A path as a str.
-
-    Raises:
-        InvalidArgumentError: it is none.
+        InvalidArgumentError: not a path, or empty.
     """
     if isinstance(path, (str, os.PathLike)):
         text: object = os.fspath(path)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         if isinstance(text, str) and text:
             return text
-    raise InvalidArgumentError(f"{what} is {path!r}; give a path")
+    raise InvalidArgumentError(f"{name} is {path!r}; give a path")
 
 
-def _item(value: Any) -> int | float | None:
-    """The one number that it is, or None."""
+def checked_number(value: Any, tag: str) -> int | float:
+    """Return a value as a plain number: a Python number, or an array of one element of any library.
+
+    Raises:
+        InvalidArgumentError: not a single number.
+    """
+    if isinstance(value, (bool, int, float)):
+        return value
+    found = scalar(value)
+    if found is None:
+        raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give one number, for example a mean or a norm of it")
+    return found
+
+
+def scalar(value: Any) -> int | float | None:
+    """Return the number that an object converts to, or None."""
     try:
         if callable(getattr(value, "item", None)):
             found = value.item()
@@ -115,7 +148,8 @@ def _item(value: Any) -> int | float | None:
     return found if isinstance(found, (bool, int, float)) else None
 
 
-def _shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
+    """Return a short text for error messages: type and shape of an array, else the start of its repr."""
     shape = getattr(value, "shape", None)
     if shape is not None and shape != ():
         return f"a {type(value).__name__} of shape {tuple(shape)}"
@@ -123,81 +157,86 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-_logger = logging.getLogger("aiohooks.hooks")
-T = TypeVar("T")
+def write_whole(path: str, write: Callable[[str], object]) -> None:
+    """Call `write(temporary_path)`, and rename its file to `path`, which therefore appears only when it is complete."""
+    unfinished = f"{path}.{os.getpid()}.tmp"
+    try:
+        write(unfinished)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        raise
+
 
 OnWriteError = Literal["raise", "log"]
-"""What becomes of a failed write: `"raise"` raises it in the next run at the latest, `"log"` says so once and goes on."""
+"""How a failed write is reported: `"raise"` raises it in the next run at the latest, `"log"` logs the first one."""
 
 
-def check_writing(max_queue: object, on_write_error: object) -> None:
-    """Refuses a queue without room and another policy than the two.
-
-    Raises:
-        InvalidArgumentError: one of them.
-    """
-    if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
-        raise InvalidArgumentError(f"max_queue is {max_queue!r}; give a whole number of records, at least 1")
+def check_writer_options(max_queue: object, on_write_error: object) -> None:
+    """Raise `InvalidArgumentError` unless both are valid for a `BackgroundWriter`."""
+    check_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
     if on_write_error not in ("raise", "log"):
         raise InvalidArgumentError(f'on_write_error is {on_write_error!r}; give "raise" or "log"')
 
 
 class BackgroundWriter(Generic[T]):
-    """Hands records to `write(records)` in a thread of its own, in order, as many at a time as are there.
+    """Calls `write(records)` in a thread of its own, in order, with all records that are queued.
 
-    `put` waits while `max_queue` records are under way. A failed write loses its records, which are counted.
+    `put` waits while `max_queue` records are unwritten. A failed write loses its records, which are counted. The thread
+    starts with the first record.
     """
 
     def __init__(self, write: Callable[[list[T]], None], *, what: str, max_queue: int, on_write_error: OnWriteError) -> None:
-        """Starts nothing yet: the thread comes with the first record. `what` is for messages."""
+        """Create a writer; `what` names its target in messages."""
         self.lost = 0
         """How many records could not be written."""
         self._write = write
         self._what = what
-        self._max = max_queue
+        self._max_queue = max_queue
         self._raises = on_write_error == "raise"
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._queue: deque[T] = deque()
-        self._in_hand: list[T] = []
+        self._batch: list[T] = []  # being written
         self._stopping = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
 
-    def check(self) -> None:
-        """Raises the failure of an earlier write, once."""
+    def raise_failure(self) -> None:
+        """Raise the first error of the writes, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def pending(self) -> list[T]:
-        """What is not written yet, oldest first."""
+        """Return the unwritten records, oldest first."""
         with self._changed:
-            return [*self._in_hand, *self._queue]
+            return [*self._batch, *self._queue]
 
     async def put(self, record: T) -> None:
-        """Gives it a record; waits while there is no room."""
-        self.check()
-        while self._under_way() >= self._max:
-            await self._progress()
-            self.check()
+        """Queue a record; wait while the queue is full."""
+        self.raise_failure()
+        while self.pending_count() >= self._max_queue:
+            await self.wait_for_batch()
+            self.raise_failure()
         with self._changed:
             self._queue.append(record)
             self._changed.notify_all()
         if self._thread is None:
             self._loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(target=self._work, name=f"writer of {self._what}", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"writer of {self._what}", daemon=True)
             self._thread.start()
 
     async def drain(self) -> None:
-        """Waits until all is written; raises the failure of a write."""
-        while self._under_way():
-            await self._progress()
-        self.check()
+        """Wait until all records are written; raise the error of a failed write."""
+        while self.pending_count():
+            await self.wait_for_batch()
+        self.raise_failure()
 
     async def aclose(self, *, grace_secs: float) -> None:
-        """Lets the thread write what it has and end; a failure that nobody heard of is raised."""
+        """Write what is queued and end the thread; raise an error that has not been raised yet."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -206,93 +245,56 @@ class BackgroundWriter(Generic[T]):
             await to_thread(thread.join, grace_secs=grace_secs)
         if self.lost and not self._raises:
             _logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
-        self.check()
+        self.raise_failure()
 
-    def _under_way(self) -> int:
+    def pending_count(self) -> int:
+        """Return the number of unwritten records."""
         with self._changed:
-            return len(self._in_hand) + len(self._queue)
+            return len(self._batch) + len(self._queue)
 
-    async def _progress(self) -> None:
-        """Waits until the thread has written something more."""
+    async def wait_for_batch(self) -> None:
+        """Wait until the thread has written one more batch, if it has any."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
-            if not self._in_hand and not self._queue:
+            if not self._batch and not self._queue:
                 return
-            self._waiting.append(waiter)
+            self._waiters.append(waiter)
         await waiter
 
     # -- in the thread
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
                 while not self._queue and not self._stopping:
                     self._changed.wait()
                 if not self._queue:
                     return
-                self._in_hand = list(self._queue)
+                self._batch = list(self._queue)
                 self._queue.clear()
             try:
-                self._write(self._in_hand)
+                self._write(self._batch)
             except Exception as error:
-                self._failed(error)
+                self._record_failure(error)
             with self._changed:
-                self._in_hand = []
-                waiting, self._waiting = self._waiting, []
-            if waiting and self._loop is not None:
+                self._batch = []
+                waiters, self._waiters = self._waiters, []
+            if waiters and self._loop is not None:
                 try:
-                    self._loop.call_soon_threadsafe(_wake, waiting)
-                except RuntimeError:  # the loop was closed with the session still open: nobody waits any more
+                    self._loop.call_soon_threadsafe(_wake_all, waiters)
+                except RuntimeError:  # the loop was closed with the session still open: no waiter is left
                     return
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         first = self.lost == 0
-        self.lost += len(self._in_hand)
+        self.lost += len(self._batch)
         if self._raises:
             error.add_note(f"raised by the writer of {self._what}")
             self._failure = self._failure or error
         elif first:
-            _logger.error("%s cannot be written; going on without these records", self._what, exc_info=error)
+            _logger.error("%s cannot be written; continuing without these records", self._what, exc_info=error)
 
 
-def _wake(waiting: list[asyncio.Future[None]]) -> None:
-    for waiter in waiting:
-        if not waiter.done():
-            waiter.set_result(None)
-
-
-"""How long the end of a session waits for the disk once it is cancelled."""
-
-
-class WritingHook(SessionRunHook):
-    """Asks for values in the runs that are due, raises what a write failed with, and lets all be written at the end.
-
-    A subclass sets `_args` and `_sampling`; for a session it sets `_close_file`, makes `_writer`, and hands it the records.
-    """
-
-    _args: SessionRunArgs
-    _sampling: Sampling
-    _close_file: Callable[[], None] | None = None
-    _writer: BackgroundWriter[Any] | None = None
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values if this run is to be written; raises what a write failed with."""
-        if self._writer is not None:
-            self._writer.check()
-        return self._args if self._sampling.ask(run_context.global_step) else None
-
-    async def end(self, session: Session) -> None:
-        """Waits until all is in the file; raises what a write failed with."""
-        if self._writer is not None:
-            await self._writer.drain()
-
-    async def close(self, exc: BaseException | None) -> None:
-        """Writes what is left, and closes the file."""
-        writer, self._writer = self._writer, None
-        close_file, self._close_file = self._close_file, None
-        try:
-            if writer is not None:
-                await writer.aclose(grace_secs=DEFAULT_GRACE_SECS)
-        finally:
-            if close_file is not None:
-                await to_thread(close_file, grace_secs=DEFAULT_GRACE_SECS)
+def _wake_all(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        wake(waiter)

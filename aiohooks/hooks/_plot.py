@@ -1,4 +1,4 @@
-"""Pictures of runs, by matplotlib: the one module that imports it."""
+"""Plots of runs, by matplotlib: the one module that imports it."""
 
 # pyright: reportUnknownMemberType=false
 # Its keywords have no types.
@@ -10,8 +10,8 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._extras import missing_extra
+from aiohooks.errors import InvalidArgumentError, missing_extra
+from aiohooks.hooks._observing import write_whole
 from aiohooks.hooks.records import read_series
 
 try:
@@ -20,18 +20,18 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
-    raise missing_extra("a picture of a run", "matplotlib") from error
+    raise missing_extra("the plot of a run", "matplotlib") from error
 
 _LINE, _SMOOTH, _BAD = "#9db8d9", "#1f4e8c", "#c0392b"
 _PANEL_INCHES = 2.2
-_MOST_PANELS = 24
-_drawing = threading.Lock()  # matplotlib's fonts are shared, and not made for threads
+_MAX_PANELS = 24
+_drawing = threading.Lock()  # matplotlib's fonts are shared, and not thread-safe
 
 
 def draw(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: str, title: str | None = None) -> None:
-    """Draws one panel for each tag, over the steps, into a PNG file, which appears when it is complete.
+    """Draw one panel per tag, over the steps, into a PNG file, which appears when it is complete.
 
-    A noisy series has a smooth line through it. Values that are not finite are gaps, marked at the panel's foot.
+    A noisy series gets a smooth line. Values that are not finite are gaps, marked at the bottom of the panel.
 
     Raises:
         InvalidArgumentError: there is nothing to draw.
@@ -40,30 +40,22 @@ def draw(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: str,
     drawn = {tag: points for tag, points in series.items() if points[0]}
     if not drawn:
         raise InvalidArgumentError("there are no numbers to draw")
-    left_out = len(drawn) - _MOST_PANELS
-    drawn = dict(list(drawn.items())[:_MOST_PANELS])
+    left_out = len(drawn) - _MAX_PANELS
+    drawn = dict(list(drawn.items())[:_MAX_PANELS])
     with _drawing:
         figure = Figure(figsize=(9, 0.9 + _PANEL_INCHES * len(drawn)), dpi=110, layout="constrained")
         canvas = FigureCanvasAgg(figure)
         panels: list[Axes] = list(figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0])
         for panel, (tag, (steps, values)) in zip(panels, drawn.items(), strict=True):
-            _fill(panel, tag, steps, values)
+            _fill_panel(panel, tag, steps, values)
         panels[-1].set_xlabel("step" if left_out <= 0 else f"step ({left_out} more values are not drawn)")
         panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         if title is not None:
             figure.suptitle(title.replace("$", r"\$"), fontsize=11)
-        unfinished = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(unfinished, "wb") as file:
-                canvas.print_png(file)  # type: ignore[no-untyped-call]
-            os.replace(unfinished, path)
-        except BaseException:
-            if os.path.exists(unfinished):
-                os.unlink(unfinished)
-            raise
+        write_whole(path, canvas.print_png)
 
 
-def _fill(panel: Axes, tag: str, steps: Sequence[int], values: Sequence[float]) -> None:
+def _fill_panel(panel: Axes, tag: str, steps: Sequence[int], values: Sequence[float]) -> None:
     finite = [value if math.isfinite(value) else math.nan for value in values]
     smooth = _smoothed(finite)
     few = len(steps) <= 40
@@ -76,14 +68,14 @@ def _fill(panel: Axes, tag: str, steps: Sequence[int], values: Sequence[float]) 
         transform = panel.get_xaxis_transform()
         panel.plot(bad, [0.0] * len(bad), "x", color=_BAD, markersize=6, transform=transform, clip_on=False, zorder=5)
     good = [(value, step) for step, value in zip(steps, finite, strict=True) if not math.isnan(value)]
-    told = f"last {values[-1]:.4g}"
+    summary = f"last {values[-1]:.4g}"
     if good:
         (low, low_at), (high, high_at) = min(good), max(good)
-        told += f" · min {low:.4g} at {low_at} · max {high:.4g} at {high_at}"
+        summary += f" · min {low:.4g} at {low_at} · max {high:.4g} at {high_at}"
     if bad:
-        told += f" · {len(bad)} not finite (x)"
+        summary += f" · {len(bad)} not finite (x)"
     panel.set_title(tag.replace("$", r"\$"), loc="left", fontsize=10, fontweight="bold")
-    panel.set_title(told, loc="right", fontsize=8, color="#555555")
+    panel.set_title(summary, loc="right", fontsize=8, color="#555555")
     panel.grid(visible=True, color="#e6e6e6", linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
@@ -91,7 +83,7 @@ def _fill(panel: Axes, tag: str, steps: Sequence[int], values: Sequence[float]) 
 
 
 def _smoothed(values: Sequence[float]) -> list[float] | None:
-    """A moving average that looks both ways; None where it would show nothing that the line does not."""
+    """Return a centred moving average; None for a series that is too short for one."""
     half = len(values) // 50
     if half < 2:
         return None
@@ -108,14 +100,14 @@ def _smoothed(values: Sequence[float]) -> list[float] | None:
 
 
 def plot(run: str, output: str | None = None) -> int:
-    """Draws what `CSVHook` or `JSONLinesHook` has written: the command `python -m aiohooks plot RUN`.
+    """Draw a file of `CSVHook` or `JSONLinesHook`: the command `python -m aiohooks plot RUN`.
 
     Args:
-        run: the file that was written.
-        output: the picture's file; by default beside the run's, with the ending `.png`.
+        run: the file.
+        output: the file of the picture; by default beside the run's, with the suffix `.png`.
 
     Returns:
-        The status of the command: 0, or 1 with the reason on stderr.
+        The exit status of the command: 0, or 1 with the reason on stderr.
     """
     target = output or f"{os.path.splitext(run)[0]}.png"
     try:

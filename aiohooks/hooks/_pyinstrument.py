@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiohooks.hooks._extras import missing_extra
+from aiohooks.errors import missing_extra
 
 try:
     from pyinstrument import Profiler
@@ -12,23 +12,22 @@ except ImportError as error:
 
 
 class SampledProfile:
-    """Samples the stack of the event loop's thread: whatever runs in it, not this hook's task alone."""
+    """Samples the stack of the event loop's thread: everything that runs in it, not only the hook's task."""
 
     suffix = ".html"
 
     def __init__(self) -> None:
-        """Starts nothing yet."""
         self._profiler = Profiler(async_mode="disabled")
 
     def start(self) -> None:
-        """Begins to sample."""
+        """Start sampling."""
         self._profiler.start()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stop sampling."""
         self._profiler.stop()
 
     def write(self, path: str) -> None:
-        """Writes a page to look at in a browser."""
+        """Write a page for a web browser."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self._profiler.output(HTMLRenderer()))

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import IO, TYPE_CHECKING, Any
 
-from aiohooks.hooks._extras import missing_extra
+from aiohooks.errors import missing_extra
 
 try:
     from rich.console import Console, Group
@@ -25,69 +25,61 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiohooks.hooks")
 _FRAME_SECS = 0.1
-_LAST_SECS = 2.0
-_MOST_ENDED = 5
-_boards: list[Board] = []
-_boards_lock = threading.Lock()
+_STOP_SECS = 2.0
+_MAX_ENDED = 5
+_renderers: list[ProgressRenderer] = []
+_lock = threading.Lock()  # guards the list above, and which renderers have a thread
 
 
-class Board:
-    """All progress that is shown on one terminal at a time, painted by a thread.
+class ProgressRenderer:
+    """Renders all progress that is shown on one terminal, in a thread.
 
-    A terminal may stop for as long as it likes (Ctrl-S does that): only this thread waits for it then. What others print is
-    put above. The cursor stays visible, so that a process that is killed leaves it so.
+    A terminal may block writes indefinitely (Ctrl-S), and `Live.start` and `Live.stop` write too: so only this thread uses
+    it. Output of others appears above the progress. The cursor stays visible, so that it is so after a kill.
     """
 
     def __init__(self, file: IO[str]) -> None:
-        """Paints nothing yet."""
         self.file: IO[str] = file
-        self._shown: list[Progress] = []
+        self._shown: tuple[Progress, ...] = ()  # replaced, never changed: the thread reads it without a lock
         self._spinners: dict[int, Spinner] = {}
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def join(self, progress: Progress) -> None:
-        """Shows it from now on."""
-        with _boards_lock:
-            with self._lock:
-                ended = [one for one in self._shown if one.ended is not None]
-                for old in ended[: max(0, len(ended) - _MOST_ENDED)]:
-                    self._shown.remove(old)
-                self._shown.append(progress)
+    def add(self, progress: Progress) -> None:
+        """Show this progress from now on."""
+        with _lock:
+            dropped = [one for one in self._shown if one.ended is not None][:-_MAX_ENDED]
+            self._shown = (*(one for one in self._shown if one not in dropped), progress)
             if self._thread is None:
-                _boards.append(self)
+                _renderers.append(self)
                 self._stop.clear()
-                self._thread = threading.Thread(target=self._paint, name="progress", daemon=True)
+                self._thread = threading.Thread(target=self._render, name="progress", daemon=True)
                 self._thread.start()
-                atexit.register(self._finish)
+                atexit.register(self._stop_rendering)
 
-    def leave(self, progress: Progress) -> None:
-        """Paints it once more; with the last one the painting ends, else it stays until then."""
-        with _boards_lock:
-            if any(one.ended is None for one in self._shown):
-                return
-            self._finish()
+    def remove_ended(self) -> None:
+        """Render the last state and stop, if all progress has ended."""
+        with _lock:
+            if all(one.ended is not None for one in self._shown):
+                self._stop_rendering()
 
-    def _finish(self) -> None:
+    def _stop_rendering(self) -> None:
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        atexit.unregister(self._finish)
-        if self in _boards:
-            _boards.remove(self)
-        self._stop.set()
-        thread.join(_LAST_SECS)
+        if thread is not None:
+            atexit.unregister(self._stop_rendering)
+            _renderers.remove(self)
+            self._stop.set()
+            thread.join(_STOP_SECS)
 
     # -- in the thread
 
-    def _paint(self) -> None:
+    def _render(self) -> None:
         console = Console(file=self.file, force_terminal=True)
         live = Live(
             console=console,
             auto_refresh=False,
-            get_renderable=self._picture,
-            # Only what goes to a terminal anyway may go through the console: not what was redirected to a file.
+            get_renderable=self._rows,
+            # The console writes to the terminal, so a stream that was redirected to a file must not go through it.
             redirect_stdout=_is_terminal(sys.stdout),
             redirect_stderr=_is_terminal(sys.stderr),
         )
@@ -97,7 +89,7 @@ class Board:
             live.start()
             try:
                 console.show_cursor(True)
-                moved += _move_handlers(error_stream)
+                moved += _redirect_handlers(error_stream)
                 while not self._stop.wait(_FRAME_SECS):
                     live.refresh()
                 live.refresh()
@@ -105,14 +97,12 @@ class Board:
                 for handler in moved:
                     handler.setStream(error_stream)
                 live.stop()
-        except (OSError, ValueError) as error:  # the terminal has gone
+        except (OSError, ValueError) as error:  # the terminal was closed
             _logger.warning("progress cannot be shown any more: %r", error)
 
-    def _picture(self) -> Group:
-        with self._lock:
-            shown = list(self._shown)
+    def _rows(self) -> Group:
         rows: list[Any] = []
-        for progress in shown:
+        for progress in self._shown:
             row = Table.grid(padding=(0, 1))
             row.add_row(
                 Text(progress.description, style="bold"),
@@ -133,23 +123,22 @@ class Board:
         return self._spinners.setdefault(id(progress), Spinner("dots"))
 
 
-def board_of(file: IO[str]) -> Board:
-    """The board of this terminal: the one that is shown there already, or a new one."""
-    with _boards_lock:
-        return next((board for board in _boards if board.file is file), None) or Board(file)
+def renderer_of(file: IO[str]) -> ProgressRenderer:
+    """Return the active renderer of this terminal, or a new one."""
+    with _lock:
+        return next((renderer for renderer in _renderers if renderer.file is file), None) or ProgressRenderer(file)
 
 
-def _move_handlers(stream: IO[str]) -> list[logging.StreamHandler[Any]]:
-    """Makes the root logger's handlers of `stderr` write above the bar, and returns them."""
-    if sys.stderr is stream:
-        return []
+def _redirect_handlers(error_stream: IO[str]) -> list[logging.StreamHandler[Any]]:
+    """Redirect the root logger's handlers of the original stderr to the current one; return them."""
     moved: list[logging.StreamHandler[Any]] = []
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            one: logging.StreamHandler[Any] = handler  # pyright: ignore[reportUnknownVariableType]
-            if one.stream is stream:
-                one.setStream(sys.stderr)
-                moved.append(one)
+    if sys.stderr is not error_stream:
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler):
+                one: logging.StreamHandler[Any] = handler  # pyright: ignore[reportUnknownVariableType]
+                if one.stream is error_stream:
+                    one.setStream(sys.stderr)
+                    moved.append(one)
     return moved
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from aiohooks.hooks._extras import missing_extra
+from aiohooks.errors import missing_extra
 
 try:
     from tensorboardX.event_file_writer import EventsWriter  # type: ignore[import-untyped]
@@ -24,7 +24,7 @@ except ImportError as error:
 class Scalars(NamedTuple):
     """The values of one step.
 
-    `restart` says before them that the steps from that one on are run once more: TensorBoard drops what it has of them.
+    If `restart` is given, the steps from that one on are run again: TensorBoard drops its earlier values of them.
     """
 
     step: int
@@ -34,28 +34,27 @@ class Scalars(NamedTuple):
 
 
 class EventFile:
-    """Event files in a folder: one, and a new one after each failed write, as nothing behind a torn record is read.
+    """Event files in a directory: a new one after each failed write, because readers stop at a torn record.
 
-    Writes with the package's simple writer: the other one has a thread that keeps errors to itself.
+    It uses the package's synchronous writer: the other one has a thread that hides errors.
     """
 
     def __init__(self, folder: str) -> None:
-        """Opens nothing yet."""
         self.folder: str = folder
         self._writer: Any = None
 
     def open(self) -> Any:
-        """Opens one, making the folder; again is harmless."""
+        """Open a file, if none is open; create the directory."""
         if self._writer is None:
             os.makedirs(self.folder, exist_ok=True)
-            # The library names files by second and host; two of one second would overwrite each other.
+            # The package names files by second and host; two of the same second would overwrite each other.
             suffix = f".{time.time_ns() % 10**9:09d}.{os.getpid()}"
             self._writer = EventsWriter(os.path.join(self.folder, "events"), suffix)
             self._writer.flush()
         return self._writer
 
     def write(self, records: list[Scalars]) -> None:
-        """Writes and syncs them."""
+        """Write and sync the records."""
         writer = self.open()
         try:
             for record in records:
@@ -70,12 +69,12 @@ class EventFile:
             writer.flush()
         except BaseException:
             self._writer = None
-            with contextlib.suppress(OSError, ValueError):  # the write's own error says more
+            with contextlib.suppress(OSError, ValueError):  # the error of the write says more
                 writer.close()
             raise
 
     def close(self) -> None:
-        """Closes it; again is harmless."""
+        """Close the file; do nothing if none is open."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

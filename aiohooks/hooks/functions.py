@@ -1,4 +1,4 @@
-"""Hooks made of functions, plain or async."""
+"""Hooks made of functions or of objects with plain methods."""
 
 from __future__ import annotations
 
@@ -8,49 +8,47 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Never
 
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_instance, check_mapping
+from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end
 from aiohooks.graph.graph import is_coroutine_function
 from aiohooks.hooks.every import Every, EveryTimer
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
 
-
+_logger = logging.getLogger("aiohooks.hooks")
 Feeds = Mapping[Any, Any] | None
 
 
 class FeedFnHook(SessionRunHook):
-    """Feeds what `feed_fn()` returns, called anew for each attempt of each run; None or an empty mapping feeds nothing."""
+    """Feeds the result of `feed_fn()`, called for each attempt of each run; None or an empty mapping feeds nothing."""
 
     def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
-        """Takes a function without arguments, plain or async.
+        """Create the hook with a function without arguments, plain or async.
 
         Raises:
-            InvalidArgumentError: it cannot be called.
+            InvalidArgumentError: not callable.
         """
         check_callable(feed_fn, "feed_fn")
         self._feed_fn = feed_fn
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks the function."""
+        """Call the function, and feed its result."""
         feeds = self._feed_fn()
         if inspect.isawaitable(feeds):
             feeds = await feeds
         return SessionRunArgs(None, feeds)
 
 
-_logger = logging.getLogger("aiohooks.hooks")
-
-
 class FinalOpsHook(SessionRunHook):
     """Runs `final_ops` when the session ends cleanly, and keeps the values in `final_ops_values`."""
 
     def __init__(self, final_ops: Any, *, feed_dict: Mapping[Any, Any] | None = None) -> None:
-        """Takes fetches, nested at will (None: nothing), and what to feed them."""
+        """Create the hook with fetches, nested at will (None: nothing), and what to feed them."""
         check_mapping(feed_dict, "feed_dict")
         self._final_ops = final_ops
         self._feed_dict = feed_dict
@@ -58,11 +56,11 @@ class FinalOpsHook(SessionRunHook):
         """The values in the shape of the fetches; None before the end."""
 
     async def begin(self) -> None:
-        """Forgets the values of an earlier session."""
+        """Clear the values of an earlier session."""
         self.final_ops_values = None
 
     async def end(self, session: Session) -> None:
-        """Runs the operations. An end-of-input error is an error here: final operations must not read input."""
+        """Run the operations. They must not read input: the end of input is raised as an error here."""
         if self._final_ops is None:
             return
         try:
@@ -73,22 +71,49 @@ class FinalOpsHook(SessionRunHook):
             raise
 
 
-# What the session calls each method with.
-_PARAMETERS = {
-    "begin": (),
-    "after_create_session": ("session", "coord"),
-    "before_run": ("run_context",),
-    "after_run": ("run_context", "run_values"),
-    "end": ("session",),
-    "close": ("exc",),
-}
+class BlockingHook(SessionRunHook):
+    """Calls the plain methods of any object as a hook, each in a worker thread, so that they may block.
+
+    The object may have any of a hook's methods; those it lacks cost nothing. In the thread, call coroutines of the session
+    with `anyio.from_thread.run`; `request_stop` may be called directly. A cancellation waits for the thread, which cannot
+    be stopped, for at most the grace period.
+    """
+
+    def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
+        """Create a hook of the object.
+
+        Raises:
+            InvalidHookError: it has none of the methods, or one of them is a coroutine function.
+        """
+        check_secs(grace_secs, "grace_secs")
+        if isinstance(obj, type):
+            raise InvalidHookError(f"BlockingHook got the class {obj.__name__}; give an object of it: {obj.__name__}(...)")
+        methods = {name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))}
+        if not methods:
+            raise InvalidHookError(f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}")
+        self._obj = obj
+        for name, method in methods.items():
+            if inspect.iscoroutinefunction(method):
+                raise InvalidHookError(f"{type(obj).__name__}.{name} is a coroutine function; register the hook as it is")
+            # Set on the instance, so that missing methods are not overridden: a session never calls those.
+            setattr(self, name, functools.partial(to_thread, method, grace_secs=grace_secs))
+        for option in ("order", "timeout", "on_error"):
+            if hasattr(obj, option):
+                setattr(self, option, getattr(obj, option))
+
+    def __repr__(self) -> str:
+        return f"BlockingHook({self._obj!r})"
+
+
+_PARAMETERS = {name: tuple(inspect.signature(getattr(SessionRunHook, name)).parameters)[1:] for name in HOOK_METHODS}
+"""The parameters with which the session calls each method of a hook."""
 
 Function = Callable[..., Any]
 """A method of a hook without `self`, plain or async. A plain one is called in the event loop and must not block."""
 
 
 class LambdaHook(SessionRunHook):
-    """Calls a function in the place of each method that is given; the others cost nothing, as with any hook."""
+    """Calls a function in place of each method that is given; the others cost nothing, as with any hook."""
 
     def __init__(
         self,
@@ -104,7 +129,7 @@ class LambdaHook(SessionRunHook):
         name: str | None = None,
         **unknown: Never,
     ) -> None:
-        """Takes the functions.
+        """Create a hook of the functions.
 
         Args:
             begin: `begin()`.
@@ -113,18 +138,18 @@ class LambdaHook(SessionRunHook):
             after_run: `after_run(run_context, run_values)`.
             end: `end(session)`.
             close: `close(exc)`.
-            fetches: what `after_run` gets as `run_values.results`; instead of a `before_run` that asks for it.
-            every: for which runs `before_run` and `after_run` are called; without it, for all. Where the hook has a
-                `before_run` or fetches, it goes by the step about to run, otherwise by the committed step.
-            name: what the hook is called.
-            unknown: nothing else.
+            fetches: what `after_run` gets as `run_values.results`; instead of a `before_run` that requests it.
+            every: for which runs `before_run` and `after_run` are called; without it, for all. If the hook has a
+                `before_run` or fetches, the step about to run counts, otherwise the committed step.
+            name: the hook's name.
+            unknown: not accepted.
 
         Raises:
-            InvalidHookError: a name that is no method, or a function that cannot be called with the method's arguments.
+            InvalidHookError: the name is not a method of a hook, or a function does not take the method's arguments.
             InvalidArgumentError: no function, or options that do not go with those given.
         """
         for wrong in unknown:
-            raise InvalidHookError(f"{wrong!r} is no method of a hook; {did_you_mean(wrong, _PARAMETERS)}")
+            raise _no_such_method(wrong)
         given: dict[str, Function | None] = {
             "begin": begin,
             "after_create_session": after_create_session,
@@ -135,23 +160,23 @@ class LambdaHook(SessionRunHook):
         }
         functions = {method: fn for method, fn in given.items() if fn is not None}
         if not functions:
-            raise InvalidArgumentError(f"no function was given; give one or more of {', '.join(_PARAMETERS)}")
+            raise InvalidArgumentError(f"no function was given; give one or more of {', '.join(HOOK_METHODS)}")
         for method, fn in functions.items():
             _check_function(method, fn)
         check_instance(every, Every, "every", optional=True)
-        if every is not None and not {"before_run", "after_run"} & functions.keys():
+        if every is not None and before_run is None and after_run is None:
             raise InvalidArgumentError(f"every is {every!r}, and there is neither before_run nor after_run; leave it out")
         if fetches is not None:
             if before_run is not None or after_run is None:
                 raise InvalidArgumentError(
-                    f"fetches is {fetches!r}; it goes with after_run and without before_run, which asks by itself"
+                    f"fetches is {fetches!r}; it goes with after_run and without before_run, which requests its own"
                 )
-            functions["before_run"] = functools.partial(_ask, SessionRunArgs(fetches))
+            functions["before_run"] = functools.partial(_request, SessionRunArgs(fetches))
         self._described = ", ".join(f"{method}={fn!r}" for method, fn in given.items() if fn is not None)
         calls = {method: _as_coroutine_function(fn) for method, fn in functions.items()}
         if every is not None:
-            calls = calls | _WhenDue(every, calls).methods()
-        # On the object, so that the methods which are not given are not overridden: a session never calls those.
+            calls = calls | _DueRuns(every, calls).methods()
+        # Set on the instance, so that missing methods are not overridden: a session never calls those.
         for method, call in calls.items():
             setattr(self, method, call)
         self.name: str = name or ""
@@ -163,26 +188,25 @@ class LambdaHook(SessionRunHook):
 def hook(
     method: str, *, fetches: Any = None, every: Every | None = None, name: str | None = None
 ) -> Callable[[Function], LambdaHook]:
-    """Makes a hook of the function below it: `@hook("after_run", every=Every(steps=100), fetches="loss")`.
+    """Make a hook of the decorated function: `@hook("after_run", every=Every(steps=100), fetches="loss")`.
 
     Args:
         method: which method of a hook the function is.
         fetches: see `LambdaHook`.
         every: see `LambdaHook`.
-        name: what the hook is called; by default as the function.
+        name: the hook's name; by default the function's.
 
     Returns:
-        A decorator; what it makes goes into `hooks=[...]`.
+        A decorator; its result goes into `hooks=[...]`.
 
     Raises:
-        InvalidHookError: a name that is no method; from the decorator, a function that cannot be called like it.
+        InvalidHookError: the name is not a method of a hook; from the decorator, the function does not take its arguments.
         InvalidArgumentError: options that do not go with the method.
     """
-    given: object = method
-    if not isinstance(given, str):
-        raise InvalidHookError(f'hook got {given!r}; give the name of a method: @hook("after_run")')
-    if method not in _PARAMETERS:
-        raise InvalidHookError(f"{method!r} is no method of a hook; {did_you_mean(method, _PARAMETERS)}")
+    if not isinstance(method, str):
+        raise InvalidHookError(f'hook got {method!r}; give the name of a method: @hook("after_run")')
+    if method not in HOOK_METHODS:
+        raise _no_such_method(method)
 
     def decorate(fn: Function) -> LambdaHook:
         check_callable(fn, f"the function of @hook({method!r})")
@@ -193,15 +217,19 @@ def hook(
     return decorate
 
 
-async def _ask(args: SessionRunArgs, run_context: SessionRunContext) -> SessionRunArgs:
+def _no_such_method(name: str) -> InvalidHookError:
+    return InvalidHookError(f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}")
+
+
+async def _request(args: SessionRunArgs, run_context: SessionRunContext) -> SessionRunArgs:
     return args
 
 
-def _check_function(method: str, fn: object) -> None:
+def _check_function(method: str, fn: Function) -> None:
     check_callable(fn, method)
     try:
-        signature = inspect.signature(fn)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-    except ValueError:  # written in C, and silent about its parameters
+        signature = inspect.signature(fn)
+    except ValueError:  # written in C, without a signature
         return
     parameters = _PARAMETERS[method]
     try:
@@ -223,56 +251,53 @@ def _as_coroutine_function(fn: Function) -> Function:
     return call
 
 
-class _WhenDue:
-    """Keeps track of which runs are due, around the functions of one hook."""
+class _DueRuns:
+    """Limits the functions of one hook to the runs that are due."""
 
     def __init__(self, every: Every, calls: dict[str, Function]) -> None:
         self._every = every
         self._calls = calls
-        self._asks = "before_run" in calls
+        self._requests = "before_run" in calls
         self._clock: Clock = current_clock()
         self._timer: EveryTimer | None = None
-        self._last = 0, 0.0
         self._due = False
 
     def methods(self) -> dict[str, Function]:
-        """The methods of the hook that are not simply the function."""
-        wrapped: dict[str, Function] = {
+        """Return the methods that replace the hook's functions."""
+        replaced: dict[str, Function] = {
             "begin": self.begin,
             "after_create_session": self.after_create_session,
             "after_run": self.after_run,
         }
-        return wrapped | ({"before_run": self.before_run} if self._asks else {})
+        return replaced | ({"before_run": self.before_run} if self._requests else {})
 
     async def begin(self) -> None:
         self._clock = current_clock()
         self._timer = None
         self._due = False
-        if "begin" in self._calls:
-            await self._calls["begin"]()
+        await self._call("begin")
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         step = session.global_step.latest.step
         if self._timer is None:
             self._timer = self._every.timer()
-            self._last = step, self._clock.now()
-        self._last = min(step, self._last[0]), self._last[1]  # a recovery may have taken the step back
-        self._timer.start(*self._last)
-        if "after_create_session" in self._calls:
-            await self._calls["after_create_session"](session, coord)
+            self._timer.start(step, self._clock.now())
+        self._timer.rewind(step)
+        await self._call("after_create_session", session, coord)
 
     async def before_run(self, run_context: SessionRunContext) -> Any:
         self._due = self._is_due(run_context)
-        return await self._calls["before_run"](run_context) if self._due else None
+        return await self._call("before_run", run_context) if self._due else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if not (self._due if self._asks else self._is_due(run_context)):
+        if not (self._due if self._requests else self._is_due(run_context)):
             return
-        self._last = run_context.global_step, self._clock.now()
         assert self._timer is not None
-        self._timer.mark(*self._last)
-        if "after_run" in self._calls:
-            await self._calls["after_run"](run_context, run_values)
+        self._timer.mark(run_context.global_step, self._clock.now())
+        await self._call("after_run", run_context, run_values)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        return await self._calls[method](*args) if method in self._calls else None
 
     def _is_due(self, run_context: SessionRunContext) -> bool:
         return self._timer is not None and self._timer.due(run_context.global_step, self._clock.now())

@@ -1,12 +1,11 @@
-"""Starting late: waiting until others have brought the global step so far."""
+"""Delaying the first run until other workers have advanced the global step."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-from aiohooks._validate import check_secs
-from aiohooks.errors import InvalidArgumentError
+from aiohooks._validate import check_int, check_secs
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 
 if TYPE_CHECKING:
@@ -20,54 +19,52 @@ class GlobalStepWaiterHook(SessionRunHook):
     """Delays the first run until the global step reaches `wait_until_step`.
 
     It starts workers one after the other, for example with `wait_until_step=int(K * log(task_id + 1))` where task 0 is the
-    chief. The wait is an awaited event; it ends as well when a stop is asked for, when a background task fails, and when
-    nobody is left who could bring the step so far. Once released it never waits again, also after a recovery.
+    chief. The wait is an awaited event; it also ends when a stop is requested, when a background task fails, and when no
+    publisher is left that could reach the step. Once the wait is over it never waits again, not even after a recovery.
     """
 
     def __init__(self, wait_until_step: int, *, timeout: float | None = None) -> None:
-        """Takes the step.
+        """Create the hook.
 
         Args:
             wait_until_step: the step to wait for; 0 does not wait.
-            timeout: seconds after which the wait gives up, None for no limit.
+            timeout: seconds after which the wait fails, None for no limit.
 
         Raises:
-            InvalidArgumentError: a negative step or timeout, or something that is not a number.
+            InvalidArgumentError: not a step, 0 or more, or not a timeout.
         """
-        step: object = wait_until_step
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InvalidArgumentError(f"wait_until_step is {step!r}; give a whole number, 0 for no wait")
+        check_int(wait_until_step, "wait_until_step", expected="a whole number, 0 for no wait")
         check_secs(timeout, "timeout", optional=True, positive=True)
         self.wait_until_step = wait_until_step
         self._timeout = timeout
         self._coord: Coordinator | None = None
         self.started_at: int | None = None
-        """The step that was seen when the wait was over; None before."""
+        """The step at which the wait ended; None before."""
 
     async def begin(self) -> None:
-        """Forgets that it was released in an earlier session."""
+        """Wait again in a new session."""
         self.started_at = None
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Keeps the coordinator, whose stop ends the wait."""
+        """Keep the coordinator, whose stop ends the wait."""
         self._coord = coord
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Waits, in the first run.
+        """Wait, in the first run.
 
         Raises:
-            StopRequestedError: a stop came first; a clean end. `PublisherFinishedError` if everybody else has finished.
-            PublisherFailedError: who should have brought the step so far failed.
+            StopRequestedError: a stop was requested; a clean end. `PublisherFinishedError` if all publishers have finished.
+            PublisherFailedError: the publisher of the step failed.
             StepTimeoutError: the step was not reached in time.
         """
         if self.started_at is not None or self._coord is None:
             return None
         store = run_context.session.global_step
-        seen = store.latest.step
-        if seen < self.wait_until_step:
-            _logger.info("waiting for global step %d before starting, now at %d", self.wait_until_step, seen)
-            seen = await self._coord.until(store.wait_for(self.wait_until_step, timeout=self._timeout))
-        self.started_at = seen
+        step = store.latest.step
+        if step < self.wait_until_step:
+            _logger.info("waiting for global step %d before starting, now at %d", self.wait_until_step, step)
+            step = await self._coord.until(store.wait_for(self.wait_until_step, timeout=self._timeout))
+        self.started_at = step
         return None
 
     def __repr__(self) -> str:

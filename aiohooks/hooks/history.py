@@ -1,4 +1,4 @@
-"""Keeping values in memory, and a picture of them."""
+"""Keeping values in memory, and plotting them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._validate import check_instance
+from aiohooks._validate import check_instance, check_int
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._observing import Values, checked_path, checked_values, number
-from aiohooks.hooks.every import Every, Sampling
+from aiohooks.hooks._observing import Sampling, Values, checked_number, checked_path, checked_values
+from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class HistoryHook(SessionRunHook):
     """Keeps numbers by step in memory, on each crossing of `every`: `hook.steps`, and `hook.values["loss"]` beside it.
 
-    It is part of checkpoints: a run that goes on from one has the whole history, and nothing twice. With `plot` it draws a
-    picture of the run when the session is closed, however it ended.
+    It is saved in checkpoints: a resumed run has the whole history, without duplicates. With `plot` it draws a picture of
+    the run when the session is closed, however it ended.
     """
 
     def __init__(
@@ -36,25 +36,22 @@ class HistoryHook(SessionRunHook):
         plot: str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> None:
-        """Takes what to keep, and when.
+        """Create the hook.
 
         Args:
-            values: a mapping from a tag to a fetch, or several nodes or names, which name themselves.
-            every: when.
-            max_length: how many steps are kept at most.
-            on_full: what gives way then: `"thin"` leaves out every other step, so that what is left still spans the run;
-                `"drop_oldest"` keeps the latest.
-            plot: the picture's file, a PNG; needs matplotlib.
-            name: what its state is called in checkpoints; needed where a session has several of these.
+            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags.
+            every: when to keep the values.
+            max_length: the maximum number of steps to keep.
+            on_full: `"thin"` drops every other step, so that the rest still spans the run; `"drop_oldest"` keeps the latest.
+            plot: the file of the picture, a PNG; needs matplotlib.
+            name: the name of its state in checkpoints; needed if a session has several of these hooks.
 
         Raises:
-            InvalidArgumentError: nothing to keep, or one of the arguments cannot be meant.
-            ImportError: matplotlib is not installed, and there is to be a picture.
+            InvalidArgumentError: nothing to keep, or an argument is invalid.
+            ImportError: `plot` is given, and matplotlib is not installed.
         """
         check_instance(every, Every, "every")
-        given: object = max_length
-        if isinstance(given, bool) or not isinstance(given, int) or given < 2:
-            raise InvalidArgumentError(f"max_length is {given!r}; give a whole number of steps, at least 2")
+        check_int(max_length, "max_length", 2, expected="a whole number of steps, at least 2")
         if on_full not in ("thin", "drop_oldest"):
             raise InvalidArgumentError(f'on_full is {on_full!r}; give "thin" or "drop_oldest"')
         self.name: str = name or ""
@@ -65,51 +62,54 @@ class HistoryHook(SessionRunHook):
         self._thins = on_full == "thin"
         self._plot: str | None = None
         if plot is not None:
-            from aiohooks.hooks import _plot  # an extra: now, and not after hours of training
+            from aiohooks.hooks import _plot  # imported here to fail now, and not after hours of training
 
             self._plot = checked_path(plot, "plot")
             self._draw = _plot.draw
-        self._sampling = Sampling(every, first=False)
         self.steps: list[int] = []
-        """The steps that were kept, in order."""
-        self.values: dict[str, list[int | float | None]] = {tag: [] for tag in self._fetches}
-        """The numbers by tag, one for each of `steps`; None where a checkpoint had none of this tag."""
+        """The kept steps, in order."""
+        self.values: dict[str, list[int | float | None]] = {}
+        """The numbers by tag, one for each of `steps`; None where a checkpoint did not have the tag."""
+        self._reset()
 
-    async def begin(self) -> None:
-        """Forgets an earlier session's."""
+    def _reset(self) -> None:
         self._sampling = Sampling(self._every, first=False)
         self.steps = []
         self.values = {tag: [] for tag in self._fetches}
 
+    async def begin(self) -> None:
+        """Clear the history of an earlier session."""
+        self._reset()
+
     def state_dict(self) -> dict[str, Any]:
-        """The whole history."""
+        """Return the whole history."""
         return {"steps": list(self.steps), "values": {tag: list(kept) for tag, kept in self.values.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a history; of tags that are not watched any more it takes nothing."""
+        """Take over a history; ignore tags that are not kept any more."""
         self.steps = [int(step) for step in state["steps"]]
         old: Mapping[str, Any] = state["values"]
         self.values = {tag: list(old.get(tag, [None] * len(self.steps))) for tag in self._fetches}
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Leaves out what lies behind the step at which the session starts: a recovery runs it once more."""
+        """Drop what follows the step at which the session starts: it is run again after a recovery."""
         step = session.global_step.latest.step
         if self._sampling.start(step):
             self._keep(slice(bisect_right(self.steps, step)))
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values if this run is to be kept."""
+        """Fetch the values if this run is to be kept."""
         return self._args if self._sampling.ask(run_context.global_step) else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Keeps them.
+        """Keep the values.
 
         Raises:
-            InvalidArgumentError: a value is not one number.
+            InvalidArgumentError: a value is not a single number.
         """
         if not self._sampling.take(run_context.global_step):
             return
-        numbers = {tag: number(value, tag) for tag, value in run_values.results.items()}
+        numbers = {tag: checked_number(value, tag) for tag, value in run_values.results.items()}
         if len(self.steps) >= self._max_length:
             self._keep(slice(len(self.steps) % 2, None, 2) if self._thins else slice(1, None))
         self.steps.append(run_context.global_step)
@@ -121,15 +121,16 @@ class HistoryHook(SessionRunHook):
         self.values = {tag: kept[part] for tag, kept in self.values.items()}
 
     async def close(self, exc: BaseException | None) -> None:
-        """Draws the picture, if there is to be one and anything to draw."""
+        """Draw the picture, if requested and the history is not empty."""
         if self._plot is None or not self.steps:
             return
-        series = {
-            tag: [(step, float(value)) for step, value in zip(self.steps, kept, strict=True) if value is not None]
-            for tag, kept in self.values.items()
-        }
-        split = {tag: ([step for step, _ in points], [value for _, value in points]) for tag, points in series.items()}
-        await to_thread(self._draw, split, self._plot, grace_secs=DEFAULT_GRACE_SECS)
+        series: dict[str, tuple[list[int], list[float]]] = {tag: ([], []) for tag in self.values}
+        for tag, (steps, numbers) in series.items():
+            for step, value in zip(self.steps, self.values[tag], strict=True):
+                if value is not None:
+                    steps.append(step)
+                    numbers.append(float(value))
+        await to_thread(self._draw, series, self._plot, grace_secs=DEFAULT_GRACE_SECS)
 
     def __repr__(self) -> str:
         return f"<HistoryHook of {', '.join(self._fetches)}: {len(self.steps)} steps>"

@@ -1,8 +1,7 @@
-"""Profiling some of the runs."""
+"""Profiling selected runs."""
 
 from __future__ import annotations
 
-import contextlib
 import cProfile
 import logging
 import os
@@ -11,10 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._validate import check_instance
+from aiohooks._validate import check_instance, check_int
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._observing import checked_path
-from aiohooks.hooks.every import Every, Sampling
+from aiohooks.hooks._observing import Sampling, checked_path, write_whole
+from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
@@ -23,15 +22,15 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiohooks.hooks")
 _active: list[ProfilerHook] = []
-"""The hook that is profiling; there is one at most, of all sessions of the process."""
+"""The hook that is profiling; at most one in the process, of any session."""
 
 
 class ProfilerHook(SessionRunHook):
     """Profiles a window of runs on each crossing of `every`, and writes `profile-<step>` with the step of its first run.
 
-    It sees all that runs in the event loop's thread from its `before_run` of the first run to its `after_run` of the last.
-    The first run of a session is never profiled: it does what no other does. While another profiler is active, it says so
-    and leaves the window out.
+    It profiles everything that runs in the event loop's thread from its `before_run` of the first run to its `after_run` of
+    the last. The first run of a session is never profiled, because it does one-time work. If another profiler is active, the
+    window is skipped with a warning.
     """
 
     def __init__(
@@ -43,24 +42,23 @@ class ProfilerHook(SessionRunHook):
         backend: Literal["cprofile", "pyinstrument"] = "cprofile",
         max_captures: int | None = None,
     ) -> None:
-        """Takes where to write, and when.
+        """Create the hook.
 
         Args:
-            output_dir: the folder of the files; made if it is not there.
+            output_dir: the directory of the files; created if missing.
             every: when a window begins.
             window_steps: how many runs it has.
             backend: `"cprofile"` counts and times every call and writes `.pstats` for the standard library's `pstats` and
-                its viewers; `"pyinstrument"` samples, costs less, and writes a page, `.html`.
-            max_captures: how many windows a session profiles; None for no limit.
+                its viewers; `"pyinstrument"` samples, costs less, and writes a web page, `.html`.
+            max_captures: how many windows of a session to profile; None for no limit.
 
         Raises:
-            InvalidArgumentError: one of the arguments cannot be meant.
+            InvalidArgumentError: an argument is invalid.
             ImportError: pyinstrument is not installed.
         """
         check_instance(every, Every, "every")
-        _check_count(window_steps, "window_steps")
-        if max_captures is not None:
-            _check_count(max_captures, "max_captures")
+        check_int(window_steps, "window_steps", 1)
+        check_int(max_captures, "max_captures", 1, optional=True)
         if backend not in ("cprofile", "pyinstrument"):
             raise InvalidArgumentError(f'backend is {backend!r}; give "cprofile" or "pyinstrument"')
         self.output_dir: str = checked_path(output_dir, "output_dir")
@@ -69,31 +67,33 @@ class ProfilerHook(SessionRunHook):
         self._max_captures = max_captures
         self._new_profile: Callable[[], _Profile] = _CountedProfile
         if backend == "pyinstrument":
-            from aiohooks.hooks._pyinstrument import SampledProfile  # an extra: now, and not after hours of training
+            from aiohooks.hooks._pyinstrument import SampledProfile  # imported here to fail now
 
             self._new_profile = SampledProfile
-        self._sampling = Sampling(every, first=False)
-        self._warm = False
         self._profile: _Profile | None = None
         self._first_step: int | None = None
         self._left = 0
         self.captures: list[str] = []
         """The files that this session has written."""
+        self._reset()
 
-    async def begin(self) -> None:
-        """Starts anew for a new session, and makes the folder."""
+    def _reset(self) -> None:
         self._sampling = Sampling(self._every, first=False)
         self._warm = False
         self.captures = []
-        await to_thread(_make_folder, self.output_dir, grace_secs=DEFAULT_GRACE_SECS)
+
+    async def begin(self) -> None:
+        """Reset the state of an earlier session, and create the directory."""
+        self._reset()
+        await to_thread(os.makedirs, self.output_dir, 0o777, True, grace_secs=DEFAULT_GRACE_SECS)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Counts from the step at which the session starts; a window that was cut off by a recovery is left out."""
+        """Count from the step at which the session starts; drop a window that a recovery interrupted."""
         self._stop()
         self._sampling.start(session.global_step.latest.step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Begins a window if it is time."""
+        """Begin a window if it is due."""
         asked = self._sampling.ask(run_context.global_step)
         done = self._max_captures is not None and len(self.captures) >= self._max_captures
         if asked and self._warm and not done and self._profile is None:
@@ -101,7 +101,7 @@ class ProfilerHook(SessionRunHook):
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Ends the window if it has all its runs, and writes it.
+        """End the window after its last run, and write it.
 
         Raises:
             OSError: the file cannot be written.
@@ -112,7 +112,7 @@ class ProfilerHook(SessionRunHook):
         if self._profile is None:
             return
         if self._first_step is None:
-            if not due:  # the run did not lead to the step that was expected of it
+            if not due:  # the run did not commit the expected step
                 self._stop()
                 return
             self._first_step = step
@@ -121,12 +121,12 @@ class ProfilerHook(SessionRunHook):
             await self._write()
 
     async def end(self, session: Session) -> None:
-        """Writes a window that is not complete."""
+        """Write an incomplete window."""
         if self._first_step is not None:
             await self._write()
 
     async def close(self, exc: BaseException | None) -> None:
-        """Stops profiling."""
+        """Stop profiling."""
         self._stop()
 
     def _start(self, step: int) -> None:
@@ -135,7 +135,7 @@ class ProfilerHook(SessionRunHook):
             profile = self._new_profile()
             try:
                 profile.start()
-            except (RuntimeError, ValueError) as error:  # both say in their own way that there is another
+            except (RuntimeError, ValueError) as error:  # how the two backends report another profiler
                 other = str(error)
             else:
                 _active.append(self)
@@ -156,7 +156,7 @@ class ProfilerHook(SessionRunHook):
         profile = self._stop()
         assert profile is not None
         path = os.path.join(self.output_dir, f"profile-{step}{profile.suffix}")
-        await to_thread(_write_whole, profile, path, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(write_whole, path, profile.write, grace_secs=DEFAULT_GRACE_SECS)
         self.captures.append(path)
         _logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
 
@@ -165,7 +165,7 @@ class ProfilerHook(SessionRunHook):
 
 
 class _Profile(Protocol):
-    """One profile being made."""
+    """A profile of one window."""
 
     suffix: str
 
@@ -175,7 +175,7 @@ class _Profile(Protocol):
 
 
 class _CountedProfile:
-    """The standard library's profile."""
+    """A profile by the standard library's cProfile."""
 
     suffix = ".pstats"
 
@@ -193,7 +193,7 @@ class _CountedProfile:
 
 
 def _other_profiler() -> str | None:
-    """Who profiles this thread already."""
+    """Return the profiler that is active in this thread, if any."""
     if _active:
         return repr(_active[0])
     if sys.version_info >= (3, 12):
@@ -202,23 +202,3 @@ def _other_profiler() -> str | None:
             return tool
     function = sys.getprofile()
     return None if function is None else repr(function)
-
-
-def _make_folder(path: str) -> None:
-    os.makedirs(path, exist_ok=True)
-
-
-def _write_whole(profile: _Profile, path: str) -> None:
-    unfinished = f"{path}.{os.getpid()}.tmp"
-    try:
-        profile.write(unfinished)
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)
-        raise
-
-
-def _check_count(value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{what} is {value!r}; give a whole number, at least 1")

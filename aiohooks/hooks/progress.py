@@ -1,4 +1,4 @@
-"""Showing how far a run has come."""
+"""Showing the progress of a run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._validate import check_instance, check_int, check_secs
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._observing import Values, checked_values
-from aiohooks.hooks.every import Every, Sampling
+from aiohooks.hooks._observing import Sampling, Values, checked_values
+from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
+    from aiohooks.hooks._rich import ProgressRenderer
     from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
@@ -29,7 +30,7 @@ _GRACE_SECS = 10.0
 
 @dataclass(slots=True)
 class Progress:
-    """What a display shows; the event loop writes it, a display's thread may read it."""
+    """The state that is shown; written in the event loop, and read in the thread of a renderer."""
 
     description: str
     total: int | None
@@ -41,16 +42,16 @@ class Progress:
 
     @property
     def rate(self) -> float | None:
-        """Steps per second since the start or the point of resumption; None before the first step."""
+        """Steps per second since the session started; None before the first step."""
         steps = self.step - self.start_step
         return steps / self.secs if steps > 0 and self.secs > 0 else None
 
     def position(self) -> str:
-        """Where it is: `500/1000`, or `500` without a total."""
+        """Return `500/1000`, or `500` without a total."""
         return f"{self.step}" if self.total is None else f"{self.step}/{self.total}"
 
     def speed(self) -> str:
-        """How fast it is and how long it takes yet, or what it ended with."""
+        """Return the rate and the remaining time, or how the run ended."""
         parts = [] if self.rate is None else [f"{self.rate:.3g} steps/s"]
         if self.ended is not None:
             parts.append(self.ended)
@@ -59,25 +60,18 @@ class Progress:
         return ", ".join(parts)
 
     def line(self) -> str:
-        """All of it."""
+        """Return everything in one line."""
         percent = f" ({100 * self.step // self.total}%)" if self.total else ""
         parts = [f"step {self.position()}{percent}", self.speed(), self.values]
         return f"{self.description}: " + ", ".join(part for part in parts if part)
 
 
-class _Display(Protocol):
-    """Where progress is shown; every method may block, and is called in a thread."""
-
-    def join(self, progress: Progress) -> None: ...
-    def leave(self, progress: Progress) -> None: ...
-
-
 class ProgressHook(SessionRunHook):
-    """Shows step, rate, the time that is left, and chosen values: a moving bar on a terminal, plain lines elsewhere.
+    """Shows step, rate, remaining time, and chosen values: a progress bar on a terminal, plain lines elsewhere.
 
-    The rate counts from the step at which the session starts, so that a resumed run does not look fast. Off a terminal
-    nothing but whole lines of text is written. The terminal is written to by a thread of its own; it is left clean however
-    the session ends. Trouble with the display is logged and never ends a run.
+    The rate counts from the step at which the session starts, so a resumed run does not look fast. If the output is not a
+    terminal, only whole lines of text are written. A terminal is written to in a thread, and is left clean however the
+    session ends. Errors of the output are logged and never end a run.
     """
 
     def __init__(
@@ -91,84 +85,82 @@ class ProgressHook(SessionRunHook):
         file: IO[str] | None = None,
         refresh_secs: float = 0.1,
     ) -> None:
-        """Takes what to show, and where.
+        """Create the hook.
 
         Args:
-            values: a mapping from a tag to a fetch, or several nodes or names, to show too.
-            total: the global step at which the run is done; without it there is no bar and no time left.
-            every: when a line is written off a terminal; one more comes at the end.
-            description: what the run is called.
+            values: a mapping from a tag to a fetch, or several nodes or names, to show as well.
+            total: the global step at which the run is complete; without it there is no bar and no remaining time.
+            every: when to write a line if the output is not a terminal; one more is written at the end.
+            description: the name of the run.
             display: `"rich"` for the bar, `"plain"` for lines, `"auto"` for the bar on a terminal if rich is installed.
-            file: where to; by default `sys.stderr` as it is in `begin`.
-            refresh_secs: how often the bar is drawn, and its values fetched.
+            file: where to write; by default `sys.stderr` as it is in `begin`.
+            refresh_secs: how often the bar is updated, and its values fetched.
 
         Raises:
-            InvalidArgumentError: one of the arguments cannot be meant.
+            InvalidArgumentError: an argument is invalid.
             ImportError: `display="rich"`, and rich is not installed.
         """
         check_instance(every, Every, "every")
         check_instance(description, str, "description")
         check_secs(refresh_secs, "refresh_secs", positive=True)
-        given: object = total
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
-            raise InvalidArgumentError(f"total is {given!r}; give a step, at least 1, or leave it out")
+        check_int(total, "total", 1, expected="a step, at least 1, or leave it out", optional=True)
         if display not in ("auto", "rich", "plain"):
             raise InvalidArgumentError(f'display is {display!r}; give "auto", "rich" or "plain"')
         if display == "rich":
-            _rich_display()
+            from aiohooks.hooks import _rich as _rich  # imported here to fail now if rich is missing
         self._fetches = checked_values(values, may_be_empty=True)
         self._args = SessionRunArgs(self._fetches) if self._fetches else None
         self._total = total
         self._every = every
         self._description = description
-        self._kind = display
+        self._display = display
         self._given_file = file
         self._refresh_secs = refresh_secs
+        self.progress: Progress | None = None
+        """The state that is shown; None before the session is created."""
+        self._reset()
+
+    def _reset(self) -> None:
         self._clock: Clock = current_clock()
-        self._file: IO[str] = sys.stderr
-        self._display: _Display | None = None
-        self._sampling = Sampling(every, first=False)
+        self._file: IO[str] = self._given_file or sys.stderr
+        self._renderer: ProgressRenderer | None = None
+        self._sampling = Sampling(self._every, first=False)
         self._since = 0.0
         self._broken = False
-        self.progress: Progress | None = None
-        """What is shown; None before the session is created."""
+        self.progress = None
 
     async def begin(self) -> None:
-        """Chooses the display."""
-        self._clock = current_clock()
-        self._file = self._given_file or sys.stderr
-        self._broken = False
-        self.progress = None
-        self._display = None
-        every = self._every
-        if self._kind == "rich" or (self._kind == "auto" and _is_terminal(self._file)):
+        """Choose between the bar and plain lines."""
+        self._reset()
+        if self._display == "rich" or (self._display == "auto" and _is_terminal(self._file)):
             try:
-                self._display = _rich_display()(self._file)
-                every = Every(secs=self._refresh_secs)
+                from aiohooks.hooks import _rich
             except ImportError as error:
                 _logger.info("progress is shown as plain lines: %s", error)
-        self._sampling = Sampling(every, first=self._display is not None)
+            else:
+                self._renderer = _rich.renderer_of(self._file)
+                self._sampling = Sampling(Every(secs=self._refresh_secs), first=True)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Counts from the step at which the session starts, and anew where a recovery took it back."""
+        """Count from the step at which the session starts, or to which a recovery moved it back."""
         step = session.global_step.latest.step
         if not self._sampling.start(step):
             return
         self._since = self._clock.now()
         if self.progress is None:
             self.progress = Progress(self._description, self._total, step, step)
-            if self._display is not None:
-                await self._show(self._display.join, self.progress)
+            if self._renderer is not None:
+                await self._write(self._renderer.add, self.progress)
         else:
             self.progress.step = self.progress.start_step = step
             self.progress.secs = 0.0
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values if they are to be shown."""
+        """Fetch the values if they are to be shown."""
         return self._args if self._sampling.ask(run_context.global_step) else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Notes the step; writes a line if it is time."""
+        """Update the progress; write a line if it is due."""
         progress = self.progress
         if progress is None:
             return
@@ -177,34 +169,34 @@ class ProgressHook(SessionRunHook):
         if self._sampling.take(progress.step):
             if run_values.results is not None:
                 progress.values = ", ".join(f"{tag} = {_text(value)}" for tag, value in run_values.results.items())
-            if self._display is None:
-                await self._show(self._write_line, progress.line())
+            if self._renderer is None:
+                await self._write(self._write_line, progress.line())
 
     async def end(self, session: Session) -> None:
-        """Notes that it was a clean end."""
+        """Record the clean end."""
         if self.progress is not None:
             self.progress.ended = f"done in {duration(self._clock.now() - self._since)}"
 
     async def close(self, exc: BaseException | None) -> None:
-        """Shows the last state, and leaves the terminal as it was."""
+        """Show the last state, and restore the terminal."""
         progress = self.progress
         if progress is None:
             return
         if exc is not None or progress.ended is None:
             cancelled = isinstance(exc, (asyncio.CancelledError, KeyboardInterrupt))
             progress.ended = "cancelled" if cancelled else f"failed: {type(exc).__name__}" if exc is not None else "closed"
-        if self._display is not None:
-            display, self._display = self._display, None
-            await self._show(display.leave, progress)
+        renderer, self._renderer = self._renderer, None
+        if renderer is not None:
+            await self._write(renderer.remove_ended)
         else:
-            await self._show(self._write_line, progress.line())
+            await self._write(self._write_line, progress.line())
 
-    async def _show(self, write: Callable[[Any], None], what: Any) -> None:
+    async def _write(self, write: Callable[..., None], *args: Any) -> None:
         if self._broken:
             return
         try:
-            await to_thread(write, what, grace_secs=_GRACE_SECS)
-        except (OSError, ValueError) as error:  # the other end has gone, or the file was closed
+            await to_thread(write, *args, grace_secs=_GRACE_SECS)
+        except (OSError, ValueError) as error:  # the other end or the file was closed
             self._broken = True
             _logger.warning("progress cannot be shown any more: %r", error)
 
@@ -218,28 +210,22 @@ class ProgressHook(SessionRunHook):
 
 
 def duration(secs: float) -> str:
-    """Seconds as hours, minutes and seconds: `0:01:30`; from a day on with days, `2d 3:00:00`."""
+    """Return seconds as hours, minutes and seconds: `0:01:30`; from one day on as `2d 3:00:00`."""
     minutes, seconds = divmod(round(max(0.0, secs)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return (f"{days}d " if days else "") + f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-def _rich_display() -> Callable[[IO[str]], _Display]:
-    from aiohooks.hooks import _rich  # an extra
-
-    return _rich.board_of
-
-
 def _is_terminal(file: IO[str]) -> bool:
     try:
         return file.isatty() and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # no real file, or a closed one
+    except (AttributeError, ValueError):  # not a real file, or a closed one
         return False
 
 
 def _text(value: Any) -> str:
     if hasattr(value, "item"):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # an array: as it prints itself
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # an array is shown by its str
             value = value.item()
     return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())

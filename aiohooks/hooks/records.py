@@ -1,4 +1,4 @@
-"""Writing values as lines of a file: CSV, or JSON."""
+"""Writing values to files: CSV, JSON lines, and TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.hooks._observing import (
     BackgroundWriter,
     OnWriteError,
+    Sampling,
     Values,
-    WritingHook,
-    check_writing,
+    check_writer_options,
+    checked_number,
     checked_path,
     checked_values,
-    plain,
+    describe_value,
+    scalar,
 )
-from aiohooks.hooks.every import Every, Sampling
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+from aiohooks.hooks.every import Every
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
-
 
 try:
     import fcntl
@@ -40,11 +41,13 @@ except ImportError:  # Windows
 
 _logger = logging.getLogger("aiohooks.hooks")
 _FIRST_COLUMNS = ("step", "time")
-_TRUTHS = {"True": "1", "False": "0"}
+
+
+# -- lines and their formats
 
 
 class Record(NamedTuple):
-    """One line: the step, the time in seconds since 1970, and plain values by tag."""
+    """One line: the step, the Unix time, and plain values by tag."""
 
     step: int
     time: float
@@ -52,147 +55,207 @@ class Record(NamedTuple):
 
 
 class Format(Protocol):
-    """How lines are written and read. Every line ends in a line break and has none inside."""
+    """How lines are written and read. Each line ends with a line break and contains no other."""
 
     def check(self, record: Record) -> None:
-        """Refuses a record that this file cannot have."""
+        """Raise `InvalidArgumentError` if this file cannot hold the record."""
         ...
 
     def header(self, found: bytes | None) -> bytes:
-        """The line at the top, or nothing; `found` is the first line of a file that is there."""
+        """Return the header line, or nothing; `found` is the first line of an existing file, to be checked."""
         ...
 
-    def line(self, record: Record) -> bytes:
-        """The record as a line."""
+    def encode(self, record: Record) -> bytes:
+        """Return the record as a line."""
         ...
 
-    def record(self, line: bytes) -> Record:
-        """The record of a line; a ValueError if it is none."""
+    def decode(self, line: bytes) -> Record:
+        """Return the record of a line; raise `ValueError` if it is not one."""
         ...
 
 
 class JSONLinesFormat:
-    """A JSON object a line."""
+    """One JSON object per line."""
 
     def check(self, record: Record) -> None:
-        """Any names will do, but the two that each line has."""
+        """Refuse a value that is named as one of the fields of every line."""
         for name in _FIRST_COLUMNS:
             if name in record.values:
-                raise InvalidArgumentError(f"the record has {name!r}, which each line has anyway; give it another name")
+                raise InvalidArgumentError(f"the record has {name!r}, which every line has anyway; give it another name")
 
     def header(self, found: bytes | None) -> bytes:
-        """There is none."""
+        """Return nothing: there is no header."""
         return b""
 
-    def line(self, record: Record) -> bytes:
-        """See `Format`."""
+    def encode(self, record: Record) -> bytes:
+        """Return the record as an object of strict JSON."""
         fields = {"step": record.step, "time": record.time, **record.values}
-        return json.dumps(_strict(fields), ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+        return json.dumps(_strict_json(fields), ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 
-    def record(self, line: bytes) -> Record:
-        """See `Format`."""
+    def decode(self, line: bytes) -> Record:
+        """Return the record of an object."""
         fields: Any = json.loads(line)
         try:
             step, time = fields.pop("step"), fields.pop("time")
-            return Record(_whole(step), float(time), fields)
+            if isinstance(step, bool) or not isinstance(step, int):
+                raise ValueError(f"the step is {step!r}")
+            return Record(step, float(time), fields)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no step or time: {error!r}") from None
 
 
 class CSVFormat:
-    """Comma-separated values under a line of names."""
+    """Comma-separated values below a header of column names."""
 
     def __init__(self, columns: Sequence[str] | None) -> None:
-        """Takes the names; None takes them from the file, or else from the first record."""
+        """Create a format with these columns; None takes them from the file, or else from the first record."""
         self._columns: tuple[str, ...] | None = None if columns is None else tuple(columns)
 
     def check(self, record: Record) -> None:
-        """Refuses a column that is not there, and a value that is no number or text."""
+        """Refuse an unknown column, and a value that is not a number or text."""
         if self._columns is None:
             JSONLinesFormat().check(record)
             self._columns = tuple(record.values)
         for name, value in record.values.items():
             if name not in self._columns:
                 raise InvalidArgumentError(
-                    f"the record has {name!r}, which is no column of the file; {did_you_mean(name, self._columns)}; "
-                    "name all that may come in columns=, or use JSONLinesHook"
+                    f"the record has {name!r}, which is not a column of the file; {did_you_mean(name, self._columns)}; "
+                    "list all names in columns=, or use JSONLinesHook"
                 )
             if not isinstance(value, (bool, int, float, str)) and value is not None:  # a list or a mapping
                 raise InvalidArgumentError(f"{name!r} is {str(value)[:80]}; give one number or text, or use JSONLinesHook")
 
     def header(self, found: bytes | None) -> bytes:
-        """The names; checks those that are there already."""
+        """Return the column names; check them against those of an existing file."""
         if found is not None:
             try:
-                names = tuple(_row(found))
+                names = tuple(_csv_fields(found))
             except ValueError as error:
-                raise InvalidArgumentError(f"its first line is {found[:80]!r}, not names of columns: {error}") from None
-            wanted = self._columns if self._columns is not None else names[2:]
-            if names != (*_FIRST_COLUMNS, *wanted):
-                columns = ",".join((*_FIRST_COLUMNS, *wanted))
+                raise InvalidArgumentError(f"its first line is {found[:80]!r}, not column names: {error}") from None
+            expected = self._columns if self._columns is not None else names[2:]
+            if names != (*_FIRST_COLUMNS, *expected):
+                columns = ",".join((*_FIRST_COLUMNS, *expected))
                 raise InvalidArgumentError(f"its columns are {','.join(names)!r} and not {columns!r}")
-            self._columns = wanted
-        return b"" if self._columns is None else _joined([*_FIRST_COLUMNS, *self._columns])
+            self._columns = expected
+        return b"" if self._columns is None else _csv_line([*_FIRST_COLUMNS, *self._columns])
 
-    def line(self, record: Record) -> bytes:
-        """See `Format`."""
+    def encode(self, record: Record) -> bytes:
+        """Return the record as a row; a missing column is empty."""
         columns = self._columns or tuple(record.values)
-        return _joined([str(record.step), repr(record.time), *(_cell(record.values.get(name)) for name in columns)])
+        return _csv_line([str(record.step), repr(record.time), *(_cell(record.values.get(name)) for name in columns)])
 
-    def record(self, line: bytes) -> Record:
-        """See `Format`; every value is the text in the file."""
-        step, time, *rest = _row(line)
+    def decode(self, line: bytes) -> Record:
+        """Return the record of a row; its values are the texts in the file."""
+        step, time, *rest = _csv_fields(line)
         columns = self._columns or ()
         if len(rest) != len(columns):
             raise ValueError(f"{len(rest) + 2} fields under {len(columns) + 2} columns")
-        return Record(_whole(int(step)), float(time), dict(zip(columns, rest, strict=True)))
+        return Record(int(step), float(time), dict(zip(columns, rest, strict=True)))
+
+
+def _strict_json(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _strict_json(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list):
+        return [_strict_json(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value.replace("\n", "\\n").replace("\r", "\\r")
+    return repr(value)
+
+
+def _csv_line(cells: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _csv_fields(line: bytes) -> list[str]:
+    try:
+        rows = list(csv.reader([line.decode("utf-8").removesuffix("\n")], strict=True))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    if len(rows) != 1 or len(rows[0]) < len(_FIRST_COLUMNS):
+        raise ValueError("no step and time")
+    return rows[0]
+
+
+def plain_value(value: Any, tag: str) -> Any:
+    """Return a value made only of None, bool, int, float, str, lists and dicts with str keys; arrays become lists.
+
+    Raises:
+        InvalidArgumentError: something in it cannot be converted.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (bool, int, float, str)):  # of a subclass with a repr of its own, such as an enumeration
+        return str.__str__(value) if isinstance(value, str) else float(value) if isinstance(value, float) else int(value)
+    if isinstance(value, Mapping):
+        mapping: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {str(key): plain_value(item, f"{tag}.{key}") for key, item in mapping.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item, tag) for item in cast("Iterable[Any]", value)]
+    if callable(getattr(value, "tolist", None)):
+        listed = value.tolist()
+        if type(listed) is not type(value):
+            return plain_value(listed, tag)
+    found = scalar(value)
+    if found is None:
+        raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give numbers, texts, or lists or mappings of these")
+    return found
+
+
+# -- files of lines
 
 
 class RecordFile:
-    """A file of lines, open for more."""
+    """A file of lines that is opened for appending."""
 
     def __init__(self, path: str, form: Format, *, fsync: bool) -> None:
-        """Opens nothing yet."""
         self.path: str = path
         self._format = form
         self._fsync = fsync
         self._file: BinaryIO | None = None
-        self._good = 0  # how long the file is up to its last whole line
+        self._size = 0  # up to the last whole line
         self._has_header = False
 
     def open_at(self, step: int, restored: Sequence[Record] = ()) -> None:
-        """Opens it for what follows `step`, and takes out a torn line and the lines of later steps.
+        """Open the file to continue after `step`; remove a torn line and the lines of later steps.
 
-        `restored` are lines of steps up to this one that may not have come into the file; those behind its last are added.
+        `restored` are records up to this step that may be missing from the file; those after its last line are appended.
 
         Raises:
-            InvalidArgumentError: the file has something else in it.
+            InvalidArgumentError: the file has other contents.
             OSError: it cannot be read or written.
         """
         if self._file is None:
             self._file = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
             self._lock(self._file)
-        kept, dropped, last = self._sorted_out(step)
+        size, dropped, last = self._scan(step)
         if dropped:
-            self._set_aside(dropped)
+            self._save_dropped(dropped)
             _logger.warning(
-                "%s: took out %d lines that do not belong before step %d (torn by a crash, or of steps that are run once "
-                "more); they are in %s.dropped",
-                self.path,
-                dropped.count(b"\n") or 1,
-                step + 1,
-                self.path,
+                "%s: removed %d lines that do not belong before step %d (torn by a crash, or of steps that are run again); "
+                "they are in %s.dropped",
+                *(self.path, dropped.count(b"\n") or 1, step + 1, self.path),
             )
-        self._good = kept
-        self._file.truncate(kept)
-        self._file.seek(kept)
+        self._size = size
+        self._file.truncate(size)
+        self._file.seek(size)
         missing = [record for record in restored if last < record.step <= step]
         for record in missing:
             self._format.check(record)
         self.write(missing)
 
     def _lock(self, file: BinaryIO) -> None:
-        """Two writers of one file would take out each other's lines."""
+        """Refuse a second writer of the file: each would remove the other's lines."""
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,18 +268,18 @@ class RecordFile:
         except OSError as error:
             _logger.debug("%s cannot be locked: %s", self.path, error)  # some network file systems
 
-    def _sorted_out(self, step: int) -> tuple[int, bytes, int]:
-        """How much of the file stays, what does not, and the last step that stays."""
-        kept, last = 0, -1
+    def _scan(self, step: int) -> tuple[int, bytes, int]:
+        """Return the size of the part to keep, the part to drop, and the last step that is kept."""
+        size, last = 0, -1
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    break  # torn by a crash, it is the last one
+                    break  # torn by a crash, so the last one
                 try:
                     if number == 1 and self._format.header(line):
                         self._has_header = True
                     else:
-                        found = self._format.record(line).step
+                        found = self._format.decode(line).step
                         if found > step:
                             break
                         last = max(last, found)
@@ -224,23 +287,23 @@ class RecordFile:
                     raise InvalidArgumentError(
                         f"{self.path} is not a file of this hook: line {number}: {error}; move it away, or give another path"
                     ) from None
-                kept += len(line)
-            file.seek(kept)
-            return kept, file.read(), last
+                size += len(line)
+            file.seek(size)
+            return size, file.read(), last
 
-    def _set_aside(self, dropped: bytes) -> None:
-        with open(f"{self.path}.dropped", "ab") as aside:
-            aside.write(dropped if dropped.endswith(b"\n") else dropped + b"\n")
-            aside.flush()
-            os.fsync(aside.fileno())
+    def _save_dropped(self, dropped: bytes) -> None:
+        with open(f"{self.path}.dropped", "ab") as file:
+            file.write(dropped if dropped.endswith(b"\n") else dropped + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def write(self, records: Sequence[Record]) -> None:
-        """Adds the records' lines; a write that fails leaves no part of a line behind."""
+        """Append the records; a write that fails leaves no part of a line in the file."""
         if not records:
             return
         assert self._file is not None
         header = b"" if self._has_header else self._format.header(None)
-        lines = header + b"".join(map(self._format.line, records))
+        lines = header + b"".join(map(self._format.encode, records))
         try:
             rest = memoryview(lines)
             while rest:
@@ -248,21 +311,21 @@ class RecordFile:
             if self._fsync:
                 os.fsync(self._file.fileno())
         except OSError:
-            self._file.truncate(self._good)
-            self._file.seek(self._good)
+            self._file.truncate(self._size)
+            self._file.seek(self._size)
             raise
-        self._good += len(lines)
+        self._size += len(lines)
         self._has_header = True
 
     def close(self) -> None:
-        """Syncs and closes it; again is harmless."""
+        """Sync and close the file; do nothing if it is closed."""
         file, self._file = self._file, None
         if file is not None:
             with file:
                 os.fsync(file.fileno())
                 if fcntl is not None:
                     with contextlib.suppress(OSError):
-                        fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have it open, too
+                        fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have it open
 
 
 Series = dict[str, tuple[list[int], list[float]]]
@@ -270,10 +333,10 @@ Series = dict[str, tuple[list[int], list[float]]]
 
 
 def read_series(path: str) -> Series:
-    """The numbers of a file that was written by one of the hooks, whichever it was; a torn last line is left out.
+    """Return the numbers of a file of `CSVHook` or `JSONLinesHook`; a torn last line is ignored.
 
     Raises:
-        InvalidArgumentError: it is not such a file.
+        InvalidArgumentError: not such a file.
         OSError: it cannot be read.
     """
     series: Series = {}
@@ -287,137 +350,159 @@ def read_series(path: str) -> Series:
                     form = JSONLinesFormat() if line.startswith(b"{") else CSVFormat(None)
                     if form.header(line):
                         continue
-                record = form.record(line)
+                record = form.decode(line)
             except ValueError as error:
                 raise InvalidArgumentError(
                     f"{path} is not a file of CSVHook or JSONLinesHook: line {number}: {error}; give one that is"
                 ) from None
-            for tag, value in _numbers(record.values, ""):
+            for tag, value in _flat_numbers(record.values, ""):
                 steps, values = series.setdefault(tag, ([], []))
                 steps.append(record.step)
                 values.append(value)
     return series
 
 
-def _numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+def _flat_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     for tag, value in values.items():
         if isinstance(value, dict):
-            yield from _numbers(cast("dict[str, Any]", value), f"{prefix}{tag}.")
+            yield from _flat_numbers(cast("dict[str, Any]", value), f"{prefix}{tag}.")
         elif isinstance(value, (bool, int, float, str)):
-            try:
-                yield f"{prefix}{tag}", float(_TRUTHS.get(value, value) if isinstance(value, str) else value)
-            except ValueError:
-                continue  # a text
+            with contextlib.suppress(ValueError):  # a text
+                yield f"{prefix}{tag}", float(value == "True" if value in ("True", "False") else value)
 
 
-def _strict(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, list):
-        return [_strict(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-    return value
+# -- the hooks
+
+Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value.replace("\n", "\\n").replace("\r", "\\r")
-    return repr(value)
+class _WritingHook(SessionRunHook):
+    """Base of the hooks that write: fetches values in the runs that are due, and hands records to a thread."""
+
+    def __init__(
+        self,
+        values: Values | None,
+        every: Every,
+        convert: Convert | None,
+        convert_name: str,
+        max_queue: int,
+        on_write_error: OnWriteError,
+        *,
+        first: bool,
+    ) -> None:
+        check_instance(every, Every, "every")
+        check_callable(convert, convert_name, optional=True)
+        check_writer_options(max_queue, on_write_error)
+        if values is None and convert is None:
+            raise InvalidArgumentError(f"nothing to write; give values={{'tag': fetch}}, {convert_name}=, or both")
+        self._values = checked_values(values, may_be_empty=convert is not None)
+        self._args = SessionRunArgs(self._values)
+        self._every = every
+        self._convert = convert
+        self._convert_name = convert_name
+        self._max_queue = max_queue
+        self._on_write_error: OnWriteError = on_write_error
+        self._first = first
+        self._sampling = Sampling(every, first=first)
+        self._writer: BackgroundWriter[Any] | None = None
+        self._close_file: Callable[[], None] | None = None
+
+    def _start_writer(self, write: Callable[[list[Any]], None], what: str) -> None:
+        self._sampling = Sampling(self._every, first=self._first)
+        self._writer = BackgroundWriter(write, what=what, max_queue=self._max_queue, on_write_error=self._on_write_error)
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the values if this run is to be written.
+
+        Raises:
+            OSError: an earlier write failed.
+        """
+        if self._writer is not None:
+            self._writer.raise_failure()
+        return self._args if self._sampling.ask(run_context.global_step) else None
+
+    def _values_to_write(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Mapping[str, Any] | None:
+        """Return the values of a run that is to be written, else None."""
+        if self._writer is None or not self._sampling.take(run_context.global_step):
+            return None
+        values: Mapping[str, Any] = run_values.results
+        if self._convert is not None:
+            values = self._convert(dict(values))
+            if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgumentError(f"{self._convert_name} returned {values!r}; it must return a mapping by tag")
+        return values
+
+    async def end(self, session: Session) -> None:
+        """Wait until all records are written.
+
+        Raises:
+            OSError: a write failed.
+        """
+        if self._writer is not None:
+            await self._writer.drain()
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Write the remaining records, and close the file."""
+        writer, self._writer = self._writer, None
+        close_file, self._close_file = self._close_file, None
+        try:
+            if writer is not None:
+                await writer.aclose(grace_secs=DEFAULT_GRACE_SECS)
+        finally:
+            if close_file is not None:
+                await to_thread(close_file, grace_secs=DEFAULT_GRACE_SECS)
 
 
-def _joined(cells: Sequence[str]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode("utf-8", "backslashreplace")
-
-
-def _row(line: bytes) -> list[str]:
-    try:
-        rows = list(csv.reader([line.decode("utf-8").removesuffix("\n")], strict=True))
-    except csv.Error as error:
-        raise ValueError(str(error)) from None
-    if len(rows) != 1 or len(rows[0]) < len(_FIRST_COLUMNS):
-        raise ValueError("no step and time")
-    return rows[0]
-
-
-def _whole(step: object) -> int:
-    if isinstance(step, bool) or not isinstance(step, int):
-        raise ValueError(f"the step is {step!r}")
-    return step
-
-
-RecordFn = Callable[[dict[str, Any]], Mapping[str, Any]]
-
-
-class _RecordsHook(WritingHook):
-    """What the two have in common."""
+class _RecordsHook(_WritingHook):
+    """Base of the hooks that write lines."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         values: Values | None,
         every: Every,
-        record_fn: RecordFn | None,
+        record_fn: Convert | None,
         max_queue: int,
         on_write_error: OnWriteError,
         fsync: bool,
         name: str | None,
     ) -> None:
-        check_instance(every, Every, "every")
-        check_callable(record_fn, "record_fn", optional=True)
-        check_writing(max_queue, on_write_error)
-        if values is None and record_fn is None:
-            raise InvalidArgumentError("nothing to write; give values={'tag': fetch}, record_fn=, or both")
+        super().__init__(values, every, record_fn, "record_fn", max_queue, on_write_error, first=False)
         self.path: str = checked_path(path, "path")
         self.name: str = f"{type(self).__name__}({os.path.basename(self.path)})" if name is None else name
-        self._values = checked_values(values, may_be_empty=record_fn is not None)
-        for reserved in ("step", "time"):
+        for reserved in _FIRST_COLUMNS:
             if reserved in self._values:
-                raise InvalidArgumentError(f"values has the tag {reserved!r}, which each line has anyway; give it another name")
-        self._args = SessionRunArgs(self._values)
-        self._every = every
-        self._record_fn = record_fn
-        self._max_queue = max_queue
-        self._on_write_error: OnWriteError = on_write_error
+                raise InvalidArgumentError(f"values has the tag {reserved!r}, which every line has anyway; give it another name")
         self._fsync = fsync
-        self._sampling = Sampling(every, first=False)
         self._format: Format
         self._file: RecordFile | None = None
-        self._writer: BackgroundWriter[Record] | None = None
         self._restored: list[Record] = []
 
     def _new_format(self) -> Format:
         raise NotImplementedError
 
     async def begin(self) -> None:
-        """Starts anew for a new session; the file is opened when the session has been created."""
-        self._sampling = Sampling(self._every, first=False)
+        """Prepare for a new session; the file is opened when the session has been created."""
         self._format = self._new_format()
         self._file = RecordFile(self.path, self._format, fsync=self._fsync)
         self._close_file = self._file.close
-        self._writer = BackgroundWriter(
-            self._file.write, what=self.path, max_queue=self._max_queue, on_write_error=self._on_write_error
-        )
+        self._start_writer(self._file.write, self.path)
         self._restored = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The lines that are on their way to the file: a process that is killed now does not lose them for its successor."""
-        pending = [] if self._writer is None else self._writer.pending()
+        """Return the records that are not written yet, so that a process that resumes after a kill does not lose them."""
+        pending: list[Record] = [] if self._writer is None else self._writer.pending()
         return {"pending": [[record.step, record.time, dict(record.values)] for record in pending]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the lines that `state_dict` had."""
+        """Take over the records of `state_dict`."""
         self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Opens the file and takes out what lies behind the step at which the session starts, also after a recovery.
+        """Open the file, and remove the lines after the step at which the session starts; also after a recovery.
 
         Raises:
-            InvalidArgumentError: the file is not one that this hook has written, or has other columns.
+            InvalidArgumentError: the file was not written by this hook, or has other columns.
             OSError: it cannot be opened.
         """
         step = session.global_step.latest.step
@@ -427,22 +512,17 @@ class _RecordsHook(WritingHook):
             await to_thread(self._file.open_at, step, restored, grace_secs=DEFAULT_GRACE_SECS)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Hands the line to the writer.
+        """Hand the record to the writer.
 
         Raises:
-            InvalidArgumentError: a value that cannot be written, or a column that the file does not have.
+            InvalidArgumentError: a value cannot be written, or the file has no such column.
         """
-        step = run_context.global_step
-        if self._writer is None or not self._sampling.take(step):
-            return
-        values: Mapping[str, Any] = run_values.results
-        if self._record_fn is not None:
-            values = self._record_fn(dict(values))
-            if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidArgumentError(f"record_fn returned {values!r}; it must return a mapping from tags to values")
-        record = Record(step, self._sampling.time(), {str(tag): plain(value, str(tag)) for tag, value in values.items()})
-        self._format.check(record)
-        await self._writer.put(record)
+        values = self._values_to_write(run_context, run_values)
+        if values is not None and self._writer is not None:
+            plain = {str(tag): plain_value(value, str(tag)) for tag, value in values.items()}
+            record = Record(run_context.global_step, self._sampling.time(), plain)
+            self._format.check(record)
+            await self._writer.put(record)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {list(self._values)}, every={self._every})"
@@ -451,10 +531,10 @@ class _RecordsHook(WritingHook):
 class CSVHook(_RecordsHook):
     r"""Writes a line of comma-separated values on each crossing of `every`: the step, the time, and the chosen values.
 
-    The first line names the columns. Values are numbers or texts; numbers that are not finite are `nan`, `inf` and `-inf`,
-    None is an empty field, and a line break in a text is written as `\n`. A run that goes on from a checkpoint goes on in the
-    file as if it had never been interrupted: a line that was torn by a crash and lines of steps that are run once more are
-    taken out, and kept in a file beside it, whose name ends in `.dropped`.
+    The first line names the columns. Values are numbers or texts; NaN and infinities are `nan`, `inf` and `-inf`, None is
+    an empty field, and a line break in a text is written as `\n`. A run that resumes from a checkpoint continues the file
+    as if it had never been interrupted: a line torn by a crash and the lines of steps that are run again are moved to a
+    file beside it, whose name ends in `.dropped`.
     """
 
     def __init__(
@@ -464,29 +544,29 @@ class CSVHook(_RecordsHook):
         *,
         every: Every = Every(steps=1),  # noqa: B008 - frozen
         columns: Iterable[str] | None = None,
-        record_fn: RecordFn | None = None,
+        record_fn: Convert | None = None,
         max_queue: int = 1000,
         on_write_error: OnWriteError = "raise",
         fsync: bool = False,
         name: str | None = None,
     ) -> None:
-        """Takes where to write what, and when.
+        """Create the hook.
 
         Args:
-            path: the file; the folder must be there.
-            values: a mapping from a tag to a fetch, or several nodes or names, which name themselves.
-            every: when.
-            columns: the names behind `step` and `time`, in order; by default the tags of `values`, or with `record_fn` those
+            path: the file; its directory must exist.
+            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags.
+            every: when to write.
+            columns: the names after `step` and `time`, in order; by default the tags of `values`, or with `record_fn` those
                 of the file, or else of the first line.
-            record_fn: makes a mapping from columns to values out of a dict of the fetched values, and this is written
-                instead of them; a column that it leaves out is empty in that line. Called in the event loop.
-            max_queue: how many lines may be waiting for the disk; more wait for room.
-            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"` logs it and goes on.
-            fsync: whether to sync the file after each write, so that a power cut takes no line; a crash takes none anyway.
-            name: what its state is called in checkpoints; by default the class and the file's name.
+            record_fn: converts a dict of the fetched values to a mapping from columns to values, which is written instead
+                of them; a column that it leaves out is empty in that line. Called in the event loop.
+            max_queue: how many lines may be unwritten before the run waits.
+            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"` logs it and continues.
+            fsync: sync the file after each write, so that a power failure loses no line; a crash loses none anyway.
+            name: the name of its state in checkpoints; by default the class and the file's name.
 
         Raises:
-            InvalidArgumentError: neither `values` nor `record_fn`, or one of the arguments cannot be meant.
+            InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
         """
         super().__init__(path, values, every, record_fn, max_queue, on_write_error, fsync, name)
         self._columns: tuple[str, ...] | None = _checked_columns(columns)
@@ -500,10 +580,10 @@ class CSVHook(_RecordsHook):
 
 
 class JSONLinesHook(_RecordsHook):
-    """Writes a JSON object in a line of its own on each crossing of `every`: `step`, `time`, and the chosen values.
+    """Writes a JSON object per line on each crossing of `every`: `step`, `time`, and the chosen values.
 
-    Values may be nested, and arrays become lists. It is strict JSON: numbers that are not finite are the texts `"NaN"`,
-    `"Infinity"` and `"-Infinity"`. What is said of interrupted runs at `CSVHook` holds here too.
+    Values may be nested, and arrays become lists. It is strict JSON: NaN and infinities are the texts `"NaN"`, `"Infinity"`
+    and `"-Infinity"`. Interrupted runs continue as with `CSVHook`.
     """
 
     def __init__(
@@ -512,16 +592,16 @@ class JSONLinesHook(_RecordsHook):
         values: Values | None = None,
         *,
         every: Every = Every(steps=1),  # noqa: B008 - frozen
-        record_fn: RecordFn | None = None,
+        record_fn: Convert | None = None,
         max_queue: int = 1000,
         on_write_error: OnWriteError = "raise",
         fsync: bool = False,
         name: str | None = None,
     ) -> None:
-        """Takes where to write what, and when; see `CSVHook`, but lines may differ in what they have.
+        """Create the hook; for the arguments see `CSVHook`. Lines may differ in their fields.
 
         Raises:
-            InvalidArgumentError: neither `values` nor `record_fn`, or one of the arguments cannot be meant.
+            InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
         """
         super().__init__(path, values, every, record_fn, max_queue, on_write_error, fsync, name)
 
@@ -533,7 +613,82 @@ def _checked_columns(columns: Iterable[str] | None) -> tuple[str, ...] | None:
     if columns is None:
         return None
     names: Sequence[object] = [columns] if isinstance(columns, str) or not isinstance(columns, Iterable) else list(columns)
-    texts = tuple(name for name in names if isinstance(name, str) and name and name not in ("step", "time"))
+    texts = tuple(name for name in names if isinstance(name, str) and name and name not in _FIRST_COLUMNS)
     if isinstance(columns, str) or len(texts) != len(names) or len(set(texts)) != len(texts) or not texts:
         raise InvalidArgumentError(f'columns is {columns!r}; give different names, without "step" and "time", as a list')
     return texts
+
+
+class SummarySaverHook(_WritingHook):
+    """Writes numbers as event files for TensorBoard: at the first run, then on each crossing of `every`.
+
+    TensorFlow is not needed. Files are written in a thread, never in the event loop. A session that starts at a step records
+    that in the file, so that TensorBoard drops the later steps that an earlier session wrote.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str],
+        values: Values | None = None,
+        *,
+        every: Every = Every(steps=100),  # noqa: B008 - frozen
+        summary_fn: Convert | None = None,
+        max_queue: int = 1000,
+        on_write_error: OnWriteError = "raise",
+    ) -> None:
+        """Create the hook.
+
+        Args:
+            output_dir: the directory of the files; created if missing.
+            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags.
+            every: when to write.
+            summary_fn: converts a dict of the fetched values to a mapping from tags to numbers, which is written instead of
+                them; called in the event loop.
+            max_queue: how many records may be unwritten before the run waits.
+            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"` logs it and continues.
+
+        Raises:
+            InvalidArgumentError: neither `values` nor `summary_fn`, or an argument is invalid.
+            ImportError: tensorboardX is not installed.
+        """
+        from aiohooks.hooks import _tensorboard  # imported here to fail now, and not after hours of training
+
+        super().__init__(values, every, summary_fn, "summary_fn", max_queue, on_write_error, first=True)
+        self.output_dir: str = checked_path(output_dir, "output_dir")
+        self._tensorboard = _tensorboard
+        self._restart: int | None = None
+
+    async def begin(self) -> None:
+        """Open the file.
+
+        Raises:
+            OSError: the directory or the file cannot be created.
+        """
+        self._restart = None
+        self._writer = None
+        file = self._tensorboard.EventFile(self.output_dir)
+        self._close_file = file.close
+        await to_thread(file.open, grace_secs=DEFAULT_GRACE_SECS)
+        self._start_writer(file.write, f"the summaries in {self.output_dir}")
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Count from the step at which the session starts, or to which a recovery moved it back."""
+        step = session.global_step.latest.step
+        if self._sampling.start(step):
+            self._restart = step + 1
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Hand the numbers to the writer.
+
+        Raises:
+            InvalidArgumentError: a value is not a single number.
+        """
+        values = self._values_to_write(run_context, run_values)
+        if values is not None and self._writer is not None:
+            numbers = {str(tag): float(checked_number(value, str(tag))) for tag, value in values.items()}
+            restart, self._restart = self._restart, None
+            step = run_context.global_step
+            await self._writer.put(self._tensorboard.Scalars(step, self._sampling.time(), numbers, restart))
+
+    def __repr__(self) -> str:
+        return f"SummarySaverHook({self.output_dir!r}, {list(self._values)}, every={self._every})"

@@ -1,70 +1,75 @@
-"""Stopping at a time."""
+"""Stopping at a step, at a time, or when a value no longer improves."""
 
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._validate import check_callable, check_mapping, check_secs
-from aiohooks.errors import InvalidArgumentError, StopRequestedError
+from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, check_secs
+from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean
+from aiohooks.graph.graph import Node
+from aiohooks.hooks._observing import scalar
+from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
 
+_logger = logging.getLogger("aiohooks.hooks")
+
 
 class StopAtStepHook(SessionRunHook):
-    """Requests a stop when the global step has been reached; if it is reached at the start already, before the first run.
+    """Requests a stop when the global step is reached; before the first run if it is reached already.
 
-    With `num_steps` the last step is that many behind the one at which the session is first created; a recovery does not
+    With `num_steps` the last step is that many after the one at which the session is first created; a recovery does not
     move it.
     """
 
     def __init__(self, *, num_steps: int | None = None, last_step: int | None = None) -> None:
-        """Takes one of the two.
+        """Create the hook with exactly one of the two.
 
         Args:
             num_steps: how many steps to run.
             last_step: the global step after which to stop.
 
         Raises:
-            InvalidArgumentError: neither or both are given, or one is negative or not a whole number.
+            InvalidArgumentError: neither or both are given, or one is not a whole number, 0 or more.
         """
         if num_steps is None and last_step is None:
             raise InvalidArgumentError("one of num_steps or last_step must be given")
         if num_steps is not None and last_step is not None:
             raise InvalidArgumentError(f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given")
-        value: object = last_step if num_steps is None else num_steps
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidArgumentError(f"{value!r} is not a number of steps; give a whole number, 0 or more")
+        check_int(num_steps, "num_steps", optional=True)
+        check_int(last_step, "last_step", optional=True)
         self._num_steps = num_steps
         self._given = last_step
         self._last_step: int | None = None
 
     @property
     def last_step(self) -> int | None:
-        """The step after which it stops; with `num_steps` known when the session has been created."""
+        """The step after which it stops; with `num_steps`, None until the session has been created."""
         return self._last_step if self._given is None else self._given
 
     async def begin(self) -> None:
-        """Forgets the last step of an earlier session."""
+        """Clear the last step of an earlier session."""
         self._last_step = None
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Works out the last step, and stops if it is reached already."""
+        """Compute the last step, and request a stop if it is reached already."""
         step = (await session.global_step.value()).step
         if self._num_steps is not None and self._last_step is None:
             self._last_step = step + self._num_steps
         if self.last_step is not None and step >= self.last_step:
-            coord.request_stop(f"step {step} is at or behind the last step, {self.last_step}")
+            coord.request_stop(f"step {step} is at or past the last step, {self.last_step}")
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Stops at the last step; a run that went beyond it stops too."""
+        """Request a stop if the run reached or passed the last step."""
         last = self.last_step
         if last is not None and run_context.global_step >= last:
             run_context.request_stop(f"step {run_context.global_step} reached the last step, {last}")
@@ -74,11 +79,10 @@ class StopAtStepHook(SessionRunHook):
 
 
 class StopAtTimeHook(SessionRunHook):
-    """Requests a stop when so much time has passed, or at a moment of the calendar.
+    """Requests a stop after some time, or at a point in time.
 
-    No run begins after that moment. The run that goes on at that moment finishes, but a wait inside it (for a step, for
-    the next feed) ends at once. Seconds are counted from `begin` by the current clock, and a recovery does not start them
-    anew.
+    No run begins after that point. A run that is active then finishes, but a wait inside it (for a step, for the next feed)
+    ends immediately. Seconds are counted from `begin` by the current clock; a recovery does not restart them.
     """
 
     def __init__(
@@ -91,19 +95,19 @@ class StopAtTimeHook(SessionRunHook):
         wall_time: Callable[[], float] = time.time,
         name: str | None = None,
     ) -> None:
-        """Takes one of `secs` and `deadline`.
+        """Create the hook with exactly one of `secs` and `deadline`.
 
         Args:
             secs: how long to run.
-            deadline: the moment to stop at: a datetime that knows its time zone, or seconds since 1970 (Unix time). The
-                calendar is asked once, in `begin`; from then on the clock counts the seconds that are left.
-            margin_secs: how much earlier to stop, so that the last run and what follows it (a save) end in time.
-            keep_elapsed: whether the time of a run that is resumed counts too: `secs` is then for all of its parts.
-            wall_time: tells the calendar's time, as `time.time` does.
-            name: what its state is called in checkpoints; needed where a session has several of these.
+            deadline: when to stop: a datetime with a time zone, or seconds since 1970 (Unix time). The wall time is read
+                once, in `begin`; from then on the clock counts the remaining seconds.
+            margin_secs: how much earlier to stop, so that the last run and the steps after it, such as a save, end in time.
+            keep_elapsed: whether the time of a resumed run counts too, so that `secs` limits all of its parts together.
+            wall_time: returns the wall time, as `time.time` does.
+            name: the name of its state in checkpoints; needed if a session has several of these hooks.
 
         Raises:
-            InvalidArgumentError: neither or both are given, or one cannot be meant.
+            InvalidArgumentError: neither or both are given, or an argument is invalid.
         """
         if (secs is None) == (deadline is None):
             raise InvalidArgumentError(f"secs is {secs!r} and deadline is {deadline!r}; give one of them")
@@ -111,7 +115,7 @@ class StopAtTimeHook(SessionRunHook):
         check_secs(margin_secs, "margin_secs")
         check_callable(wall_time, "wall_time")
         if keep_elapsed and secs is None:
-            raise InvalidArgumentError("keep_elapsed is for secs=; a deadline stays where it is when a run is resumed")
+            raise InvalidArgumentError("keep_elapsed is for secs=; a deadline does not move when a run is resumed")
         self._secs = secs
         self._deadline = None if deadline is None else _unix_time(deadline)
         self._margin_secs = margin_secs
@@ -130,47 +134,47 @@ class StopAtTimeHook(SessionRunHook):
 
     @property
     def elapsed_secs(self) -> float:
-        """The seconds from `begin` to now, or to the end; with `keep_elapsed` also those of the runs before."""
+        """The seconds from `begin` to now, or to the end; with `keep_elapsed` also those of the earlier runs."""
         return self._earlier_secs + (0.0 if self._began is None else self._clock.now() - self._began)
 
     @property
     def remaining_secs(self) -> float:
-        """The seconds that are left until the stop, the margin taken off; 0.0 when the time is up, and before `begin`."""
+        """The seconds until the stop, less the margin; 0.0 when the time is up, and before `begin`."""
         return max(0.0, self._allowed_secs - self.elapsed_secs)
 
     async def begin(self) -> None:
-        """Starts to count."""
+        """Start counting."""
         self._reset()
         self._began = self._clock.now()
         total = self._secs if self._deadline is None else self._deadline - self._wall_time()
         self._allowed_secs = (total or 0.0) - self._margin_secs
 
     def state_dict(self) -> dict[str, Any]:
-        """The time that was used."""
+        """Return the elapsed time."""
         return {"elapsed_secs": self.elapsed_secs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from the time of the run that is resumed, if it is to be kept; nothing is taken back by a recovery.
+        """Add the time of the resumed run, with `keep_elapsed`; a recovery changes nothing.
 
         Raises:
-            InvalidArgumentError: it is not the state of such a hook.
+            InvalidArgumentError: not the state of a StopAtTimeHook.
         """
         check_mapping(state, "state", optional=False)
         elapsed = state.get("elapsed_secs")
         check_secs(elapsed, "elapsed_secs in the state of a StopAtTimeHook")
-        if self._keep_elapsed and self._coord is None:  # later on, this session's own time is what counts
+        if self._keep_elapsed and self._coord is None:  # in a recovery this session's own time counts
             self._earlier_secs = float(elapsed or 0.0)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Sets the timer; stops before the first run if the time is up already."""
+        """Start the timer; request a stop before the first run if the time is up already."""
         self._coord = coord
         if self._is_over():
             coord.request_stop(self._reason())
         elif self._timer is None:
-            self._timer = self._clock.call_later(self.remaining_secs, self._stop)
+            self._timer = self._clock.call_later(self.remaining_secs, self._request_stop)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Refuses a run that would begin too late, where the event loop was too busy for the timer.
+        """Refuse a run that would begin too late, when the event loop was too busy for the timer.
 
         Raises:
             StopRequestedError: the time is up; a clean end.
@@ -181,12 +185,12 @@ class StopAtTimeHook(SessionRunHook):
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Stops if the time was up in this run."""
+        """Request a stop if the time was up during this run."""
         if self._is_over():
             run_context.request_stop(self._reason())
 
     async def close(self, exc: BaseException | None) -> None:
-        """Calls the timer off, and stops counting."""
+        """Cancel the timer, and stop counting."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -195,7 +199,7 @@ class StopAtTimeHook(SessionRunHook):
     def _is_over(self) -> bool:
         return self._began is not None and self.elapsed_secs >= self._allowed_secs
 
-    def _stop(self) -> None:
+    def _request_stop(self) -> None:
         assert self._coord is not None
         self._coord.request_stop(self._reason())
 
@@ -204,10 +208,10 @@ class StopAtTimeHook(SessionRunHook):
         if self._deadline is None:
             return f"the time is up: {self._secs:g} s{margin}"
         try:
-            moment = datetime.datetime.fromtimestamp(self._deadline, datetime.UTC).isoformat(" ", "seconds")
-        except (OverflowError, ValueError, OSError):  # too far away for a calendar
-            moment = f"{self._deadline:g} s since 1970"
-        return f"the deadline is reached: {moment}{margin}"
+            when = datetime.datetime.fromtimestamp(self._deadline, datetime.UTC).isoformat(" ", "seconds")
+        except (OverflowError, ValueError, OSError):  # outside the range of datetime
+            when = f"{self._deadline:g} s since 1970"
+        return f"the deadline is reached: {when}{margin}"
 
     def __repr__(self) -> str:
         given = f"secs={self._secs}" if self._deadline is None else f"deadline={self._deadline}"
@@ -224,3 +228,270 @@ def _unix_time(deadline: object) -> float:
     if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not math.isfinite(deadline):
         raise InvalidArgumentError(f"deadline is {deadline!r}; give a datetime with a time zone, or seconds since 1970")
     return float(deadline)
+
+
+class EarlyStoppingHook(SessionRunHook):
+    """Requests a stop when the monitored value has not improved for a while, is good enough, or has diverged.
+
+    The value is fetched in the runs that `every` selects, or passed to `report`, as an `EvaluatorHook` does:
+    `EvaluatorHook(evaluate, every=..., on_result=stopping.report)`. Each value is one observation. `reason` says why it
+    stopped, and is the session's `stop_reason` if no stop was requested before.
+
+    Its counts survive a restart. When a run that it had stopped is resumed, its patience starts again; with `stay_stopped`
+    it stops before the first run instead.
+    """
+
+    def __init__(
+        self,
+        monitor: Any = None,
+        *,
+        mode: Literal["min", "max"] = "min",
+        patience: int | None = None,
+        patience_steps: int | None = None,
+        patience_secs: float | None = None,
+        min_delta: float = 0.0,
+        min_delta_mode: Literal["abs", "rel"] = "abs",
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        check_finite: bool = True,
+        start_from_step: int = 0,
+        every: Every | None = Every(steps=1),  # noqa: B008 - frozen
+        stay_stopped: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Create the hook with at least one patience or threshold.
+
+        Args:
+            monitor: the value: a fetch; or the key in the mappings that `report` gets. None if `report` gets numbers.
+            mode: whether smaller values are better ("min") or larger ones ("max").
+            patience: how many observations in a row may be no better than the best one; the last of them stops.
+            patience_steps: the same in steps since the best one, checked at each observation.
+            patience_secs: the same in seconds since the best one.
+            min_delta: by how much a value must be better than the best one to count as better.
+            min_delta_mode: `"rel"` for a fraction of the best value: 0.01 is one percent.
+            stopping_threshold: stop immediately at a value that is as good as this.
+            divergence_threshold: stop immediately at a value that is worse than this.
+            check_finite: stop immediately at NaN or infinity; otherwise NaN is never better than anything.
+            start_from_step: ignore observations before this step.
+            every: when to fetch; None to use `report` alone.
+            stay_stopped: stop immediately when a run that this hook had stopped is resumed.
+            name: the name of its state in checkpoints; needed if a session has several of these hooks.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid, or nothing would ever stop.
+        """
+        if mode not in ("min", "max"):
+            raise InvalidArgumentError(f'mode is {mode!r}; give "min" or "max"')
+        if min_delta_mode not in ("abs", "rel"):
+            raise InvalidArgumentError(f'min_delta_mode is {min_delta_mode!r}; give "abs" or "rel"')
+        check_int(patience, "patience", 1, expected="observations, 1 or more, or leave it out", optional=True)
+        check_int(patience_steps, "patience_steps", 1, expected="steps, 1 or more, or leave it out", optional=True)
+        check_secs(patience_secs, "patience_secs", optional=True, positive=True)
+        _check_finite_number(min_delta, "min_delta", least=0.0)
+        for what, threshold in (("stopping", stopping_threshold), ("divergence", divergence_threshold)):
+            if threshold is not None:
+                _check_finite_number(threshold, f"{what}_threshold")
+        check_int(start_from_step, "start_from_step", expected="steps, 0 or more")
+        check_instance(every, Every, "every", optional=True)
+        self._limits = (patience, patience_steps, patience_secs)
+        if all(limit is None for limit in (*self._limits, stopping_threshold, divergence_threshold)):
+            raise InvalidArgumentError(
+                "it would never stop; give patience=, stopping_threshold= or divergence_threshold= "
+                "(to check for values that are not finite alone, use NanHook)"
+            )
+        self._monitor = monitor
+        self._value_name = monitor.name if isinstance(monitor, Node) else "the value" if monitor is None else str(monitor)
+        self._mode = mode
+        self._sign = 1.0 if mode == "min" else -1.0  # times this, smaller is always better
+        self._min_delta = min_delta
+        self._relative = min_delta_mode == "rel"
+        self._stopping = stopping_threshold
+        self._divergence = divergence_threshold
+        self._check_finite = check_finite
+        self._start_from_step = start_from_step
+        self._every = None if monitor is None else every
+        self._stay_stopped = stay_stopped
+        self.name: str = name or ""
+        self.reason: str | None = None
+        """Why it requested a stop; None if it has not."""
+        self.best: float | None = None
+        """The best value so far."""
+        self.best_step: int | None = None
+        """The step of the best value."""
+        self.waited: int = 0
+        """The number of observations since the best one."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.reason = self.best = self.best_step = None
+        self.waited = 0
+        # Where patience in steps and seconds counts from: the best observation, or the first one if none was good.
+        self._since: tuple[int, float] | None = None
+        self._clock: Clock = current_clock()
+        self._coord: Coordinator | None = None
+        self._timer: EveryTimer | None = None
+        self._fetching = False
+
+    async def begin(self) -> None:
+        """Clear the observations of an earlier session."""
+        self._reset()
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Count from the step at which the session starts, or to which a recovery moved it back."""
+        step = session.global_step.latest.step
+        if self._every is not None:
+            if self._timer is None:
+                self._timer = self._every.timer()
+                self._timer.start(step, self._clock.now())
+            self._timer.rewind(step)
+        self._coord = coord
+        if self.reason is not None:
+            coord.request_stop(self.reason)
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the value if it is due."""
+        step = run_context.global_step
+        self._fetching = False
+        if self._timer is not None and self._timer.due(step, self._clock.now()):
+            self._fetching = step >= self._start_from_step
+            if not self._fetching:
+                self._timer.mark(step, self._clock.now())
+        return SessionRunArgs(self._monitor) if self._fetching else None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Observe the value.
+
+        Raises:
+            InvalidArgumentError: not a single number.
+        """
+        if self._fetching and self._timer is not None:
+            self._fetching = False
+            self._timer.mark(run_context.global_step, self._clock.now())
+            self._observe(run_context.global_step, run_values.results, run_context.request_stop)
+
+    def report(self, step: int, value: Any) -> bool:
+        """Observe a value from elsewhere; call it in the session's event loop.
+
+        Args:
+            step: the step of the value.
+            value: a number, or a mapping with one under `monitor`.
+
+        Returns:
+            Whether it has requested a stop, now or before.
+
+        Raises:
+            FetchError: the mapping has no such key.
+            InvalidArgumentError: not a single number, or a mapping and there is no `monitor`.
+        """
+        check_int(step, "step", expected="a step, 0 or more")
+        if isinstance(value, Mapping):
+            values: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+            value = self._monitored(step, values)
+        self._observe(step, value, lambda reason: None if self._coord is None else self._coord.request_stop(reason))
+        return self.reason is not None
+
+    def _monitored(self, step: int, values: Mapping[Any, Any]) -> Any:
+        if self._monitor is None:
+            raise InvalidArgumentError(f"got a mapping of {', '.join(map(str, values))} at step {step}; say which: monitor=...")
+        if self._value_name not in values:
+            raise FetchError(
+                f"{self._value_name!r} is not in the mapping reported at step {step}; {did_you_mean(self._value_name, values)}"
+            )
+        return values[self._value_name]
+
+    def _observe(self, step: int, value: Any, request_stop: Callable[[str], None]) -> None:
+        found = scalar(value)
+        if found is None:
+            raise InvalidArgumentError(f"{self._value_name} is {value!r} at step {step}; early stopping needs one number")
+        if step < self._start_from_step:
+            return
+        number, now = float(found), self._clock.now()
+        if self._is_better(number):
+            self.best, self.best_step, self.waited = number, step, 0
+            self._since = step, now
+        elif self._since is None:
+            self.waited, self._since = 1, (step, now)
+        else:
+            self.waited += 1
+        if self.reason is None and (cause := self._stop_cause(step, number, now)) is not None:
+            self.reason = f"early stopping at step {step}: {cause}"
+            _logger.info("%s", self.reason)
+            request_stop(self.reason)
+
+    def _is_better(self, number: float) -> bool:
+        if math.isnan(number) or (self._check_finite and math.isinf(number)):
+            return False
+        if self.best is None:
+            return True
+        delta = self._min_delta * abs(self.best) if self._relative else self._min_delta
+        return self._sign * number < self._sign * self.best - delta
+
+    def _stop_cause(self, step: int, number: float, now: float) -> str | None:
+        sign, name = self._sign, self._value_name
+        if self._check_finite and not math.isfinite(number):
+            return f"{name} = {number:g} is not finite"
+        if self._stopping is not None and sign * number <= sign * self._stopping:
+            return f"{name} = {number:g} is as good as the threshold, {self._stopping:g}"
+        if self._divergence is not None and sign * number > sign * self._divergence:
+            return f"{name} = {number:g} is worse than the divergence threshold, {self._divergence:g}"
+        if self.waited == 0 or self._since is None:
+            return None
+        since_step, since_secs = self._since
+        used = (self.waited, "observations"), (step - since_step, "steps"), (now - since_secs, "s")
+        for (amount, unit), limit in zip(used, self._limits, strict=True):
+            if limit is not None and amount >= limit:
+                best = "there was no good one" if self.best is None else f"the best was {self.best:g} at step {self.best_step}"
+                return (
+                    f"{name} = {number:g}, no better for {amount:g} {unit if amount != 1 else unit.rstrip('s') or unit}; {best}"
+                )
+        return None
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        since_step, since_secs = (None, None) if self._since is None else (self._since[0], self._clock.now() - self._since[1])
+        return {
+            "monitor": self._value_name,
+            "mode": self._mode,
+            "best": self.best,
+            "best_step": self.best_step,
+            "waited": self.waited,
+            "since_step": since_step,
+            "since_secs": since_secs,
+            "reason": self.reason,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with these counts; the state of another `monitor` or `mode` is ignored with a warning.
+
+        Raises:
+            InvalidArgumentError: not the state of an EarlyStoppingHook.
+        """
+        check_mapping(state, "state", optional=False)
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise InvalidArgumentError(f"the state of an EarlyStoppingHook has no {', '.join(sorted(missing))}; it has {state!r}")
+        if (state["monitor"], state["mode"]) != (self._value_name, self._mode):
+            _logger.warning(
+                "early stopping starts its counts again: the saved state is of %r (%s), it now monitors %r (%s)",
+                *(state["monitor"], state["mode"], self._value_name, self._mode),
+            )
+            return
+        self.best, self.best_step = state["best"], state["best_step"]
+        self.waited, self.reason = state["waited"], state["reason"] or (self.reason if self._coord is not None else None)
+        now = self._clock.now()
+        self._since = None if state["since_step"] is None else (state["since_step"], now - state["since_secs"])
+        if self.reason is not None and not self._stay_stopped and self._coord is None:
+            # Resumed on purpose. In a recovery the coordinator is known, and the stop has been requested already.
+            _logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
+            self.reason, self.waited, self._since = None, 0, None
+
+    def __repr__(self) -> str:
+        state = "" if self.best is None else f", best={self.best:g} at step {self.best_step}"
+        return f"EarlyStoppingHook({self._value_name!r}, mode={self._mode!r}{state})"
+
+
+def _check_finite_number(value: object, name: str, *, least: float = -math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
+        raise InvalidArgumentError(f"{name} is {value!r}; give a finite number{'' if least == -math.inf else ', 0 or more'}")

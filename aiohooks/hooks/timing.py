@@ -1,9 +1,13 @@
-"""Measuring how long hooks take, and who blocks the event loop."""
+"""Measuring how long hooks take, and what blocks the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+import os
+import sys
+import threading
 import time
 import types
 from collections import deque
@@ -17,34 +21,107 @@ from aiohooks._aio.clock import Clock, LoopClock, TimerHandle, current_clock
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidHookError
-from aiohooks.hooks._blocked_loop import BlockedLoopWatch, Frames
 from aiohooks.hooks.every import Every, EveryTimer
-from aiohooks.session.hook import SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
 
-
 _logger = logging.getLogger("aiohooks.hooks")
-_PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
-_MOST_WARNINGS = 5
-_MOST_BLOCKERS = 100
+_MAX_WARNINGS = 5
+_MAX_BLOCKERS = 100
+_LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio", "runners.py"))
+_LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
 Method = Callable[..., Coroutine[Any, Any, Any]]
+Frames = tuple[types.FrameType, ...]
+
+
+class BlockedLoopWatch:
+    """A thread that pings the event loop every `secs` seconds, and reports a block when no answer comes within `secs`.
+
+    A loop that only waits answers, so it is never reported. A block shorter than `secs` is not noticed; one that lasts twice
+    as long always is. The time is real time, not the current clock's.
+    """
+
+    def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object]) -> None:
+        """Create a watch of the running loop; call it in the loop's thread.
+
+        Args:
+            secs: how long the loop may be blocked.
+            on_blocked: called in the watching thread, once for each block, with the frames that the loop is running, the
+                outermost first, and for how long it has not answered.
+        """
+        self._secs = secs
+        self._on_blocked = on_blocked
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._answered = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="blocked loop watch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and block until it has ended."""
+        self._stopped.set()
+        self._answered.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._secs) and not self._loop.is_closed():
+            self._answered.clear()
+            if self._stopped.is_set():
+                return  # `stop` set the event just before it was cleared; a loop that joins this thread would not answer
+            asked = time.perf_counter()
+            try:
+                self._loop.call_soon_threadsafe(self._answered.set)
+            except RuntimeError:  # the loop has been closed meanwhile
+                return
+            if not self._answered.wait(self._secs):
+                self._report_block(asked)
+                while not self._answered.wait(self._secs) and not self._loop.is_closed():
+                    pass  # the same block, which has been reported
+
+    def _report_block(self, asked: float) -> None:
+        innermost = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        if innermost is not None and self._loop.is_running() and (frames := _running_frames(innermost)):
+            self._on_blocked(frames, time.perf_counter() - asked)
+
+
+def _running_frames(innermost: types.FrameType) -> Frames:
+    """Return the frames that a loop is running, the outermost first; none if it is waiting for events."""
+    caller = innermost.f_back
+    if caller is None or _is_loop(innermost) or (innermost.f_code.co_name == "select" and _is_loop(caller)):
+        return ()
+    frames: list[types.FrameType] = []
+    frame: types.FrameType | None = innermost
+    while frame is not None and not _is_loop(frame):
+        frames.append(frame)
+        frame = frame.f_back
+    return tuple(reversed(frames))
+
+
+def _is_loop(frame: types.FrameType) -> bool:
+    """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls it too."""
+    return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(_LOOP_FILES)
 
 
 @dataclass(slots=True)
 class PhaseTime:
-    """What the calls of one method of one hook took.
+    """How long the calls of one method of one hook took.
 
     Attributes:
-        hook: the hook's name, or else its class; numbered where there are several of it.
+        hook: the hook's name, or else its class; numbered if there are several of it.
         phase: the method.
         calls: how many calls have ended.
-        blocking_secs: how long they kept the event loop to themselves.
-        waiting_secs: how long they were suspended while others could run.
-        longest_block_secs: the longest time in one piece that the loop was kept.
-        longest_block_step: the step at which this was.
+        blocking_secs: how long they held the event loop.
+        waiting_secs: how long they were suspended, so that others could run.
+        longest_block_secs: the longest time that they held the loop without a suspension.
+        longest_block_step: the step at which that was.
     """
 
     hook: str
@@ -57,7 +134,10 @@ class PhaseTime:
 
 
 class Blocker(NamedTuple):
-    """Where an event loop stood when it had been blocked for `secs`: file, line and function; `step` was the step before."""
+    """The code that an event loop was running when it had been blocked for `secs`: file, line and function.
+
+    `step` is the step at that time.
+    """
 
     where: str
     secs: float
@@ -66,18 +146,18 @@ class Blocker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HookTimes:
-    """What `HookTimingHook.statistics` returns.
+    """The result of `HookTimingHook.statistics`.
 
     Attributes:
-        phases: the methods that were called, those that blocked longest in all first.
-        beats: how often the loop's lag was measured.
-        mean_lag_secs: how much too late the loop was on average.
-        longest_lag_secs: the most that it was too late.
-        blockers: where the event loop stood when it was found blocked, the latest last.
+        phases: the methods that were called, those with the largest blocking time first.
+        lag_samples: how often the loop's lag was measured.
+        mean_lag_secs: the average lag: how much too late the loop called a timer.
+        longest_lag_secs: the largest lag.
+        blockers: the code that blocked the event loop, the latest last.
     """
 
     phases: tuple[PhaseTime, ...]
-    beats: int
+    lag_samples: int
     mean_lag_secs: float
     longest_lag_secs: float
     blockers: tuple[Blocker, ...]
@@ -86,13 +166,13 @@ class HookTimes:
 class HookTimingHook(SessionRunHook):
     """Measures the other hooks: how long each one's methods block the event loop, and how long they wait.
 
-    Besides that it measures how late the loop is, and looks what code stands in the way when it is blocked for longer than
-    `warn_secs`, whoever's it is. Register what `watch` returns:
+    It also measures the lag of the loop, and finds the code that blocks it for longer than `warn_secs`, in a hook or not.
+    Register the result of `watch`:
 
         timing = HookTimingHook()
         async with AsyncMonitoredSession(step, hooks=timing.watch([MyHook(), OtherHook()])) as session: ...
 
-    Hooks that are not watched cost nothing more than before.
+    Hooks that are not watched cost no more than without it.
     """
 
     def __init__(
@@ -100,48 +180,55 @@ class HookTimingHook(SessionRunHook):
         *,
         every: Every | None = None,
         warn_secs: float = 0.1,
-        beat_secs: float = 0.05,
+        lag_interval_secs: float = 0.05,
         logger: logging.Logger | None = None,
     ) -> None:
-        """Takes when to report.
+        """Create the hook.
 
         Args:
             every: when to log the report at level info, besides the end.
-            warn_secs: a hook that keeps the loop longer than this in one piece is warned about, at most five times each.
-            beat_secs: how often the loop's lag is measured.
-            logger: where to; by default the logger "aiohooks.hooks".
+            warn_secs: warn when a hook blocks the loop for longer than this, at most five times for each method.
+            lag_interval_secs: how often the loop's lag is measured.
+            logger: where to log; by default the logger "aiohooks.hooks".
 
         Raises:
-            InvalidArgumentError: one of the arguments cannot be meant.
+            InvalidArgumentError: an argument is invalid.
         """
         check_instance(every, Every, "every", optional=True)
         check_secs(warn_secs, "warn_secs", positive=True)
-        check_secs(beat_secs, "beat_secs", positive=True)
+        check_secs(lag_interval_secs, "lag_interval_secs", positive=True)
         self._every = every
         self._warn_secs = warn_secs
-        self._beat_secs = beat_secs
+        self._lag_interval_secs = lag_interval_secs
         self._logger = logger or _logger
-        self._clock: Clock = current_clock()
-        self._now: Callable[[], float] = time.perf_counter
-        self._timer: EveryTimer | None = None
         self._times: list[PhaseTime] = []
         self._watched: list[SessionRunHook] = []
         self._replaced: list[tuple[SessionRunHook, str, Any]] = []
-        self._warnings: dict[str, int] = {}
-        self._beats, self._lag_secs, self._longest_lag_secs = 0, 0.0, 0.0
-        self._due = 0.0
-        self._beat: TimerHandle | None = None
-        self._watch: BlockedLoopWatch | None = None
-        self._blockers: deque[Blocker] = deque(maxlen=_MOST_BLOCKERS)
+        self._blockers: deque[Blocker] = deque(maxlen=_MAX_BLOCKERS)
+        self._lag_timer: TimerHandle | None = None
+        self._loop_watch: BlockedLoopWatch | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._clock: Clock = current_clock()
+        # A loop's clock may not advance while the loop is blocked, as uvloop's does not.
+        self._now = time.perf_counter if isinstance(self._clock, LoopClock) else self._clock.now
+        self._timer: EveryTimer | None = None
         self._step = 0
+        self._warnings: dict[str, int] = {}
+        self._lag_samples, self._lag_secs, self._longest_lag_secs = 0, 0.0, 0.0
+        self._lag_due = 0.0
+        self._blockers.clear()
+        for times in self._times:
+            times.calls, times.blocking_secs, times.waiting_secs, times.longest_block_secs = 0, 0.0, 0.0, 0.0
 
     def watch(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> list[SessionRunHook | HookRegistration]:
-        """Makes these hooks measured in the next session, and returns the list to register: this hook, then they.
+        """Measure these hooks in the next session, and return the list to register: this hook, then the given ones.
 
-        They stay the same objects; at the end of the session they are as before.
+        The hooks stay the same objects; after the session they are as before.
 
         Raises:
-            InvalidHookError: something is not a hook, or is watched already.
+            InvalidHookError: not a hook, or one that is watched already.
         """
         registered = [hooks] if isinstance(hooks, (SessionRunHook, HookRegistration)) else list(hooks)
         targets: list[SessionRunHook] = []
@@ -164,7 +251,7 @@ class HookTimingHook(SessionRunHook):
         return [self, *registered]
 
     def unwatch(self) -> None:
-        """Gives the hooks their own methods back; the end of the session does it, too."""
+        """Restore the hooks' own methods; the end of the session does this too."""
         for hook, phase, original in self._replaced:
             del vars(hook)[phase]
             if original is not None:
@@ -174,9 +261,9 @@ class HookTimingHook(SessionRunHook):
         self._replaced, self._watched = [], []
 
     def _instrument(self, hook: SessionRunHook, name: str) -> None:
-        """Puts timed methods in front of the class's own; only those that it overrides, the others stay free."""
+        """Wrap the methods that the hook overrides; the others still cost nothing."""
         vars(hook)["_timed_by"] = self
-        for phase in _PHASES:
+        for phase in HOOK_METHODS:
             method: Method = getattr(hook, phase)
             if getattr(method, "__func__", method) is not getattr(SessionRunHook, phase):
                 times = PhaseTime(name, phase)
@@ -187,13 +274,14 @@ class HookTimingHook(SessionRunHook):
     def _timed(self, method: Method, times: PhaseTime) -> Method:
         @functools.wraps(method)
         async def call(*args: Any) -> Any:
-            return await self._measured(method(*args), times)
+            return await self._measure(method(*args), times)
 
         return call
 
     @types.coroutine
-    def _measured(self, coro: Coroutine[Any, Any, Any], times: PhaseTime) -> Generator[Any, Any, Any]:
-        """Awaits `coro`, and adds up what lies between its being resumed and its suspending again."""
+    def _measure(self, coro: Coroutine[Any, Any, Any], times: PhaseTime) -> Generator[Any, Any, Any]:
+        """Await `coro`, and add up the times from each resumption to the next suspension."""
+        # `aiohooks._aio.await_chain` finds the coroutine by the name `coro`.
         now = self._now
         error: BaseException | None = None
         resumed = now()
@@ -205,7 +293,7 @@ class HookTimingHook(SessionRunHook):
                     return stop.value
                 finally:
                     suspended = now()
-                    self._blocked(times, suspended - resumed)
+                    self._record_block(times, suspended - resumed)
                 try:
                     yield waiting
                     error = None
@@ -219,85 +307,76 @@ class HookTimingHook(SessionRunHook):
         finally:
             times.calls += 1
 
-    def _blocked(self, times: PhaseTime, secs: float) -> None:
+    def _record_block(self, times: PhaseTime, secs: float) -> None:
         times.blocking_secs += secs
         if secs > times.longest_block_secs:
             times.longest_block_secs, times.longest_block_step = secs, self._step
         if secs > self._warn_secs:
-            who = f"{times.hook}.{times.phase}"
-            told = self._warnings[who] = self._warnings.get(who, 0) + 1
-            if told <= _MOST_WARNINGS:
-                self._logger.warning("%s blocked the event loop for %.3f s at step %d", who, secs, self._step)
+            name = f"{times.hook}.{times.phase}"
+            count = self._warnings[name] = self._warnings.get(name, 0) + 1
+            if count <= _MAX_WARNINGS:
+                self._logger.warning("%s blocked the event loop for %.3f s at step %d", name, secs, self._step)
 
     def statistics(self) -> HookTimes:
-        """What has been measured in this session."""
+        """Return the measurements of this session."""
         called = [times for times in self._times if times.calls]
         return HookTimes(
             tuple(sorted(called, key=lambda times: -times.blocking_secs)),
-            self._beats,
-            self._lag_secs / self._beats if self._beats else 0.0,
+            self._lag_samples,
+            self._lag_secs / self._lag_samples if self._lag_samples else 0.0,
             self._longest_lag_secs,
             tuple(self._blockers),
         )
 
     def report(self) -> str:
-        """What has been measured, as a table."""
-        found = self.statistics()
-        width = max([len("hook"), *(len(f"{one.hook}.{one.phase}") for one in found.phases)])
+        """Return the measurements as a table."""
+        measured = self.statistics()
+        width = max([len("hook"), *(len(f"{one.hook}.{one.phase}") for one in measured.phases)])
         lines = [f"{'hook':{width}}    calls  blocking  waiting  longest block"]
         lines += [
             f"{f'{one.hook}.{one.phase}':{width}} {one.calls:8} {one.blocking_secs:8.3f}s {one.waiting_secs:7.3f}s"
             f"  {one.longest_block_secs:.6f}s at step {one.longest_block_step}"
-            for one in found.phases
+            for one in measured.phases
         ]
-        lines.append(f"event loop: {found.mean_lag_secs:.6f} s late on average, {found.longest_lag_secs:.6f} s at most")
-        lines += [f"blocked for {one.secs:.3f} s or more at step {one.step} by {one.where}" for one in found.blockers]
+        lines.append(f"event loop: {measured.mean_lag_secs:.6f} s late on average, {measured.longest_lag_secs:.6f} s at most")
+        lines += [f"blocked for {one.secs:.3f} s or more at step {one.step} by {one.where}" for one in measured.blockers]
         return "\n".join(lines)
 
     async def begin(self) -> None:
-        """Starts anew for a new session."""
-        self._clock = current_clock()
-        # A loop's clock may stand still while the loop is blocked, as uvloop's does.
-        self._now = time.perf_counter if isinstance(self._clock, LoopClock) else self._clock.now
-        self._timer = None
-        self._step = 0
-        self._warnings = {}
-        self._beats, self._lag_secs, self._longest_lag_secs = 0, 0.0, 0.0
-        for times in self._times:
-            times.calls, times.blocking_secs, times.waiting_secs, times.longest_block_secs = 0, 0.0, 0.0, 0.0
-        self._blockers.clear()
-        self._watch = BlockedLoopWatch(self._warn_secs, self._loop_blocked)
-        self._watch.start()
-        self._schedule()
+        """Reset the measurements, and start to measure the event loop."""
+        self._reset()
+        self._loop_watch = BlockedLoopWatch(self._warn_secs, self._record_blocker)
+        self._loop_watch.start()
+        self._schedule_lag_sample()
 
-    def _schedule(self) -> None:
-        self._due = self._now() + self._beat_secs
-        self._beat = self._clock.call_later(self._beat_secs, self._on_beat)
+    def _schedule_lag_sample(self) -> None:
+        self._lag_due = self._now() + self._lag_interval_secs
+        self._lag_timer = self._clock.call_later(self._lag_interval_secs, self._sample_lag)
 
-    def _on_beat(self) -> None:
-        lag = max(0.0, self._now() - self._due)
-        self._beats += 1
+    def _sample_lag(self) -> None:
+        lag = max(0.0, self._now() - self._lag_due)
+        self._lag_samples += 1
         self._lag_secs += lag
         self._longest_lag_secs = max(self._longest_lag_secs, lag)
-        self._schedule()
+        self._schedule_lag_sample()
 
-    def _loop_blocked(self, frames: Frames, secs: float) -> None:
+    def _record_blocker(self, frames: Frames, secs: float) -> None:
         """Called in the watching thread."""
         self._blockers.append(Blocker(user_location(frames) or "", secs, self._step))
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Counts from the step at which the session starts."""
+        """Count from the step at which the session starts."""
         self._step = session.global_step.latest.step
         if self._every is not None and self._timer is None:
             self._timer = self._every.timer()
             self._timer.start(self._step, self._clock.now())
 
     async def before_run(self, run_context: SessionRunContext) -> None:
-        """Notes the step for what is measured in it."""
+        """Note the step for the measurements of this run."""
         self._step = run_context.global_step
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Logs the report when it is time."""
+        """Log the report if it is due."""
         self._step = run_context.global_step
         now = self._clock.now()
         if self._timer is not None and self._timer.due(self._step, now):
@@ -305,12 +384,12 @@ class HookTimingHook(SessionRunHook):
             self._logger.info("hook times at step %d:\n%s", self._step, self.report())
 
     async def close(self, exc: BaseException | None) -> None:
-        """Logs the last report, and gives the hooks their own methods back."""
-        if self._beat is not None:
-            self._beat.cancel()
-            self._beat = None
-        if self._watch is not None:
-            await to_thread(self._watch.stop, grace_secs=10.0)
+        """Log the last report, and restore the hooks' own methods."""
+        if self._lag_timer is not None:
+            self._lag_timer.cancel()
+            self._lag_timer = None
+        if self._loop_watch is not None:
+            await to_thread(self._loop_watch.stop, grace_secs=10.0)
         self._logger.info("hook times at the end, step %d:\n%s", self._step, self.report())
         self.unwatch()
 

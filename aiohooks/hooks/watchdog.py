@@ -1,10 +1,11 @@
-"""Noticing that a session stalls: which phase, who is waited for, and where every task stands."""
+"""Detecting a session that stalls, and reporting the phase, what it waits for, and where every task is suspended."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
+import math
 import traceback
 import types
 from collections import deque
@@ -16,9 +17,9 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, SessionStalledError
-from aiohooks.hooks._blocked_loop import BlockedLoopWatch, Frames
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.hooks.timing import BlockedLoopWatch, Frames
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.status import Activity, SessionStatus
 
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
     from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
-_MOST_STALLS = 100
-_MOST_OTHERS = 20
+_MAX_STALLS = 100
+_MAX_OTHER_TASKS = 20
 
 OnStall = Literal["report", "stop", "raise"]
-"""What a stall leads to: a report in the log; besides that a stop; besides that `SessionStalledError`."""
+"""What a stall causes: a report in the log; also a stop request; also `SessionStalledError`."""
 
 
 class Stall(NamedTuple):
-    """What a `WatchdogHook` has found.
+    """A stall that a `WatchdogHook` has found.
 
     Attributes:
         phase: "first step", "step", "save", "evaluation", "wait" or "blocked loop".
-        what: who went on for too long: a hook's method, an operation, the session's block.
+        what: the activity that took too long: a hook's method, an operation, the session's block.
         secs: for how long.
-        step: the step that was run last, or goes on.
-        report: the session's status and where its tasks wait, as it was logged.
+        step: the current step, or the last one.
+        report: the session's status and where its tasks wait, as logged.
     """
 
     phase: str
@@ -53,15 +54,15 @@ class Stall(NamedTuple):
 
 
 class WatchdogHook(SessionRunHook):
-    """Tells when something in a session goes on for longer than its phase may take, and where everybody waits then.
+    """Reports any activity of a session that takes longer than its phase allows, and where all tasks wait at that time.
 
-    Each call of a hook, and the operations of a run, have the limit of their phase. What waits for a step of a store is a
-    "wait", and so is the session's block between two runs; a `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an
-    "evaluation", whatever they wait for; all else is the "first step", from `begin` to the end of the first run of each
-    created session, or a "step". One report comes of each stall: the status of the session, which names the hook and what
-    it waits for, and all awaits of all tasks of the loop, the session's own first.
+    Each call of a hook, and the operations of a run, have the limit of their phase. A wait for a step of a store is a
+    "wait", and so is the session's block between two runs. A `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an
+    "evaluation", whatever they wait for. All else is a "first step", from `begin` to the end of the first run of each
+    created session, or a "step". Each stall is reported once: the status of the session, which names the hook and what it
+    waits for, and the awaits of all tasks of the loop, the session's own first.
 
-    A hook that blocks the event loop keeps this one from looking, too: `blocked_secs` starts a thread that notices it.
+    A hook that blocks the event loop blocks this one too: `blocked_secs` starts a thread that notices it.
     """
 
     order: ClassVar[int] = -1_000_000
@@ -78,28 +79,28 @@ class WatchdogHook(SessionRunHook):
         on_stall: OnStall = "report",
         logger: logging.Logger | None = None,
     ) -> None:
-        """Takes the limits.
+        """Create the hook with its limits.
 
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
-            first_step_secs: the same until the first run has ended; `step_secs`, if left out. This one, like the next two, may
-                be `math.inf`.
-            save_secs: how long a step may be held up by a `CheckpointSaverHook`; `step_secs`, if left out.
-            evaluation_secs: how long a step may be held up by an `EvaluatorHook`; `step_secs`, if left out.
+            first_step_secs: the same until the first run has ended; by default `step_secs`. This and the next two may be
+                `math.inf`.
+            save_secs: how long a `CheckpointSaverHook` may hold up a step; by default `step_secs`.
+            evaluation_secs: how long an `EvaluatorHook` may hold up a step; by default `step_secs`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may take; None for no limit.
             blocked_secs: how long the event loop may be blocked, in real time; None for no such watch, and no thread.
-            on_stall: "report" logs it as an error. "stop" asks for a stop besides: waits for a step, and through `until`,
-                end with it, and the run may finish. "raise" breaks the run off, or the wait, with `SessionStalledError`; what
-                does neither, an await of the block's own or the creation of a session, ends by itself only.
-            logger: where to; by default the logger "aiohooks.hooks".
+            on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends waits for a step and
+                through `until`; the run may finish. "raise" also interrupts the run, or the wait, with
+                `SessionStalledError`. Neither can interrupt an await of the block itself or the creation of a session.
+            logger: where to log; by default the logger "aiohooks.hooks".
 
         Raises:
-            InvalidArgumentError: a value that cannot be meant.
+            InvalidArgumentError: an argument is invalid.
         """
         check_secs(step_secs, "step_secs", positive=True)
         own = {"first step": first_step_secs, "save": save_secs, "evaluation": evaluation_secs}
         for phase, secs in own.items():
-            if secs != float("inf"):
+            if secs != math.inf:
                 check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
         check_secs(wait_secs, "wait_secs", optional=True, positive=True)
         check_secs(blocked_secs, "blocked_secs", optional=True, positive=True)
@@ -108,13 +109,13 @@ class WatchdogHook(SessionRunHook):
         self._limits: dict[str, float] = {
             **{phase: step_secs if secs is None else secs for phase, secs in own.items()},
             "step": step_secs,
-            "wait": float("inf") if wait_secs is None else wait_secs,
+            "wait": math.inf if wait_secs is None else wait_secs,
         }
         self._blocked_secs = blocked_secs
         self._on_stall = on_stall
         self._logger = logger or _logger
-        self.stalls: deque[Stall] = deque(maxlen=_MOST_STALLS)
-        """What was found in this session, the latest last."""
+        self.stalls: deque[Stall] = deque(maxlen=_MAX_STALLS)
+        """The stalls of this session, the latest last."""
         self._reset()
 
     def _reset(self) -> None:
@@ -122,73 +123,73 @@ class WatchdogHook(SessionRunHook):
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
         self._step = 0
-        self._runs = 0  # of the session of the moment
+        self._runs = 0  # of the current session
         self._timer: TimerHandle | None = None
         self._owner: asyncio.Task[Any] | None = None
-        self._seen: dict[object, float] = {}
-        self._told: set[object] = set()
-        self._watch: BlockedLoopWatch | None = None
+        self._since: dict[object, float] = {}
+        self._reported: set[object] = set()
+        self._loop_watch: BlockedLoopWatch | None = None
 
     # -- the life of the hook
 
     async def begin(self) -> None:
-        """Starts to watch."""
+        """Start to watch."""
         self._reset()
         self._owner = asyncio.current_task()
-        self._look_again(min(self._limits.values()))
+        self._schedule_check(min(self._limits.values()))
         if self._blocked_secs is not None:
-            self._watch = BlockedLoopWatch(self._blocked_secs, self._loop_blocked)
-            self._watch.start()
+            self._loop_watch = BlockedLoopWatch(self._blocked_secs, self._report_blocked_loop)
+            self._loop_watch.start()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """From here on the status of the session is known; the next run is a first one."""
+        """Use the session's status from here on; the next run is a first one."""
         self._coord = coord
         self._step = session.global_step.latest.step
         self._runs = 0
 
     async def before_run(self, run_context: SessionRunContext) -> None:
-        """Notes the step; the second run of a session ends its first step."""
+        """Note the step; the second run of a session ends its first step."""
         self._step = run_context.global_step
         self._runs += 1
 
     async def close(self, exc: BaseException | None) -> None:
-        """Ends the watch."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            await to_thread(watch.stop, grace_secs=10.0)
+        loop_watch, self._loop_watch = self._loop_watch, None
+        if loop_watch is not None:
+            await to_thread(loop_watch.stop, grace_secs=10.0)
         self._coord = self._owner = None
-        self._seen, self._told = {}, set()
+        self._since, self._reported = {}, set()
 
-    # -- looking
+    # -- checking the limits
 
-    def _look_again(self, secs: float) -> None:
-        self._timer = self._clock.call_later(secs, self._look) if secs < float("inf") else None
+    def _schedule_check(self, secs: float) -> None:
+        self._timer = self._clock.call_later(secs, self._check_limits) if secs < math.inf else None
 
-    def _look(self) -> None:
-        """Compares what goes on with the limits, and sleeps until the next of them could be passed."""
+    def _check_limits(self) -> None:
+        """Compare the current activities with the limits, and schedule the next check when one could be exceeded."""
         status = None if self._coord is None else self._coord.status()
         now = self._clock.now()
         left = [min(self._limits.values())]
-        going_on: dict[object, float] = {}
-        for one in self._doing(status):
-            key = (one.what, one.task, 0 if status is None else status.runs)
-            since = now - one.secs if one.secs is not None else self._seen.get(key, now)
-            going_on[key] = since
-            phase = self._phase(one)
+        current: dict[object, float] = {}
+        for activity in self._activities(status):
+            key = (activity.what, activity.task, 0 if status is None else status.runs)
+            since = now - activity.secs if activity.secs is not None else self._since.get(key, now)
+            current[key] = since
+            phase = self._phase(activity)
             remaining = self._limits[phase] - (now - since)
             if remaining > 0:
                 left.append(remaining)
-            elif key not in self._told:
-                self._told.add(key)
-                self._stalled(phase, one.what, now - since, status, one)
-        self._seen = going_on
-        self._told &= going_on.keys()
-        self._look_again(min(left))
+            elif key not in self._reported:
+                self._reported.add(key)
+                self._report_activity(phase, activity, now - since, status)
+        self._since = current
+        self._reported &= current.keys()
+        self._schedule_check(min(left))
 
-    def _doing(self, status: SessionStatus | None) -> Iterable[Activity]:
+    def _activities(self, status: SessionStatus | None) -> Iterable[Activity]:
         if status is not None:
             return status.doing
         if self._owner is None:
@@ -196,57 +197,59 @@ class WatchdogHook(SessionRunHook):
         wait = task_wait(self._owner)
         return (Activity("creating the session", None, wait.awaits, wait.where, None, self._owner),)
 
-    def _phase(self, one: Activity) -> str:
-        if isinstance(one.hook, CheckpointSaverHook):
+    def _phase(self, activity: Activity) -> str:
+        if isinstance(activity.hook, CheckpointSaverHook):
             return "save"
-        if isinstance(one.hook, EvaluatorHook):
+        if isinstance(activity.hook, EvaluatorHook):
             return "evaluation"
-        if (one.awaits or "").startswith("step ") or one.what == "the session's block":
+        if (activity.awaits or "").startswith("step ") or activity.what == "the session's block":
             return "wait"
         return "first step" if self._runs <= 1 else "step"
 
-    # -- telling
+    # -- reporting
 
-    def _stalled(self, phase: str, what: str, secs: float, status: SessionStatus | None, one: Activity) -> None:
-        if one.secs is None:
-            one = dataclasses.replace(one, secs=secs)
-        head = f"{phase}: {one} - the limit is {self._limits[phase]:g} s"
-        about = str(one) if status is None else str(status)
-        self._tell(Stall(phase, what, secs, self._step, f"{head}\n{about}\n{self._tasks(status)}"), head)
+    def _report_activity(self, phase: str, activity: Activity, secs: float, status: SessionStatus | None) -> None:
+        if activity.secs is None:
+            activity = dataclasses.replace(activity, secs=secs)
+        summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
+        state = str(activity) if status is None else str(status)
+        report = f"{summary}\n{state}\n{self._format_tasks(status)}"
+        self._report(Stall(phase, activity.what, secs, self._step, report), summary)
 
-    def _tasks(self, status: SessionStatus | None) -> str:
-        """Where all tasks of the loop wait: those of the session, then the others."""
+    def _format_tasks(self, status: SessionStatus | None) -> str:
+        """Return where all tasks of the loop wait: those of the session, then the others."""
         known: list[asyncio.Task[Any] | None] = [self._owner]
         if status is not None:
-            known += [one.task for one in (*status.doing, *status.background)]
+            known += [activity.task for activity in (*status.doing, *status.background)]
         own = dict.fromkeys(task for task in known if task is not None and not task.done())
         others = [task for task in asyncio.all_tasks() if task not in own]
         text = format_tasks(own)
         if others:
-            text += f"\nother tasks of the event loop: {len(others)}\n{format_tasks(others[:_MOST_OTHERS])}"
+            text += f"\nother tasks of the event loop: {len(others)}\n{format_tasks(others[:_MAX_OTHER_TASKS])}"
         return text
 
-    def _loop_blocked(self, frames: Frames, secs: float) -> None:
-        """Called in the watching thread, while the loop stands still."""
-        what = _hook_in(frames) or user_location(frames) or "something"
-        head = f"blocked loop: {what} has kept the event loop for {secs:.3g} s, at {user_location(frames)}"
-        stack = "".join(traceback.format_list([_summary(frame) for frame in frames]))
-        self._tell(Stall("blocked loop", what, secs, self._step, f"{head}\n{stack}"), head)
+    def _report_blocked_loop(self, frames: Frames, secs: float) -> None:
+        """Called in the watching thread, while the loop is blocked."""
+        where = user_location(frames)
+        what = _hook_method(frames) or where or "something"
+        summary = f"blocked loop: {what} has blocked the event loop for {secs:.3g} s, at {where}"
+        stack = "".join(traceback.format_list([_frame_summary(frame) for frame in frames]))
+        self._report(Stall("blocked loop", what, secs, self._step, f"{summary}\n{stack}"), summary)
 
-    def _tell(self, stall: Stall, head: str) -> None:
+    def _report(self, stall: Stall, summary: str) -> None:
         self.stalls.append(stall)
         self._logger.error("the session stalls: %s", stall.report)
         if self._coord is None or self._on_stall == "report":
             return
-        why = f"the session stalls: {head}"
-        self._coord.request_stop(why if self._on_stall == "stop" else SessionStalledError(why))
+        reason = f"the session stalls: {summary}"
+        self._coord.request_stop(reason if self._on_stall == "stop" else SessionStalledError(reason))
 
     def __repr__(self) -> str:
         return f"WatchdogHook({self._limits['step']:g}, on_stall={self._on_stall!r}, stalls: {len(self.stalls)})"
 
 
-def _hook_in(frames: Frames) -> str | None:
-    """The method of a hook that these frames are inside of."""
+def _hook_method(frames: Frames) -> str | None:
+    """Return the method of a hook that is being called in these frames."""
     for frame in frames:
         hook = frame.f_locals.get("self")
         if isinstance(hook, SessionRunHook) and frame.f_code.co_name in HOOK_METHODS:
@@ -254,5 +257,5 @@ def _hook_in(frames: Frames) -> str | None:
     return None
 
 
-def _summary(frame: types.FrameType) -> traceback.FrameSummary:
+def _frame_summary(frame: types.FrameType) -> traceback.FrameSummary:
     return traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)

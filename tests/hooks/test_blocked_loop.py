@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks._blocked_loop import BlockedLoopWatch, Frames
+from aiohooks.hooks.timing import BlockedLoopWatch, Frames
 from aiohooks.hooks.watchdog import WatchdogHook
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.early_stopping import EarlyStoppingHook
+from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import ManualClock
 from tests.support.evaluations import giving, stopped_at
 from tests.support.models import Calling, counting_graph, refused
@@ -180,7 +180,7 @@ async def test_early_reports_are_passed_over() -> None:
 async def test_reports_that_cannot_be_understood() -> None:
     """A mapping without the key, or without saying which key, and a senseless step are typed errors."""
     hook = EarlyStoppingHook("accuracy", patience=1, every=None)
-    with refused(ah.errors.FetchError, "'accuracy' is not in what was reported at step 3; did you mean 'acuracy'?"):
+    with refused(ah.errors.FetchError, "'accuracy' is not in the mapping reported at step 3; did you mean 'acuracy'?"):
         hook.report(3, {"acuracy": 1})
     with refused(ah.errors.InvalidArgumentError, "got a mapping of loss, lr at step 3; say which: monitor=..."):
         EarlyStoppingHook(patience=1).report(3, {"loss": 1, "lr": 2})
@@ -203,8 +203,8 @@ async def test_a_report_before_the_session_is_there_stops_it() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "it would stop for nothing"),
-        ({"check_finite": True}, "there is NanHook"),
+        ({}, "it would never stop"),
+        ({"check_finite": True}, "use NanHook"),
         ({"patience": 0}, "patience is 0; give observations, 1 or more"),
         ({"patience": 1.5}, "patience is 1.5; give observations"),
         ({"patience_steps": True}, "patience_steps is True; give steps"),

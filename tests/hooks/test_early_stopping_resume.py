@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.early_stopping import EarlyStoppingHook
+from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.evaluations import Restoring, giving, stopped_at
 from tests.support.models import QUICK, Calling, counting_graph, refused
@@ -94,7 +94,7 @@ async def test_a_state_of_something_else_is_passed_over(other: dict[str, Any], c
     await second.begin()
     second.load_state_dict(hook.state_dict())
     assert second.best is None
-    assert "early stopping counts anew" in caplog.text
+    assert "early stopping starts its counts again" in caplog.text
     with refused(ah.errors.InvalidArgumentError, "the state of an EarlyStoppingHook has no", "best_step"):
         second.load_state_dict({"best": 1})
 

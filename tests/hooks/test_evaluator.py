@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.early_stopping import EarlyStoppingHook
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
+from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.evaluations import Gate, total, train
 from tests.support.models import counting_graph, refused, ticks, until_true

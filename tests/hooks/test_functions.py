@@ -155,9 +155,9 @@ def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
 
 def test_what_is_no_method_is_refused() -> None:
     """A misspelt method is named, with the nearest that there is."""
-    with refused(ah.errors.InvalidHookError, "'after_rnu' is no method of a hook; did you mean 'after_run'?"):
+    with refused(ah.errors.InvalidHookError, "'after_rnu' is not a method of a hook; did you mean 'after_run'?"):
         LambdaHook(after_rnu=print)  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidHookError, "'beginn' is no method of a hook; did you mean 'begin'?"):
+    with refused(ah.errors.InvalidHookError, "'beginn' is not a method of a hook; did you mean 'begin'?"):
         hook("beginn")
     with refused(ah.errors.InvalidHookError, "give the name of a method"):
         hook(print)  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ async def test_csv_columns_are_fixed(tmp_path: Path) -> None:
     """A column that the file has not is an error that names it and the nearest; one that is left out is empty."""
     path = tmp_path / "run.csv"
     rows = [{"loss": 1, "rate": 2}, {"loss": 3}, {"loss": 5, "rats": 6}]
-    with refused(ah.errors.InvalidArgumentError, "'rats'", "no column", "did you mean 'rate'", "columns="):
+    with refused(ah.errors.InvalidArgumentError, "'rats'", "not a column", "did you mean 'rate'", "columns="):
         await run(CSVHook(path, record_fn=lambda _: rows.pop(0)), 3)
     assert without_time(path) == [{"step": "1", "loss": "1", "rate": "2"}, {"step": "2", "loss": "3", "rate": ""}]
 
@@ -175,8 +175,8 @@ async def test_a_failed_write_surfaces_or_is_logged(tmp_path: Path, policy: Any,
             writer, file = hook._writer, hook._file
             assert writer is not None
             assert file is not None
-            while writer._under_way():
-                await writer._progress()
+            while writer.pending_count():
+                await writer.wait_for_batch()
             if run_context.global_step == 1:
                 file._file = Full(file._file, 5)  # type: ignore[assignment]
 

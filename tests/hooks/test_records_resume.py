@@ -110,9 +110,9 @@ async def test_state_has_what_is_not_written_yet(tmp_path: Path) -> None:
             assert hook._writer is not None
             await hook._writer.drain()
             states.append(hook.state_dict())
-            hook._writer._in_hand = [Record(1, 2.0, {"loss": 3})]
+            hook._writer._batch = [Record(1, 2.0, {"loss": 3})]
             states.append(hook.state_dict())
-            hook._writer._in_hand = []
+            hook._writer._batch = []
 
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, Looks()]) as session:
         await session.run("train")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.summary import SummarySaverHook
+from aiohooks.hooks.records import SummarySaverHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.extras import hide
 from tests.support.models import QUICK, counting_graph, refused
@@ -202,8 +202,8 @@ def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.Sessi
 
         async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
             if hook._writer is not None:  # one batch a run, so that the failures are where they are meant to be
-                while hook._writer._under_way():
-                    await hook._writer._progress()
+                while hook._writer.pending_count():
+                    await hook._writer.wait_for_batch()
 
     return Fills()
 
@@ -235,7 +235,7 @@ async def test_failed_writes_are_logged_and_the_run_goes_on(tmp_path: Path, capl
             await session.run("train")
     logged = [(record.levelno, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in logged] == [logging.ERROR, logging.WARNING]
-    assert "cannot be written; going on" in logged[0][1]
+    assert "cannot be written; continuing" in logged[0][1]
     assert logged[1][1].endswith("2 records were lost to failed writes")
     assert scalars(tmp_path, "total") == [(1, 0), (4, 3), (5, 4)]
 

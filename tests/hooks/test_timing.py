@@ -206,7 +206,7 @@ async def test_the_lag_of_the_loop() -> None:
     clock = LateClock()
     restore = set_current_clock(clock)
     try:
-        timing = HookTimingHook(beat_secs=0.5)
+        timing = HookTimingHook(lag_interval_secs=0.5)
         async with ah.AsyncMonitoredSession(double, timing.watch([])) as session:
             for passed in (0.5, 0.75, 0.5, 2.5):
                 clock.time += passed
@@ -215,17 +215,17 @@ async def test_the_lag_of_the_loop() -> None:
     finally:
         restore()
     measured = timing.statistics()
-    assert (measured.beats, measured.longest_lag_secs, measured.mean_lag_secs) == (4, 2.0, 2.25 / 4)
+    assert (measured.lag_samples, measured.longest_lag_secs, measured.mean_lag_secs) == (4, 2.0, 2.25 / 4)
 
 
 async def test_who_blocks_the_loop_is_found() -> None:
     """Whoever blocks the loop, hook or not, is named by function, file and line."""
-    timing = HookTimingHook(warn_secs=0.01, beat_secs=0.002)
+    timing = HookTimingHook(warn_secs=0.01, lag_interval_secs=0.002)
     patience = time.monotonic() + 30
 
     async def stubborn_step() -> dict[str, int]:
-        beats = timing.statistics().beats
-        await until_true(lambda: timing.statistics().beats > beats, 10**6)  # what was in the way before is told by now
+        samples = timing.statistics().lag_samples
+        await until_true(lambda: timing.statistics().lag_samples > samples, 10**6)  # what was in the way before is told by now
         before = len(timing.statistics().blockers)
         while len(timing.statistics().blockers) == before and time.monotonic() < patience:
             pass
@@ -242,7 +242,7 @@ async def test_who_blocks_the_loop_is_found() -> None:
 
 async def test_a_loop_that_waits_is_not_blocked() -> None:
     """A loop that has nothing to do is not taken for a blocked one, however often it is asked: it answers."""
-    from aiohooks.hooks._blocked_loop import BlockedLoopWatch
+    from aiohooks.hooks.timing import BlockedLoopWatch
 
     class Counted(threading.Event):
         asked = 0
@@ -265,7 +265,7 @@ async def test_a_loop_that_waits_is_not_blocked() -> None:
 
 async def test_a_watch_is_stopped_while_it_asks() -> None:
     """It ends at once also if the loop, which waits for its end, cannot answer the question that it is about to ask."""
-    from aiohooks.hooks._blocked_loop import BlockedLoopWatch
+    from aiohooks.hooks.timing import BlockedLoopWatch
 
     asks, stopped = threading.Event(), threading.Event()
 

@@ -150,7 +150,7 @@ SIGNATURES: dict[str, str | None] = {
     "hook": "(method, *, fetches=None, every=None, name=None)",
     "dispatch.HookRegistration": None,
     "hooks.HookTimes": None,
-    "HookTimingHook": "(*, every=None, warn_secs=0.1, beat_secs=0.05, logger=None)",
+    "HookTimingHook": "(*, every=None, warn_secs=0.1, lag_interval_secs=0.05, logger=None)",
     "HookTimingHook.watch": "(self, hooks)",
     "HookTimingHook.unwatch": "(self)",
     "HookTimingHook.statistics": "(self)",

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import aiohooks as ah
-from aiohooks.hooks.early_stopping import EarlyStoppingHook
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
+from aiohooks.hooks.stopping import EarlyStoppingHook
 from tests.support.models import counting_graph
 
 

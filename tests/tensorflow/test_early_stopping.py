@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.early_stopping import EarlyStoppingHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.functions import LambdaHook
-from aiohooks.hooks.stopping import StopAtTimeHook
+from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtTimeHook
 from aiohooks.testing import ManualClock
 from tests.support.models import Calling, counting_graph, refused
 

@@ -27,8 +27,7 @@ from aiohooks.adapters.asgi._events import EventStream, WhileConnected, reached_
 from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
 from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
 from aiohooks.adapters.asgi._report import SessionReporter, encode_json
-from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._extras import missing_extra
+from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
