@@ -1,4 +1,4 @@
-"""What stores and engines exchange: positions, snapshots of a run, requests and their answers, and the errors of engines."""
+"""What stores and engines exchange: positions, snapshots of a run, requests, answers, and the errors of engines."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Position(NamedTuple):
 
 
 def checked_step(value: SupportsIndex, what: str, least: int | None = 0) -> int:
-    """The step as a plain int.
+    """Return the step as a plain int.
 
     Raises:
-        InvalidArgumentError: not a whole number, below `least`, or above `MAX_STEP`.
+        InvalidArgumentError: `value` is not a whole number, or is below `least` or above `MAX_STEP`.
     """
     if not isinstance(value, bool):
         try:
             step = operator.index(value)
         except TypeError:
-            pass  # a float, a string, None: said below
+            pass  # a float, a string, None: reported below
         else:
             if (least is None or step >= least) and step <= MAX_STEP:
                 return step
@@ -41,10 +41,10 @@ def checked_step(value: SupportsIndex, what: str, least: int | None = 0) -> int:
 
 
 def checked_timeout(timeout: float | None) -> float | None:
-    """The seconds of a wait's timeout; None for no limit.
+    """Return the seconds of a wait's timeout, or None for no limit.
 
     Raises:
-        InvalidArgumentError: not a number, or negative.
+        InvalidArgumentError: `timeout` is not a number, or negative.
     """
     if timeout is None or timeout == math.inf:
         return None
@@ -54,18 +54,21 @@ def checked_timeout(timeout: float | None) -> float | None:
     return timeout
 
 
+# What an engine reports.
+
+
 class Member(NamedTuple):
-    """One who may advance the run, in some process; kept by the engine for as long as it is renewed."""
+    """A publisher or a chief in one of the processes; the engine keeps it for as long as its lease is renewed."""
 
     id: str
-    """Of this member, beginning with that of its process: `process/number`."""
+    """`process/number`."""
     name: str
     ttl: float
     """For how many seconds after its last renewal it counts as alive."""
     waits_for: int = 0
-    """The highest step that it waits for itself; it is at work when the run is there."""
+    """The highest step that it waits for itself; it can advance again once the run is there."""
     term: int = 0
-    """Its term, if this is the lease of a chief; a publisher has 0."""
+    """The term of a chief; 0 for a publisher."""
     ready: bool = False
     """Whether that chief has initialised what the workers need."""
     heartbeat: int = 0
@@ -73,57 +76,72 @@ class Member(NamedTuple):
 
     @property
     def process(self) -> str:
-        """The process it is in."""
+        """The id of its process."""
         return self.id.rpartition("/")[0]
 
 
 class LastExit(NamedTuple):
-    """How a member left."""
+    """How the last member left."""
 
     number: int
-    """Counts departures, so that an old one is told from a new one."""
+    """Counts the exits, so that an old one can be told from a new one."""
     name: str
     step: int
     error: str
     """What it failed with; empty if it finished."""
     lost: bool
-    """Whether it did not leave, but was found dead."""
+    """Whether it was found dead instead of leaving by itself."""
 
 
 class Failure(NamedTuple):
-    """That all waits were ended by `fail`, and at which mark."""
+    """A call of `fail`, and the position at which it ended all waits."""
 
     error: str
     position: Position
 
 
 class Snapshot(NamedTuple):
-    """A run at one moment."""
+    """The state of a run."""
 
     position: Position
     term: int = 0
     ready: bool = False
     revision: int = 0
-    """Changes with everything here but the mark."""
+    """Grows with every change of a field other than the position."""
     members: tuple[Member, ...] = ()
     last_exit: LastExit | None = None
     failure: Failure | None = None
     expires_secs: float | None = None
-    """In how many seconds a member may be found dead: look again then. None: the engine tells by itself."""
+    """In how many seconds a lease may run out: read the run again then. None: the engine reports it by itself."""
+
+
+# What an engine is asked for.
+
+
+WriteKind = Literal["advance", "raise", "reset"]
 
 
 class Write(NamedTuple):
-    """Moves the mark."""
+    """Moves the position."""
 
-    kind: Literal["advance", "raise", "reset"]
+    kind: WriteKind
     amount: int
     floor: Position
-    """The highest position that the writer knows; a run that is behind has lost something and jumps there first."""
+    """The highest position that the writer knows; a run that is behind has lost data and first jumps there."""
     term: int
-    """The writer's term, 0 without one; an older one than the run's is refused."""
+    """The writer's term, 0 without one; refused if it is older than the run's."""
     writer: str
     seq: int
-    """Counts the writer's writes: a repeated one is answered again, not done again."""
+    """Numbers the writer's writes: a repeated one gets its first answer again and changes nothing."""
+
+    def target(self, position: Position) -> tuple[int, int]:
+        """Return the epoch and the step that it leads to from `position`."""
+        epoch, step = max(position, self.floor)
+        if self.kind == "advance":
+            return epoch, step + self.amount
+        if self.kind == "raise":
+            return epoch, max(step, self.amount)
+        return epoch + 1, self.amount
 
 
 class Join(NamedTuple):
@@ -133,7 +151,7 @@ class Join(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Takes a member out; without a name it leaves silently."""
+    """Removes a member; without a name the others are not notified."""
 
     id: str
     name: str = ""
@@ -141,17 +159,17 @@ class Leave(NamedTuple):
     error: str = ""
     writer: str = ""
     seq: int = 0
-    """Counts what this writer tells once, as that of a `Write`; 0: it is not repeated."""
+    """Numbers the writer's exits and failures, as that of a `Write`; 0: this request is not repeated."""
 
 
 class Lead(NamedTuple):
-    """Makes the member the chief, in a new term, if there is none."""
+    """Makes the member the chief, in a new term, if there is no chief."""
 
     member: Member
 
 
 class Fail(NamedTuple):
-    """Ends all waits, everywhere."""
+    """Ends all waits in all processes."""
 
     error: str
     writer: str = ""
@@ -163,27 +181,28 @@ Request = Write | Join | Leave | Lead | Fail
 
 
 class Answer(NamedTuple):
-    """What came of a request."""
+    """The result of a request."""
 
     status: Literal["ok", "stale", "busy", "full"]
     """"stale": of an older term; "busy": there is another chief; "full": it would pass the highest step."""
     position: Position
-    """The position that a write led to; otherwise the present one."""
+    """The position that a write led to; otherwise the current one."""
     term: int
     revision: int
 
 
+# How an engine fails.
+
 EngineError = StoreUnavailableError | StoreDamagedError
 ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
-"""What comes of asking an engine that is away, says no, or has lost its mind."""
+"""The errors of an engine that is unavailable, refuses a request, or holds corrupt data."""
 
 
 def damaged_error(run: str, path: str, *, found: str, expected: str, delete: str) -> StoreDamagedError:
-    """The error for what was found in the place of a part of a run; `delete` says how to delete it by hand."""
+    """Return the error for a damaged part of a run; `delete` says how to delete it by hand."""
     return StoreDamagedError(
-        f"{path}: found {found}, expected {expected}. Where the run {run!r} was is not known, and nothing is made up in its "
-        f"place: stop its processes, and then restore it, or call forget() of a new store, or {delete}; a chief goes on from "
-        "its newest checkpoint",
+        f"{path}: found {found}, expected {expected}. The position of the run {run!r} is unknown and is not guessed: stop its "
+        f"processes, then restore it, or call forget() of a new store, or {delete}; a chief continues from its newest checkpoint",
         path=path,
         found=found,
         expected=expected,

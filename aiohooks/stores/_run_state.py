@@ -1,4 +1,4 @@
-"""The state of a run as an engine keeps it, and what each request does to it: pure, without I/O and without a clock."""
+"""The state of a run as an engine keeps it, and the effect of each request: without I/O and without a clock."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from aiohooks.stores._protocol import (
 )
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_MOST_WRITERS = 1024  # whose last answers are kept; the longest silent one is forgotten first
+_MOST_WRITERS = 1024  # whose last answers are kept; the one that has been silent for longest is dropped first
 
 
 class RunState:
-    """One run. Whoever keeps it applies one request at a time; engines with a language of their own do the same there."""
+    """One run; one request is applied at a time. Engines with a language of their own implement the same in it."""
 
     __slots__ = ("answers", "exits", "failure", "last_exit", "members", "position", "ready", "revision", "term")
 
     def __init__(self) -> None:
-        """A run that nobody has begun."""
         self.position = Position(1, 0)
         self.term = 0
         self.ready = 0  # the term that has initialised what the workers need
@@ -43,7 +42,7 @@ class RunState:
         self.answers: dict[str, tuple[int, Position]] = {}
 
     def copy(self) -> RunState:
-        """Another one, equal to this one."""
+        """Return an equal, independent one."""
         other = RunState()
         for name in self.__slots__:
             value = getattr(self, name)
@@ -51,7 +50,7 @@ class RunState:
         return other
 
     def apply(self, request: Request) -> Answer:
-        """Does it, or refuses it and changes nothing."""
+        """Apply the request, or refuse it and change nothing."""
         if isinstance(request, Write):
             return self._write(request)
         if isinstance(request, Join):
@@ -66,21 +65,21 @@ class RunState:
         return self._answer("ok")
 
     def expire(self, id: str, heartbeat: int) -> bool:
-        """Takes out a member whose lease ran out, unless it has been renewed since `heartbeat`; whether it did."""
+        """Remove a member whose lease ran out, unless it has been renewed since `heartbeat`; return whether it was removed."""
         member = self.members.get(id)
         if member is None or member.heartbeat != heartbeat:
             return False
         del self.members[id]
-        self._departs(member.name, self.position.step, "", lost=True)
+        self._record_exit(member.name, self.position.step, "", lost=True)
         return True
 
     def forget(self, *writers: str) -> None:
-        """Takes out what is kept for these to repeat their requests."""
+        """Drop the last answers to these writers."""
         for writer in writers:
             self.answers.pop(writer, None)
 
     def recover(self, known: RunState) -> None:
-        """Takes over how far the run was, and which requests were done, from one who knew this before it was lost."""
+        """Restore the position and the last answers from a copy of the run that has been lost."""
         self.position = max(self.position, known.position)
         for writer, last in known.answers.items():
             self.answers[writer] = max(last, self.answers.get(writer, last))
@@ -88,7 +87,7 @@ class RunState:
             del self.answers[next(iter(self.answers))]
 
     def snapshot(self, expires_secs: float | None = None) -> Snapshot:
-        """What to tell of it."""
+        """Return the snapshot to report."""
         return Snapshot(
             self.position,
             self.term,
@@ -104,42 +103,34 @@ class RunState:
         return Answer(status, self.position, self.term, self.revision)
 
     def _write(self, write: Write) -> Answer:
-        last = self.answers.pop(write.writer, None)
+        last = self._last_answer(write.writer)
         if last is not None and last[0] >= write.seq:
-            self.answers[write.writer] = last
             return Answer("ok", last[1], self.term, self.revision)
-        refused = None
-        floor = max(self.position, write.floor)
-        epoch, step = floor
-        if write.kind == "advance":
-            step += write.amount
-        elif write.kind == "raise":
-            step = max(step, write.amount)
-        else:
-            epoch, step = epoch + 1, write.amount
+        epoch, step = write.target(self.position)
         if 0 < write.term < self.term:
-            refused = "stale"
-        elif step > MAX_STEP:
-            refused = "full"
-        if refused is not None:
-            if last is not None:
-                self.answers[write.writer] = last
-            return self._answer(refused)
+            return self._answer("stale")
+        if step > MAX_STEP:
+            return self._answer("full")
         self.term = max(self.term, write.term)
         self.position = Position(epoch, step)
         self._remember(write.writer, write.seq)
         return self._answer("ok")
 
     def _is_repeated(self, request: Leave | Fail) -> bool:
-        """Whether it was done already, and its answer lost; otherwise it counts as done from now on."""
+        """Return whether the request was applied before and its answer lost; if not, count it as applied."""
         if not request.seq:
             return False
-        last = self.answers.get(request.writer)
+        last = self._last_answer(request.writer)
         if last is not None and last[0] >= request.seq:
             return True
-        self.answers.pop(request.writer, None)
         self._remember(request.writer, request.seq)
         return False
+
+    def _last_answer(self, writer: str) -> tuple[int, Position] | None:
+        last = self.answers.pop(writer, None)
+        if last is not None:
+            self.answers[writer] = last  # moved to the end: it is not silent
+        return last
 
     def _remember(self, writer: str, seq: int) -> None:
         self.answers[writer] = seq, self.position
@@ -150,7 +141,7 @@ class RunState:
         known = self.members.get(member.id)
         member = member._replace(heartbeat=0 if known is None else known.heartbeat + 1)
         if 0 < member.term < self.term:
-            # A chief that was thought dead, and whose successor terms: its lease is gone.
+            # A chief that was taken for dead, and whose successor leads: its lease is gone.
             if self.members.pop(member.id, None) is not None:
                 self.revision += 1
             return
@@ -165,11 +156,11 @@ class RunState:
     def _leave(self, leave: Leave) -> None:
         known = self.members.pop(leave.id, None)
         if leave.name:
-            self._departs(leave.name, leave.step, leave.error, lost=False)
+            self._record_exit(leave.name, leave.step, leave.error, lost=False)
         elif known is not None:
             self.revision += 1
 
-    def _departs(self, name: str, step: int, error: str, *, lost: bool) -> None:
+    def _record_exit(self, name: str, step: int, error: str, *, lost: bool) -> None:
         self.exits += 1
         self.last_exit = LastExit(self.exits, name, step, error, lost)
         self.revision += 1
@@ -178,7 +169,7 @@ class RunState:
         if any(other.term and other.id != member.id for other in self.members.values()):
             return self._answer("busy")
         known = self.members.get(member.id)
-        if known is None or not known.term:  # not the same request again, its answer lost
+        if known is None or not known.term:  # otherwise it is the same request, repeated because its answer was lost
             self.term += 1
             self.members[member.id] = member._replace(term=self.term, ready=False)
             self.revision += 1
@@ -188,10 +179,8 @@ class RunState:
         self.failure = Failure(fail.error, self.position)
         self.revision += 1
 
-    # As text, for engines that keep bytes.
-
     def dump(self) -> bytes:
-        """All of it, as JSON."""
+        """Return the state as JSON."""
         return _ENCODER.encode(
             {
                 "position": self.position,
@@ -208,15 +197,15 @@ class RunState:
 
     @classmethod
     def load(cls, data: bytes) -> RunState:
-        """What `dump` gave.
+        """Return the state that `dump` returned.
 
         Raises:
-            ValueError: it is not that.
+            ValueError: `data` is not such a state.
         """
         state = cls()
         try:
             read = json.loads(data)
-            state.position = _mark(read["position"])
+            state.position = _position(read["position"])
             state.term, state.ready, state.revision = _number(read["term"]), _number(read["ready"]), _number(read["revision"])
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.exits = _number(read["exits"])
@@ -225,20 +214,20 @@ class RunState:
                 state.last_exit = LastExit(_number(number), str(name), _number(step), str(error), bool(lost))
             if read["failure"] is not None:
                 error, position = read["failure"]
-                state.failure = Failure(str(error), _mark(position))
-            state.answers = {writer: (_number(seq), _mark(position)) for writer, (seq, position) in read["answers"].items()}
-        except Exception as error:  # whatever it stumbles over: this was written by somebody else
+                state.failure = Failure(str(error), _position(position))
+            state.answers = {writer: (_number(seq), _position(position)) for writer, (seq, position) in read["answers"].items()}
+        except Exception as error:  # whatever is wrong: `data` comes from outside
             raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
         return state
 
 
 def _number(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number of steps")
+        raise ValueError(f"{value!r} is not a whole number of 0 or more")
     return value
 
 
-def _mark(fields: Any) -> Position:
+def _position(fields: Any) -> Position:
     epoch, step = fields
     return Position(_number(epoch), _number(step))
 

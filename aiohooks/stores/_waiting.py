@@ -1,4 +1,4 @@
-"""The waiting room of a store: everybody who waits for a step or for a change, and how their waits end."""
+"""The waits of a store: for a step, for a change of the position, for the chief to be ready; and how they end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import heapq
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiohooks._aio.clock import Clock, TimerHandle
 from aiohooks.errors import (
@@ -21,23 +21,31 @@ from aiohooks.errors import (
     another,
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
-from aiohooks.stores._publishers import Publisher, PublisherExit, Publishers, current_publisher, listed
+from aiohooks.stores._publishers import Publisher, PublisherExit, Publishers, current_publisher, shortened
 
-# What a wait ends with is a result, also when it is an error: a future with an exception that nobody comes to fetch,
-# because its task was cancelled in the same tick, would be reported as never retrieved.
+T = TypeVar("T")
+
+# An error that ends a wait is a result of its future, too: a future's exception that is never fetched, because the task was
+# cancelled in the same tick, would be reported as never retrieved.
 Waiter = asyncio.Future[int | AiohooksError]
+ChangeWaiter = asyncio.Future[AiohooksError | None]
 
 NO_WAITER = MAX_STEP + 1
-"""The lowest threshold where nobody waits."""
+"""The lowest threshold when there is no waiter."""
 
 _LOG_PERIOD_SECS = 60.0
 _SPARE = 64  # thresholds without a waiter that the heap may hold beside as many as have one
 
 
+def _resolve(waiter: asyncio.Future[T], result: T) -> None:
+    if not waiter.done():
+        waiter.set_result(result)
+
+
 class WaitersByThreshold:
     """Futures by threshold, and a heap of the thresholds.
 
-    Parking, discarding and waking cost O(log n) for a threshold and O(1) for one waiter more under it; asking for the
+    Parking, discarding and waking cost O(log n) for a threshold and O(1) for each further waiter under it; reading the
     lowest costs nothing. A threshold whose waiters were all discarded stays in the heap for a while, but never more of
     these than there are live ones, plus a few.
     """
@@ -45,26 +53,20 @@ class WaitersByThreshold:
     __slots__ = ("_buckets", "_heap", "count", "lowest")
 
     def __init__(self) -> None:
-        """Nobody waits."""
         self._buckets: dict[int, dict[Waiter, None]] = {}
         self._heap: list[int] = []
         self.count = 0
-        """How many are parked."""
+        """The number of parked waiters."""
         self.lowest = NO_WAITER
         """The lowest threshold with a waiter."""
 
     @property
     def thresholds(self) -> int:
-        """How many different thresholds are waited for."""
+        """The number of different thresholds with a waiter."""
         return len(self._buckets)
 
-    @property
-    def heap_size(self) -> int:
-        """How many thresholds the heap holds, live or not."""
-        return len(self._heap)
-
     def park(self, threshold: int, waiter: Waiter) -> None:
-        """Takes in one waiter."""
+        """Add a waiter."""
         self.count += 1
         bucket = self._buckets.get(threshold)
         if bucket is not None:
@@ -76,7 +78,7 @@ class WaitersByThreshold:
             self.lowest = threshold
 
     def discard(self, threshold: int, waiter: Waiter) -> bool:
-        """Forgets one waiter, and says whether it was still here."""
+        """Remove a waiter, and return whether it was still here."""
         bucket = self._buckets.get(threshold)
         if bucket is None or waiter not in bucket:
             return False
@@ -92,7 +94,7 @@ class WaitersByThreshold:
         return True
 
     def wake(self, step: int) -> None:
-        """Ends the waits for `step` and below; they return `step`."""
+        """End the waits for `step` and below with the result `step`."""
         heap, buckets = self._heap, self._buckets
         while heap and heap[0] <= step:
             bucket = buckets.pop(heapq.heappop(heap), None)
@@ -103,14 +105,14 @@ class WaitersByThreshold:
                         waiter.set_result(step)
         self._find_lowest()
 
-    def take_all(self) -> list[tuple[int, Waiter]]:
-        """Hands out all waiters with their thresholds, the lowest first, and is empty then."""
-        taken = [(threshold, waiter) for threshold in sorted(self._buckets) for waiter in self._buckets[threshold]]
+    def pop_all(self) -> list[tuple[int, Waiter]]:
+        """Remove and return all waiters with their thresholds, the lowest first."""
+        popped = [(threshold, waiter) for threshold in sorted(self._buckets) for waiter in self._buckets[threshold]]
         self._buckets.clear()
         self._heap.clear()
         self.count = 0
         self.lowest = NO_WAITER
-        return taken
+        return popped
 
     def _find_lowest(self) -> None:
         heap, buckets = self._heap, self._buckets
@@ -119,25 +121,21 @@ class WaitersByThreshold:
         self.lowest = heap[0] if heap else NO_WAITER
 
 
-# See `_waiters.Waiter`; None: look at the mark.
-ChangeWaiter = asyncio.Future[AiohooksError | None]
-
-
 class Changes:
     """An iterator over a store's positions: the current one first, then the newest whenever it has changed.
 
-    Marks that came and went between two steps of the iteration are left out; there is never a backlog. It ends when the
-    publishers have finished and nothing more can come; when they failed, or the store was closed, it raises what a
-    `wait_for` would raise. It holds nothing while nobody waits on it, so it may be dropped at any time.
+    Positions that came and went between two steps of the iteration are left out; there is never a backlog. It ends when the
+    publishers have finished and no change can follow; when they failed, or the store was closed, it raises what a
+    `wait_for` would raise. It holds nothing while no task waits on it, so it may be dropped at any time.
     """
 
-    __slots__ = ("_closed", "_next", "_seen", "_watches")
+    __slots__ = ("_closed", "_next_position", "_seen", "_waiters")
 
     def __init__(self, next_position: Callable[[Position | None, dict[ChangeWaiter, None]], Awaitable[Position]]) -> None:
-        """Made by `StepStore.changes`."""
-        self._next = next_position
+        """Called by `StepStore.changes`."""
+        self._next_position = next_position
         self._seen: Position | None = None
-        self._watches: dict[ChangeWaiter, None] = {}
+        self._waiters: dict[ChangeWaiter, None] = {}
         self._closed = False
 
     def __aiter__(self) -> Self:
@@ -147,7 +145,7 @@ class Changes:
         if self._closed:
             raise StopAsyncIteration
         try:
-            position = await self._next(self._seen, self._watches)
+            position = await self._next_position(self._seen, self._waiters)
         except PublisherFinishedError:
             self._closed = True
             raise StopAsyncIteration from None
@@ -157,132 +155,60 @@ class Changes:
         return position
 
     async def aclose(self) -> None:
-        """Ends the iteration, also for a task that waits on it now; harmless when called twice."""
+        """End the iteration, also for a task that is waiting on it; harmless when called twice."""
         self._closed = True
-        for watch in self._watches:
-            if not watch.done():
-                watch.set_result(None)
+        for waiter in self._waiters:
+            _resolve(waiter, None)
 
     def __repr__(self) -> str:
         return f"<Changes after {self._seen}{', closed' if self._closed else ''}>"
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    """Why waits end badly."""
+class _Unreachable:
+    """Why no wait can succeed."""
 
-    why: AiohooksError
+    reason: AiohooksError
     cause: BaseException | None
 
     def error(self, wanted: int | None) -> AiohooksError:
-        """One for each wait."""
-        error = another(self.why, None if wanted is None else f"{self.why}, wanted {wanted}")
+        """Return a new error for one wait."""
+        error = another(self.reason, None if wanted is None else f"{self.reason}, wanted {wanted}")
         error.__cause__ = self.cause
         return error
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What the line tells."""
-
-    run: str
-    wanted: int
-    waiters: int
-    seen: Position
-    publishers: str
-
-
-class ProgressLog:
-    """Logs once a minute for as long as somebody waits; costs nothing where nobody does."""
-
-    __slots__ = ("_clock", "_describe", "_last", "_mark", "_timer", "since")
-
-    def __init__(self, clock: Clock, describe: Callable[[], Waiting]) -> None:
-        """`describe` is called for each line."""
-        self._clock = clock
-        self._describe = describe
-        self.since: float | None = None
-        """When somebody began to wait, after a time when nobody did; None while nobody does."""
-        self._timer: TimerHandle | None = None
-        self._mark: Position = Position(0, 0)  # as of the last line, or else of the beginning
-        self._last: float = 0.0  # when that was
-
-    def begin(self, position: Position) -> None:
-        """Somebody has begun to wait."""
-        self.since = self._last = self._clock.now()
-        self._mark = position
-        if self._timer is None:
-            self._timer = self._clock.call_later(_LOG_PERIOD_SECS, self._look)
-
-    def pause(self) -> None:
-        """Nobody waits in this moment. The timer is left: who was woken often waits again at once."""
-        self.since = None
-
-    def end(self) -> None:
-        """Nobody waits any more."""
-        self.since = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        self._timer = None
-        if self.since is None:
-            return
-        rest = self._last + _LOG_PERIOD_SECS - self._clock.now()
-        if rest <= 0:
-            self._log()
-            rest = _LOG_PERIOD_SECS
-        self._timer = self._clock.call_later(rest, self._look)
-
-    def _log(self) -> None:
-        now = self._clock.now()
-        waiting = self._describe()
-        elapsed = now - self._last
-        steps = waiting.seen.step - self._mark.step
-        # Across a reset the difference says nothing.
-        known = waiting.seen.epoch == self._mark.epoch and elapsed > 0
-        logger.info(
-            "run %s: waiting for step %d (%d waiters), seen step %d, %s, published by %s",
-            waiting.run,
-            waiting.wanted,
-            waiting.waiters,
-            waiting.seen.step,
-            f"{steps / elapsed:.3g} steps/s" if known else "reset meanwhile",
-            waiting.publishers,
-        )
-        self._last, self._mark = now, waiting.seen
-
-
 class WaitRegistry:
-    """Knows the latest position, who waits and who publishes; ends each wait once.
+    """The latest position, the waits and the publishers of a store; ends each wait once.
 
-    Nothing here calls foreign code: ending a wait only makes its task runnable.
+    Nothing here calls user code: ending a wait only makes its task runnable.
     """
 
     __slots__ = (
-        "_claims",
+        "__weakref__",
+        "_change_waiters",
         "_clock",
         "_failure",
         "_loop",
+        "_on_publisher_waits",
         "_on_unreachable",
         "_progress",
-        "_run",
-        "_strict",
+        "_ready_waiters",
+        "_reset_waiters",
         "_subscribe",
         "_subscribed",
-        "_unsettled",
-        "_waits_changed",
-        "_warned",
-        "change_waiters",
+        "_update_scheduled",
+        "_warned_at",
         "closed",
+        "forked",
         "is_initialised",
         "latest",
         "max_waiting",
         "next_threshold",
         "publishers",
+        "run",
+        "total",
         "waiters",
-        "waits",
     )
 
     def __init__(
@@ -290,164 +216,161 @@ class WaitRegistry:
         run: str,
         position: Position,
         clock: Clock,
-        arm: Callable[[int | None], None],
-        waits_changed: Callable[[Publisher], None],
-        hope_lost: Callable[[], None],
+        subscribe: Callable[[int | None], None],
+        on_publisher_waits: Callable[[Publisher], None],
+        on_unreachable: Callable[[], None],
     ) -> None:
-        """`arm` is told whenever `due` has changed: None when nobody waits; `waits_changed` of a publisher's waits.
+        """Start with no waits.
 
-        `hope_lost` is told when no wait can end well, as far as is known here; it calls `fail_unreachable` when that is certain.
+        Args:
+            run: the name for messages.
+            position: the latest known position.
+            clock: the clock for timeouts.
+            subscribe: called with `next_threshold` when it has changed, with None for no waiter.
+            on_publisher_waits: called when a registered publisher has begun or ended a wait.
+            on_unreachable: called when no wait can succeed as far as is known here; when certain, it calls `fail_unreachable`.
         """
+        self.run = run
         self.latest = position
         self.next_threshold = NO_WAITER
-        """The lowest step at which somebody is to be told: the lowest threshold; 0 while a change is waited for."""
+        """The step at which to wake: the lowest threshold; 0 while a change is waited for."""
         self.closed = False
+        self.forked = False
+        """Whether the store came into this process by a fork."""
         self.waiters = WaitersByThreshold()
-        self.change_waiters: dict[ChangeWaiter, None] = {}
         self.publishers = Publishers()
-        self.waits = 0
+        self.total = 0
+        """The number of waits for a step that were parked so far."""
         self.max_waiting = 0
-        self._run = run
-        self._clock = clock
-        self._subscribe = arm
-        self._waits_changed = waits_changed
-        self._on_unreachable = hope_lost
         self.is_initialised = False
-        self._claims: dict[ChangeWaiter, None] = {}  # those that wait for this
-        self._loop: asyncio.AbstractEventLoop | None = None  # that of who waits
-        self._subscribed = NO_WAITER  # the `due` that was told
-        self._unsettled = False
-        self._strict: dict[Waiter, None] = {}  # those that a reset is to end
-        self._failure: tuple[_End, Position] | None = None
-        self._warned: Position | None = None
-        self._progress = ProgressLog(clock, self._describe)
+        """Whether the chief has initialised what the workers need."""
+        self._clock = clock
+        self._subscribe = subscribe
+        self._on_publisher_waits = on_publisher_waits
+        self._on_unreachable = on_unreachable
+        self._change_waiters: dict[ChangeWaiter, None] = {}
+        self._ready_waiters: dict[ChangeWaiter, None] = {}  # waits for the chief to be ready
+        self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._subscribed = NO_WAITER  # the latest argument of `subscribe`
+        self._update_scheduled = False
+        self._failure: tuple[_Unreachable, Position] | None = None
+        self._warned_at: Position | None = None
+        self._progress = _ProgressLog(self, clock)
+
+    def after_fork(self) -> None:
+        """Note that the store is in a forked child; see `call_after_fork`."""
+        self.forked = True
 
     # Waiting.
 
-    async def wait(self, step: int, secs: float | None, strict: bool) -> int:
-        """Waits for a step that is not reached yet, and returns the one seen."""
-        if (end := self._end()) is not None:
-            raise end.error(step)
+    async def wait(self, step: int, secs: float | None, raise_on_reset: bool) -> int:
+        """Wait for a step that is not reached yet, and return the one seen."""
+        if (unreachable := self._find_unreachable()) is not None:
+            raise unreachable.error(step)
         if secs == 0:
-            raise self._late(step, 0.0)
+            raise self._timeout_error(step, 0.0)
         self._loop = asyncio.get_running_loop()
         waiter: Waiter = self._loop.create_future()
         self.waiters.park(step, waiter)
-        self.waits += 1
+        self.total += 1
         if self.waiters.count > self.max_waiting:
             self.max_waiting = self.waiters.count
-        if strict:
-            self._strict[waiter] = None
-        publisher = self._parked_by(waiter, step)
+        if raise_on_reset:
+            self._reset_waiters[waiter] = None
+        publisher = self._park_publisher(waiter, step)
         timer = None
         try:
-            self._settle()
+            self._update_threshold()
             if secs is not None:
                 timer = self._clock.call_later(secs, functools.partial(self._expire, step, waiter, self._clock.now()))
             if publisher is not None:
-                self._judge()
+                self._check_reachable()
             result = await waiter
         finally:
             if timer is not None:
                 timer.cancel()
             if publisher is not None:
-                self._unpark(publisher, waiter)
-            if strict:
-                del self._strict[waiter]
+                self._unpark_publisher(publisher, waiter)
+            if raise_on_reset:
+                del self._reset_waiters[waiter]
             if self.waiters.discard(step, waiter):
-                self._settle()
+                self._update_threshold()
         if isinstance(result, int):
             return result
         raise result
 
     async def next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
-        """The latest position, as soon as it is another than `seen`; `own` holds the wait meanwhile."""
+        """Return the latest position as soon as it is another one than `seen`; `own` holds the wait meanwhile."""
         if self.latest != seen:
             return self.latest
-        if (end := self._end()) is not None:
-            raise end.error(None)
+        if (unreachable := self._find_unreachable()) is not None:
+            raise unreachable.error(None)
         self._loop = asyncio.get_running_loop()
-        watch: ChangeWaiter = self._loop.create_future()
-        self.change_waiters[watch] = own[watch] = None
-        publisher = self._parked_by(watch, self.latest.step + 1)
+        waiter: ChangeWaiter = self._loop.create_future()
+        self._change_waiters[waiter] = own[waiter] = None
+        publisher = self._park_publisher(waiter, self.latest.step + 1)
         try:
-            self._settle()
+            self._update_threshold()
             if publisher is not None:
-                self._judge()
-            error = await watch
+                self._check_reachable()
+            error = await waiter
         finally:
             if publisher is not None:
-                self._unpark(publisher, watch)
-            del own[watch]
-            if watch in self.change_waiters:
-                del self.change_waiters[watch]
-                self._settle()
+                self._unpark_publisher(publisher, waiter)
+            del own[waiter]
+            if waiter in self._change_waiters:
+                del self._change_waiters[waiter]
+                self._update_threshold()
         if error is not None:
             raise error
         return self.latest
 
     async def wait_initialised(self, secs: float | None) -> None:
-        """Waits until the chief has said that what the workers need is there."""
+        """Wait until the chief has initialised what the workers need."""
         if self.is_initialised:
             return
-        if (end := self._end()) is not None:
-            raise end.error(None)
-        claim: ChangeWaiter = asyncio.get_running_loop().create_future()
-        self._claims[claim] = None
+        if (unreachable := self._find_unreachable()) is not None:
+            raise unreachable.error(None)
+        waiter: ChangeWaiter = asyncio.get_running_loop().create_future()
+        self._ready_waiters[waiter] = None
         timer = None
         if secs is not None:
             late = SessionNotReadyError(
-                f"the chief of {self._run} has not initialised it within {secs:g} s, published by {listed(self.publishers.names)}"
+                f"the chief of {self.run} has not initialised it within {secs:g} s, {self.publishers.summary}"
             )
-            timer = self._clock.call_later(secs, lambda: None if claim.done() else claim.set_result(late))
+            timer = self._clock.call_later(secs, functools.partial(_resolve, waiter, late))
         try:
-            self._subscribe(None if self.next_threshold == NO_WAITER else self.next_threshold)
-            error = await claim
+            self._notify_subscriber()  # leases are watched while any wait is parked
+            error = await waiter
         finally:
             if timer is not None:
                 timer.cancel()
-            self._claims.pop(claim, None)
-            self._subscribe(None if self.next_threshold == NO_WAITER else self.next_threshold)
+            self._ready_waiters.pop(waiter, None)
+            self._notify_subscriber()
         if error is not None:
             raise error
 
     @property
     def waiting(self) -> bool:
-        """Whether anybody waits for anything."""
-        return bool(self.waiters.count or self.change_waiters or self._claims)
+        """Whether any wait is parked."""
+        return bool(self.waiters.count or self._change_waiters or self._ready_waiters)
+
+    @property
+    def watching(self) -> int:
+        """The number of waits for a change of the position."""
+        return len(self._change_waiters)
 
     @property
     def waiting_secs(self) -> float | None:
-        """For how long somebody has been waiting for a step without a break; None if nobody does."""
+        """For how long there has been a wait for a step without a break; None if there is none."""
         since = self._progress.since
         return None if since is None else self._clock.now() - since
 
-    # RunWatcher.
-
-    def initialised(self, ready: bool) -> None:
-        """Takes note of whether the chief has initialised what the workers need."""
-        self.is_initialised = ready
-        if ready:
-            for claim in self._claims:
-                if not claim.done():
-                    claim.set_result(None)
-            self._claims.clear()
-
-    def observe_others(self, members: tuple[Member, ...], departure: PublisherExit | None, *, lost: bool) -> None:
-        """Takes note of who publishes in other processes, and of how the last one there left (None: not again, or not yet).
-
-        A publisher that was `lost` without a departure is one that is waited for: it forgets all departures.
-        """
-        publishers = self.publishers
-        if any(member not in publishers.others for member in members):
-            self._failure = None
-        publishers.others = members
-        if departure is not None or lost:
-            publishers.last_exit = departure
-        self._judge()
+    # What happens: each of these wakes the waits that it concerns.
 
     def observe(self, position: Position) -> None:
-        """Takes note of a position, and wakes who waited for it; older news is dropped."""
+        """Take note of a position, and wake its waiters; an older one than the latest is dropped."""
         old = self.latest
         if position <= old:
             return
@@ -455,151 +378,226 @@ class WaitRegistry:
         if position.step >= self.next_threshold:
             self.wake()
         if position.epoch != old.epoch:
-            message = f"{self._run} was reset from step {old.step} to step {position.step}"
-            for waiter in self._strict:
-                if not waiter.done():
-                    waiter.set_result(StepResetError(message, old=old, new=position))
+            message = f"{self.run} was reset from step {old.step} to step {position.step}"
+            for waiter in self._reset_waiters:
+                _resolve(waiter, StepResetError(message, old=old, new=position))
 
     def wake(self) -> None:
-        """Ends the waits that the latest position answers; only when those tasks have gone on, `_settle` sees to the rest."""
-        for watch in self.change_waiters:
-            if not watch.done():
-                watch.set_result(None)
-        self.change_waiters.clear()
+        """End the waits that the latest position answers.
+
+        What else follows waits until their tasks have run: woken tasks often wait again immediately.
+        """
+        for waiter in self._change_waiters:
+            _resolve(waiter, None)
+        self._change_waiters.clear()
         self.waiters.wake(self.latest.step)
         self.next_threshold = self.waiters.lowest
         if not self.waiters.count:
-            self._progress.pause()
-        if self._loop is not None and not self._unsettled:
-            self._unsettled = True
-            self._loop.call_soon(self._settle)
+            self._progress.since = None
+        if self._loop is not None and not self._update_scheduled:
+            self._update_scheduled = True
+            self._loop.call_soon(self._update_threshold)
+
+    def set_initialised(self, ready: bool) -> None:
+        """Take note of whether the chief has initialised what the workers need."""
+        self.is_initialised = ready
+        if ready:
+            self._end_ready_waiters(None)
+
+    def observe_others(self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool) -> None:
+        """Take note of the publishers in other processes and of the last exit there; None: no new one, or not to be used yet.
+
+        A publisher that was `lost` without an exit is expected back: all exits are forgotten.
+        """
+        publishers = self.publishers
+        if any(member not in publishers.others for member in members):
+            self._failure = None
+        publishers.others = members
+        if last_exit is not None or lost:
+            publishers.last_exit = last_exit
+        self._check_reachable()
 
     def join(self, publisher: Publisher) -> None:
-        """Takes note of one more publisher."""
+        """Register a publisher."""
         self.publishers.join(publisher)
         self._failure = None
 
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
-        """Takes note of a publisher's departure."""
+        """Remove a publisher."""
         self.publishers.leave(publisher, self.latest.step, exc)
-        self._judge()
+        self._check_reachable()
 
     def fail(self, exc: BaseException, position: Position | None = None) -> None:
-        """Ends all waits, also those that begin before anything new happens; `position` is the one at which it was said."""
+        """End all waits, also those that begin before anything new happens; `position` is where the failure was reported."""
         position = position or self.latest
-        why = PublisherFailedError(f"the publisher of {self._run} failed at step {position.step}")
-        self._failure = _End(why, exc), position
+        reason = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
+        self._failure = _Unreachable(reason, exc), position
         self.fail_unreachable()
 
     def abort(self, error: AiohooksError) -> None:
-        """Ends all waits as `fail` does, with what went wrong with the engine."""
-        self._failure = _End(error, error.__cause__), self.latest
+        """End all waits as `fail` does, with an error of the engine."""
+        self._failure = _Unreachable(error, error.__cause__), self.latest
         self.fail_unreachable()
 
     def clear_failure(self) -> None:
-        """Waits may begin again after a failure."""
+        """Let new waits begin again after `fail` or `abort`."""
         self._failure = None
 
     def close(self) -> None:
-        """Ends all waits for good."""
+        """End all waits for good."""
         self.closed = True
         self.fail_unreachable()
 
-    # How waits end.
+    # How waits fail.
 
     @property
     def unreachable(self) -> bool:
-        """Whether a wait that began now would end badly at once, as far as is known here."""
-        return self._end() is not None
+        """Whether a wait that began now would fail immediately, as far as is known here."""
+        return self._find_unreachable() is not None
 
-    def _end(self) -> _End | None:
-        """Why no wait can end well now, if so."""
+    def _find_unreachable(self) -> _Unreachable | None:
         if self.closed:
-            return _End(StoreClosedError(f"the step store {self._run} was closed"), None)
+            return _Unreachable(StoreClosedError(f"the step store {self.run} was closed"), None)
         if self._failure is not None and self._failure[1] == self.latest:
             return self._failure[0]
-        departure = self.publishers.last_exit
-        if departure is None or not self.publishers.all_waiting(self.latest.step):
+        left = self.publishers.last_exit
+        if left is None or not self.publishers.all_waiting(self.latest.step):
             return None
-        if departure.error is None:
-            return _End(PublisherFinishedError(f"{departure.name} finished at step {departure.step}"), None)
-        return _End(PublisherFailedError(f"{departure.name} failed at step {departure.step}"), departure.error)
+        if left.error is None:
+            return _Unreachable(PublisherFinishedError(f"{left.name} finished at step {left.step}"), None)
+        return _Unreachable(PublisherFailedError(f"{left.name} failed at step {left.step}"), left.error)
 
     def fail_unreachable(self) -> None:
-        """Ends all waits, if none can end well."""
-        if (end := self._end()) is None:
+        """End all waits, if none can succeed."""
+        if (unreachable := self._find_unreachable()) is None:
             return
-        for watch in self.change_waiters:
-            if not watch.done():
-                watch.set_result(end.error(None))
-        self.change_waiters.clear()
-        for claim in self._claims:
-            if not claim.done():
-                claim.set_result(end.error(None))
-        self._claims.clear()
-        for step, waiter in self.waiters.take_all():
-            if not waiter.done():
-                waiter.set_result(end.error(step))
-        self._settle()
+        for waiter in self._change_waiters:
+            _resolve(waiter, unreachable.error(None))
+        self._change_waiters.clear()
+        self._end_ready_waiters(unreachable)
+        for step, parked in self.waiters.pop_all():
+            _resolve(parked, unreachable.error(step))
+        self._update_threshold()
+
+    def _end_ready_waiters(self, unreachable: _Unreachable | None) -> None:
+        for waiter in self._ready_waiters:
+            _resolve(waiter, None if unreachable is None else unreachable.error(None))
+        self._ready_waiters.clear()
 
     def _expire(self, step: int, waiter: Waiter, since: float) -> None:
-        if not waiter.done():
-            waiter.set_result(self._late(step, self._clock.now() - since))
+        _resolve(waiter, self._timeout_error(step, self._clock.now() - since))
 
-    def _late(self, step: int, secs: float) -> StepTimeoutError:
+    def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
+        seen = self.latest.step
         return StepTimeoutError(
-            f"step {step} of {self._run} was not reached in {round(secs, 3):g} s: seen step {self.latest.step},"
-            f" published by {listed(self.publishers.names)}",
+            f"step {step} of {self.run} was not reached in {round(secs, 3):g} s: seen step {seen}, {self.publishers.summary}",
             wanted=step,
-            seen=self.latest.step,
+            seen=seen,
             waited_secs=secs,
         )
 
-    def _settle(self) -> None:
-        """After somebody has come or gone."""
-        self._unsettled = False
-        due = self.next_threshold = 0 if self.change_waiters else self.waiters.lowest
-        if due != self._subscribed:
-            self._subscribed = due
-            self._subscribe(None if due == NO_WAITER else due)
-        if not self.waiters.count:
-            self._progress.end()
-        elif self._progress.since is None:
-            self._progress.begin(self.latest)
-
-    def _describe(self) -> Waiting:
-        waiters = self.waiters
-        return Waiting(self._run, waiters.lowest, waiters.count, self.latest, listed(self.publishers.names))
-
-    # Publishers' own waits.
-
-    def _parked_by(self, wait: asyncio.Future[Any], step: int) -> Publisher | None:
-        publisher = current_publisher()
-        if publisher is None or publisher not in self.publishers:
-            return None
-        self.publishers.park(publisher, wait, step)
-        self._waits_changed(publisher)
-        return publisher
-
-    def _unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
-        self.publishers.unpark(publisher, wait)
-        self._waits_changed(publisher)
-        if not publisher.parked:
-            self._warned = None
-
-    def _judge(self) -> None:
-        """A publisher has left, or begun to wait: can those who wait still be served?"""
+    def _check_reachable(self) -> None:
+        """After a publisher has left or begun to wait: report waits that cannot succeed any more."""
         publishers = self.publishers
         if publishers.last_exit is not None:
             if self.waiting and self.unreachable:
                 self._on_unreachable()
             return
-        if self._warned == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
-            return  # nothing has happened since it was said, or there is nothing to say
-        self._warned = self.latest
+        if self._warned_at == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
+            return  # warned about already, or there is no reason to
+        self._warned_at = self.latest
         logger.warning(
             "run %s: at step %d every registered publisher is itself waiting for a step: %s",
-            self._run,
+            self.run,
             self.latest.step,
-            listed(self.publishers.names),
+            shortened(publishers.names),
         )
+
+    # The next threshold.
+
+    def _update_threshold(self) -> None:
+        """After waiters have come or left."""
+        self._update_scheduled = False
+        threshold = self.next_threshold = 0 if self._change_waiters else self.waiters.lowest
+        if threshold != self._subscribed:
+            self._subscribed = threshold
+            self._notify_subscriber()
+        if not self.waiters.count:
+            self._progress.end()
+        elif self._progress.since is None:
+            self._progress.begin()
+
+    def _notify_subscriber(self) -> None:
+        self._subscribe(None if self.next_threshold == NO_WAITER else self.next_threshold)
+
+    # Publishers that wait themselves.
+
+    def _park_publisher(self, wait: asyncio.Future[Any], step: int) -> Publisher | None:
+        publisher = current_publisher()
+        if publisher is None or publisher not in self.publishers:
+            return None
+        self.publishers.park(publisher, wait, step)
+        self._on_publisher_waits(publisher)
+        return publisher
+
+    def _unpark_publisher(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
+        self.publishers.unpark(publisher, wait)
+        self._on_publisher_waits(publisher)
+        if not publisher.parked:
+            self._warned_at = None
+
+
+class _ProgressLog:
+    """Logs once a minute what is being waited for; costs nothing where nothing is."""
+
+    __slots__ = ("_clock", "_logged_at", "_position", "_timer", "_waits", "since")
+
+    def __init__(self, waits: WaitRegistry, clock: Clock) -> None:
+        self._waits = waits
+        self._clock = clock
+        self.since: float | None = None
+        """When the current uninterrupted waiting began; None while there is none. The timer outlives short breaks."""
+        self._timer: TimerHandle | None = None
+        self._logged_at: float = 0.0  # when the last line was logged, or the waiting began
+        self._position: Position = Position(0, 0)  # the position then
+
+    def begin(self) -> None:
+        """Start after a time without waiters."""
+        self.since = self._logged_at = self._clock.now()
+        self._position = self._waits.latest
+        if self._timer is None:
+            self._timer = self._clock.call_later(_LOG_PERIOD_SECS, self._on_timer)
+
+    def end(self) -> None:
+        """Stop: there are no waiters."""
+        self.since = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self.since is None:
+            return
+        rest = self._logged_at + _LOG_PERIOD_SECS - self._clock.now()
+        if rest <= 0:
+            self._log()
+            rest = _LOG_PERIOD_SECS
+        self._timer = self._clock.call_later(rest, self._on_timer)
+
+    def _log(self) -> None:
+        waits, now = self._waits, self._clock.now()
+        elapsed = now - self._logged_at
+        steps = waits.latest.step - self._position.step
+        # Across a reset the difference says nothing.
+        known = waits.latest.epoch == self._position.epoch and elapsed > 0
+        logger.info(
+            "run %s: waiting for step %d (%d waiters), seen step %d, %s, %s",
+            waits.run,
+            waits.waiters.lowest,
+            waits.waiters.count,
+            waits.latest.step,
+            f"{steps / elapsed:.3g} steps/s" if known else "reset meanwhile",
+            waits.publishers.summary,
+        )
+        self._logged_at, self._position = now, waits.latest

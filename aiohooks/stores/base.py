@@ -1,4 +1,4 @@
-"""The contract of a step store, and all of it that is the same on every engine."""
+"""The contract of a step store, and what is the same on every engine."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from typing import ClassVar, Literal, Self
 from aiohooks._aio.clock import current_clock
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
-from aiohooks.stores._publishers import Publisher, listed
+from aiohooks.stores._publishers import Publisher
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
 
 _ON_RESET = ("keep", "raise")
+_THREADS = "; from other threads use advance_threadsafe()"
+OPEN_BY_URL = "open one in the other process by its URL: open_step_store(url, run=...), or AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What a store looks like at one moment.
+    """The state of a store.
 
     Attributes:
-        latest: the latest mark.
+        latest: the latest known position.
         waiting: how many `wait_for` are parked.
         wanted: the lowest step one of them waits for; None if there is none.
         thresholds: how many different steps they wait for.
-        watching: how many iterations of `changes` wait for the next mark.
-        publishers: the names of those who are registered, in order.
+        watching: how many iterations of `changes` wait for the next position.
+        publishers: the names of the registered publishers, in order.
         waits: how many `wait_for` have been parked so far.
         immediate: how many found their step reached already.
         max_waiting: how many were parked at the same time, at most.
-        waiting_secs: for how long somebody has been waiting for a step without a break; None if nobody is.
+        waiting_secs: for how long there has been a parked `wait_for` without a break; None if there is none.
     """
 
     latest: Position
@@ -60,75 +62,75 @@ class Term:
 
 
 class StepStore(abc.ABC):
-    """Where the global step of a run is kept, advanced and waited for.
+    """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every call raises
     `WrongLoopError` before it does anything; only `latest`, `statistics` and `advance_threadsafe` may be used anywhere.
     Steps are whole numbers from 0 to 2**53 - 1.
 
-    A wait (`wait_for`, or the next one of `changes`) ends with an error when it cannot end well. A store knows who may
-    advance it: whoever has registered with `publisher`. Once one of them has left, and none is left or every one left
-    is itself waiting, nobody will come, and all waits are told: `PublisherFinishedError` if the last one that left had
-    finished, `PublisherFailedError` if it had failed. Before anybody has left nobody is told: one may still come.
+    A wait (`wait_for`, or the next item of `changes`) raises when it cannot succeed. A store knows its publishers: those that
+    registered with `publisher`. When one has left, and none remains or each remaining one is itself waiting, the step cannot
+    advance any more and all waits end: with `PublisherFinishedError` if the last publisher to leave had finished, with
+    `PublisherFailedError` if it had failed. Before the first publisher leaves, waits continue: a publisher may still register.
 
-    For engines: report each position you learn of to `_observe`; `_subscribe` tells you what to look out for.
+    For engines: report each position to `_observe`; `_subscribe` says which positions are needed.
     """
 
     inline: ClassVar[bool] = False
-    """Whether there is `advance_nowait`, so that advancing can be one moment with what the caller does around it."""
+    """Whether `advance_nowait` is available, which advances without suspending."""
 
     def __init__(self, position: Position, *, run: str) -> None:
-        """Starts from `position`; `run` names what is counted."""
+        """Start from `position`; `run` names what is counted."""
         self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
         self._waits = WaitRegistry(
-            self.run, position, current_clock(), self._subscribe, self._waits_changed, self._on_unreachable
+            self.run, position, current_clock(), self._subscribe, self._on_publisher_waits, self._on_unreachable
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._immediate = 0
 
-    # What an engine does.
+    # What an engine implements.
 
     @abc.abstractmethod
     async def value(self) -> Position:
-        """The position as the engine has it now; `latest` is what this process has heard."""
+        """Return the engine's current position; `latest` is the one this process knows."""
 
     @abc.abstractmethod
     async def advance(self, by: int = 1) -> int:
-        """Adds `by` (at least 1) to the step, exactly once.
+        """Add `by` (at least 1) to the step, exactly once.
 
         Returns:
             The step that this led to.
         """
 
     def advance_nowait(self, by: int = 1) -> int:
-        """`advance` without waiting, for who is in the store's loop; only where `inline` is true."""
+        """`advance` without suspending, in the store's event loop; only where `inline` is true."""
         raise TypeError(f"{self!r} cannot advance without waiting; await advance()")
 
     @abc.abstractmethod
     async def raise_to(self, step: int) -> int:
-        """Raises the step to `step`; does nothing where it is there, or further, already.
+        """Raise the step to `step`; change nothing if it is there already, or further.
 
         Returns:
-            The step as it is then.
+            The step afterwards.
         """
 
     @abc.abstractmethod
     async def reset(self, step: int) -> Position:
-        """Begins a new epoch at `step`, which may be lower or higher than the present one.
+        """Begin a new epoch at `step`, which may be lower or higher than the current step.
 
-        Who waits for a step above it goes on waiting, or gets `StepResetError` if it asked for that.
+        Waiters for a step above it keep waiting, or get `StepResetError` if they asked for that.
         """
 
     @abc.abstractmethod
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
-        """Advances in the store's own loop, for another thread, which reads `answer`."""
+        """Advance in the store's own loop, for another thread that waits for `answer`."""
 
     @abc.abstractmethod
     def lead(self, ttl: float | None = None) -> contextlib.AbstractAsyncContextManager[Term]:
-        """Makes this process the chief of the run for the time of the block, in a new term; waits while there is another.
+        """Make this process the chief of the run during the block, in a new term; wait while there is another chief.
 
-        Writes of this process carry the term: once a younger one has begun, because this process was taken for dead, they
+        Writes of this process carry the term: after a newer term has begun, because this process was taken for dead, they
         are refused with `StaleTermError`.
 
         Args:
@@ -137,61 +139,61 @@ class StepStore(abc.ABC):
 
     @abc.abstractmethod
     async def mark_initialised(self) -> None:
-        """Tells workers in other processes that the chief, this one, has initialised what they need; inside `lead` only."""
+        """Report that the chief, this process, has initialised what the workers need; inside `lead` only."""
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
-        """Waits until the chief of the present term has called `mark_initialised`, `timeout` seconds at most.
+        """Wait until the chief of the current term has called `mark_initialised`, `timeout` seconds at most.
 
         Raises:
-            SessionNotReadyError: the time was up.
-            PublisherFinishedError: everybody has finished.
-            PublisherFailedError: nobody is left, and the last one failed.
+            SessionNotReadyError: the time is up.
+            PublisherFinishedError: all publishers have finished.
+            PublisherFailedError: no publisher is left, and the last one failed.
             StoreClosedError: the store was closed.
         """
         secs = None if timeout is None else checked_timeout(timeout)
         self._enter()
         await self._waits.wait_initialised(secs)
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - nothing is on its way in one process
-        """Waits until the other processes could know who publishes here, `timeout` seconds at most."""
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - in one process there is nothing to send
+        """Wait until the other processes could know the publishers of this one, `timeout` seconds at most."""
 
-    def _waits_changed(self, publisher: Publisher) -> None:  # noqa: B027 - in one process there is nobody to tell
-        """Told whenever a publisher has begun or ended a wait."""
+    def _subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine that reports every step need not know
+        """Called with the next threshold whenever it has changed: the lowest step with a waiter; after a wake, in the next tick.
+
+        It is 0 while any change is waited for, and None without a waiter.
+        """
+
+    def _on_publisher_waits(self, publisher: Publisher) -> None:  # noqa: B027 - in one process no other needs to know
+        """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
-        """Told when somebody waits and no wait can end well, as far as is known here."""
+        """Called when there are waits and none can succeed, as far as is known here."""
         self._waits.fail_unreachable()
-
-    def _subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine that hears of every step need not be told
-        """Told when the lowest step that somebody waits for has changed, `due` of the room; after a wake, in the next moment.
-
-        It is 0 while every change is of interest, and None when nobody waits.
-        """
 
     # Waiting.
 
     @property
     def latest(self) -> Position:
-        """The latest position that this process knows of, without I/O; may be read in any thread."""
+        """The latest position that this process knows, without I/O; may be read in any thread."""
         return self._waits.latest
 
     async def wait_for(self, step: int, *, timeout: float | None = None, on_reset: Literal["keep", "raise"] = "keep") -> int:
-        """Waits until the step is reached. A step that is reached already, or is not above 0, never suspends.
+        """Wait until the step is reached; a step that is reached already, or is not above 0, never suspends.
 
-        Cancelling it leaves nothing behind. No wake-up can be lost: it is the number that counts, not the moment.
+        Cancelling it leaves nothing behind. No wake-up can be lost: a waiter compares numbers, it does not catch a signal.
 
         Args:
             step: the step to wait for.
-            timeout: how many seconds at most; None waits for as long as it takes.
+            timeout: how many seconds at most; None for no limit.
             on_reset: when a reset puts the step below `step` again: "keep" waiting, or "raise" `StepResetError`.
 
         Returns:
             The step seen when it was woken: `step` or more.
 
         Raises:
-            StepTimeoutError: the time was up.
-            PublisherFinishedError: nobody is left who could reach it; the last one finished. A clean end of a session.
-            PublisherFailedError: nobody is left, the last one failed; or `fail` was called. Caused by that error.
+            StepTimeoutError: the time is up.
+            PublisherFinishedError: no publisher is left that could reach it; the last one finished. A clean end of a session.
+            PublisherFailedError: no publisher is left, the last one failed; or `fail` was called. Caused by that error.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
         """
@@ -208,7 +210,7 @@ class StepStore(abc.ABC):
         return await self._waits.wait(step, secs, on_reset == "raise")
 
     def changes(self) -> Changes:
-        """An iterator over the positions: the current one, then always the newest, however many came in between."""
+        """Return an iterator over the positions: the current one, then always the newest, skipping those in between."""
         return Changes(self._next_position)
 
     async def _next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
@@ -221,7 +223,7 @@ class StepStore(abc.ABC):
         """`advance` for another thread than the store's own.
 
         The store must be in use in its event loop already, and that loop must be running. Waiting for the result in the
-        loop's own thread would wait for ever.
+        loop's own thread would deadlock.
         """
         by = checked_step(by, "advance by", least=1)
         self._check_process()
@@ -238,7 +240,7 @@ class StepStore(abc.ABC):
         return answer
 
     def publisher(self, name: str) -> Publisher:
-        """Registers one who may advance the store, until it is closed; it is known from this moment on."""
+        """Register a publisher, which may advance the store until it is closed; it counts from now on."""
         name = _checked_name(name, "publisher ")
         self._enter()
         publisher = Publisher(name, self._leave)
@@ -251,7 +253,7 @@ class StepStore(abc.ABC):
         self._waits.leave(publisher, exc)
 
     def fail(self, exc: BaseException) -> None:
-        """Ends all waits with `PublisherFailedError`, caused by `exc`.
+        """End all waits with `PublisherFailedError`, caused by `exc`.
 
         Also those that begin later, until a publisher registers or the step moves.
         """
@@ -260,15 +262,17 @@ class StepStore(abc.ABC):
         self._enter()
         self._waits.fail(exc)
 
+    # Lifetime.
+
     async def aclose(self) -> None:
-        """Closes the store: waits end with `StoreClosedError`, and so do later calls; harmless when called twice."""
+        """Close the store: waits end with `StoreClosedError`, and so do later calls; harmless when called twice."""
         if not self._waits.closed:
             self._enter()
             self._loop = None
             self._waits.close()
 
     async def forget(self) -> None:
-        """Deletes the run, with its step, wherever it is kept, and closes the store; call it when nobody else uses the run."""
+        """Delete the run, with its step, wherever it is kept, and close the store; call it when no other store uses the run."""
         await self.aclose()
 
     async def __aenter__(self) -> Self:
@@ -279,16 +283,16 @@ class StepStore(abc.ABC):
         await self.aclose()
 
     def statistics(self) -> StoreStatistics:
-        """What the store looks like now."""
+        """Return the current state of the store."""
         waits = self._waits
         return StoreStatistics(
             latest=waits.latest,
             waiting=waits.waiters.count,
             wanted=waits.waiters.lowest if waits.waiters.count else None,
             thresholds=waits.waiters.thresholds,
-            watching=len(waits.change_waiters),
+            watching=waits.watching,
             publishers=waits.publishers.names,
-            waits=waits.waits,
+            waits=waits.total,
             immediate=self._immediate,
             max_waiting=waits.max_waiting,
             waiting_secs=waits.waiting_secs,
@@ -304,18 +308,19 @@ class StepStore(abc.ABC):
         state = ", closed" if waits.closed else ""
         if waits.waiters.count:
             state += f", {waits.waiters.count} waiting for step {waits.waiters.lowest} or more"
-        names = listed(waits.publishers.names)
-        return f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state}, published by {names}>"
+        return f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state}, {waits.publishers.summary}>"
 
     def _observe(self, position: Position) -> None:
-        """Takes note of a position that the engine has reported; older news is dropped."""
+        """Take note of a position that the engine has reported; an older one is dropped."""
         self._waits.observe(position)
 
-    def _check_process(self) -> None:  # noqa: B027 - in memory a fork makes a store of its own
-        """Raises `WrongLoopError` where the store came into this process by a fork, if that matters."""
+    def _check_process(self) -> None:
+        if self._waits.forked:
+            raise WrongLoopError(f"{self!r} came here by a fork and does not work here: {OPEN_BY_URL}")
 
     def _enter(self) -> None:
-        """Makes sure that the store's own loop is running here; the first call decides which one that is."""
+        """Check that the store's own loop is running here; the first call decides which one that is."""
+        self._check_process()
         try:
             loop = get_running_loop()
         except RuntimeError:
@@ -330,8 +335,8 @@ class StepStore(abc.ABC):
     def _closed_error(self) -> StoreClosedError:
         return StoreClosedError(f"{self!r} is closed: make a new one")
 
-
-_THREADS = "; from other threads use advance_threadsafe()"
+    def _not_leading_error(self) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
 
 
 def _checked_name(name: str, what: str) -> str:

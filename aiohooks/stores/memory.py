@@ -1,4 +1,4 @@
-"""The step store of one process: it lives in the memory of its event loop."""
+"""The step store of one process: in the memory of its event loop."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
-from aiohooks.errors import InvalidArgumentError
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step
 from aiohooks.stores.base import StepStore, Term
 
 
 class MemoryStepStore(StepStore):
-    """A step kept in memory, for the sessions and tasks of one event loop. Nothing here ever suspends but the waits."""
+    """A step kept in memory, for the sessions and tasks of one event loop. Only the waits ever suspend."""
 
     inline: ClassVar[bool] = True
 
     def __init__(self, step: int = 0, *, run: str = "default") -> None:
-        """Starts at `step`, in epoch 1; `run` is the name that messages use."""
+        """Start at `step`, in epoch 1; `run` is the name in messages."""
         super().__init__(Position(1, checked_step(step, "step")), run=run)
         self._terms = 0
         self._lead = asyncio.Lock()
 
     async def value(self) -> Position:
-        """The position; the same as `latest`."""
+        """Return the position; the same as `latest`."""
         self._enter()
         return self._waits.latest
 
@@ -51,19 +50,19 @@ class MemoryStepStore(StepStore):
 
     @contextlib.asynccontextmanager
     async def lead(self, ttl: float | None = None) -> AsyncGenerator[Term]:
-        """See `StepStore.lead`; `ttl` means nothing here, where the lease ends with the block."""
+        """See `StepStore.lead`; `ttl` is ignored: the lease ends with the block."""
         self._enter()
         async with self._lead:
             self._terms += 1
-            self._waits.initialised(False)
+            self._waits.set_initialised(False)
             yield Term(self._terms)
 
     async def mark_initialised(self) -> None:
         """See `StepStore.mark_initialised`."""
         self._enter()
         if not self._lead.locked():
-            raise InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
-        self._waits.initialised(True)
+            raise self._not_leading_error()
+        self._waits.set_initialised(True)
 
     def advance_nowait(self, by: int = 1) -> int:
         """See `StepStore.advance_nowait`."""
@@ -78,7 +77,7 @@ class MemoryStepStore(StepStore):
         if step < waits.next_threshold:
             # What Position(...) does, in half the time.
             waits.latest = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
-        elif step > MAX_STEP:  # `due` is never higher than the step after the last
+        elif step > MAX_STEP:  # the next threshold is never above MAX_STEP + 1
             checked_step(step, f"advance by {by} would lead to step")
         else:
             waits.latest = Position(epoch, step)

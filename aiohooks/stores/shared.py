@@ -1,4 +1,4 @@
-"""A step store whose state is outside this process: opening it, its publishers' leases, the chief's term, news."""
+"""The base of step stores whose state is outside this process: opening, publishers' leases, the chief's term, snapshots."""
 
 from __future__ import annotations
 
@@ -11,179 +11,102 @@ import math
 import os
 import secrets
 import socket
-import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from aiohooks._aio.cancel import shielded, wait_done
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.clock import TimerHandle, current_clock, wake
+from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_secs
-from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreDamagedError, WrongLoopError
+from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreClosedError, StoreDamagedError
 from aiohooks.stores._membership import Members, RunWatcher
-from aiohooks.stores._protocol import MAX_STEP, Answer, Lead, Member, Position, Request, Snapshot, Write, checked_step, logger
+from aiohooks.stores._protocol import (
+    ENGINE_ERRORS,
+    MAX_STEP,
+    Answer,
+    Lead,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    Write,
+    WriteKind,
+    checked_step,
+    logger,
+)
 from aiohooks.stores._publishers import Publisher
 from aiohooks.stores._waiting import ChangeWaiter
-from aiohooks.stores.base import StepStore, Term
-
-T = TypeVar("T")
-Kind = Literal["advance", "raise", "reset"]
-
-
-class Writes:
-    """Numbers the writes of a process to a run."""
-
-    __slots__ = ("_process", "_run", "_seq")
-
-    def __init__(self, run: str, process: str) -> None:
-        """Nothing was written yet."""
-        self._run = run
-        self._process = process
-        self._seq = 0
-
-    def next(self, kind: Kind, amount: int, floor: Position, term: int) -> Write:
-        """A write that nobody has made before."""
-        self._seq += 1
-        return Write(kind, amount, floor, term, self._process, self._seq)
-
-    def position_of(self, write: Write, answer: Answer) -> Position:
-        """What a write has led to.
-
-        Raises:
-            StaleTermError: a younger term has begun.
-            InvalidArgumentError: it would pass the highest step.
-        """
-        if answer.status == "stale":
-            raise StaleTermError(
-                f"the term {write.term} of this process over {self._run} has ended, {answer.term} has begun at step "
-                f"{answer.position.step}: its lease had run out, and another chief took over; stop, or start again",
-                term=write.term,
-                newest=answer.term,
-            )
-        if answer.status == "full":
-            checked_step(MAX_STEP + 1, f"{write.kind} by {write.amount} would lead to step")
-        return answer.position
-
-
-async def settle(answer: concurrent.futures.Future[T], work: Callable[[], Awaitable[T]]) -> None:
-    """Hands what comes of `work` to another thread; where it is cancelled, also before it began, see `unsettled`."""
-    try:
-        result = await work()
-    except Exception as error:
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)
-
-
-def unsettled(answer: concurrent.futures.Future[T], error: Exception) -> None:
-    """Ends the other thread's wait, if `settle` was kept from it."""
-    if not answer.done():
-        answer.set_exception(error)
-
-
-_HOW = "open one in the other process by its URL: open_step_store(url, run=...), or AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
-
-
-class ProcessBound:
-    """Knows whether it came into this process by a fork, and refuses to be pickled."""
-
-    _forked = False
-
-    def __init__(self) -> None:
-        """Belongs to this process from now on."""
-        _all.add(self)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} cannot be pickled: {_HOW}")
-
-    def _check_process(self) -> None:
-        if self._forked:
-            raise WrongLoopError(f"{self!r} came here by a fork and does not work here: {_HOW}")
-
-
-_all: weakref.WeakSet[ProcessBound] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for one in _all:
-        one._forked = True  # pyright: ignore[reportPrivateUsage]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
+from aiohooks.stores.base import OPEN_BY_URL, StepStore, Term
 
 _CLOSE_SECS = 5.0
-"""How long closing waits for the engine: what it could not be told then, its leases tell."""
+"""How long closing waits for the engine; leases that could not be given back run out."""
 
 OnLost = Literal["raise", "keep"]
 
 
-class SharedStepStore(ProcessBound, StepStore):
-    """What all stores over processes have in common. Each process opens its own, by the same address and run.
+class SharedStepStore(StepStore):
+    """The base of stores that several processes share. Each process opens its own, by the same address and run.
 
-    It is opened by the first call that needs it, or by `async with`; closing tells the others that its publishers have left.
-    Publishers and the chief hold leases: when their process dies, the waiters of all processes are told.
+    It is opened by the first call that needs it, or by `async with`; closing it lets the others know that its publishers have
+    left. Publishers and the chief hold leases: when their process dies, the waiters of all processes are notified.
 
-    For engines: `_open` begins to report, with `_observe_snapshot`; `_request` asks the engine for one thing, exactly once.
+    For engines: `_open` begins to report to `_observe_snapshot` and `_observe`; `_request` sends one request, which takes
+    effect exactly once.
     """
 
     _leased: ClassVar[bool] = True
-    """Whether members are known to be alive by renewing their leases; otherwise the engine finds the dead by itself."""
+    """Whether members renew their leases to be known as alive; otherwise the engine finds the dead by itself."""
 
     def __init__(self, *, run: str, on_lost: OnLost = "raise", lease_secs: float = 10.0, join_grace_secs: float = 30.0) -> None:
-        """Does not connect yet.
+        """Check the options; connect later.
 
         Args:
             run: the name of the run; stores of different runs never meet.
-            on_lost: what waiters are told when a publisher was found dead and nobody is left who could reach their step:
-                "raise" `PublisherFailedError`, or "keep" waiting for the one that is started in its place.
-            lease_secs: how long a process that has stopped renewing its leases counts as alive.
-            join_grace_secs: how long to wait for publishers where all had left before this store was opened.
+            on_lost: what happens to waiters when a publisher was found dead and no other could reach their step: "raise"
+                `PublisherFailedError`, or "keep" waiting for its successor.
+            lease_secs: for how long a process that has stopped renewing its leases counts as alive.
+            join_grace_secs: how long to wait for publishers if all had left before this store was opened.
         """
-        StepStore.__init__(self, Position(1, 0), run=run)
+        super().__init__(Position(1, 0), run=run)
         if on_lost not in ("raise", "keep"):
             raise InvalidArgumentError(f'on_lost={on_lost!r}: give "raise" or "keep"')
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(join_grace_secs, "join_grace_secs")
-        self._lease_secs = lease_secs if self._leased else math.inf
         self._clock = current_clock()
+        self._lease_secs = lease_secs if self._leased else math.inf
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        # Not a bound method of the engine, which is not complete yet.
-        self._members = Members(
-            self.run, self._process, self._lease_secs, self._clock, lambda request: self._request(request), self._spawn
-        )
-        self._writes = Writes(self.run, self._process)
-        self._term = 0
-        self._leader: Member | None = None  # that leads here, or would
-        self._watcher = RunWatcher(
-            self.run,
-            self._process,
-            self._waits,
-            self._clock,
-            keep=on_lost == "keep",
-            join_grace_secs=join_grace_secs,
-            look=lambda: self._read_run(),
-            take=lambda snapshot: self._observe_snapshot(snapshot),
-            spawn=self._spawn,
-        )
         self._opening: asyncio.Task[None] | None = None
         self._opened = self._closing = self._forgotten = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        ProcessBound.__init__(self)
+        self._seq = 0
+        self._term = 0
+        self._leader: Member | None = None  # of this process, from the request to lead on
+        self._vacancies: set[asyncio.Future[None]] = set()
+        self._members = Members(self._process, self._lease_secs)
+        self._announcing: asyncio.Task[None] | None = None
+        self._renewal: TimerHandle | None = None
+        self._announces = True
+        self._watcher = RunWatcher(
+            self._waits, self._clock, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs
+        )
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_wanted = False  # since the latest read began
+        self._expiry: TimerHandle | None = None
+        call_after_fork(self._waits)
 
-    # What an engine does.
+    # What an engine implements.
 
     @abc.abstractmethod
     async def _open(self) -> None:
-        """Connect and report the run's snapshot (`_observe_snapshot`); make the run if it is not there. Report from then on.
+        """Connect, and pass the run's snapshot to `_observe_snapshot`; make the run if it is not there. Report from then on.
 
         Raises:
-            StoreUnavailableError: it is not there, or says no.
+            StoreUnavailableError: the engine is unavailable or refuses.
         """
 
     @abc.abstractmethod
     async def _request(self, request: Request) -> Answer:
-        """Does it exactly once, however often it must be sent; waits while the engine is away.
+        """Send a request, as often as needed, so that it takes effect exactly once; wait while the engine is unavailable.
 
         Raises:
             StoreUnavailableError: it gave up.
@@ -191,7 +114,7 @@ class SharedStepStore(ProcessBound, StepStore):
 
     @abc.abstractmethod
     async def _read_run(self) -> Snapshot:
-        """Reads the run, after finding out which leases have run out.
+        """Read the run, after removing the members whose leases have run out.
 
         Raises:
             StoreUnavailableError: it gave up.
@@ -199,11 +122,11 @@ class SharedStepStore(ProcessBound, StepStore):
 
     @abc.abstractmethod
     async def _disconnect(self) -> None:
-        """Gives back all that `_open` took, also after a failed one; bounded in time by its caller."""
+        """Release all that `_open` took, also after a failed one; the caller bounds the time."""
 
     @abc.abstractmethod
     async def _delete_run(self) -> None:
-        """Deletes the run from the engine, also one that is damaged; `_disconnect` follows, and must not bring it back."""
+        """Delete the run from the engine, also a damaged one; `_disconnect` follows, and must not bring it back."""
 
     # The contract.
 
@@ -214,7 +137,7 @@ class SharedStepStore(ProcessBound, StepStore):
         return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
-        """See `StepStore.advance`; while the engine is away it waits."""
+        """See `StepStore.advance`; waits while the engine is unavailable."""
         by = checked_step(by, "advance by", least=1)
         await self._ensure_open()
         return (await self._write("advance", by)).step
@@ -259,103 +182,46 @@ class SharedStepStore(ProcessBound, StepStore):
         await self._ensure_open()
         chief = self._members.chief
         if chief is None:
-            raise InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
+            raise self._not_leading_error()
         self._members.chief = chief._replace(ready=True)
-        self._members.announce()
+        self._announce()
         await self.flush()
 
     def publisher(self, name: str) -> Publisher:
-        """See `StepStore.publisher`; the other processes are told in the background, see `flush`."""
+        """See `StepStore.publisher`; the other processes are notified in the background, see `flush`."""
         self._check_not_closing()
         publisher = super().publisher(name)
         self._members.join(publisher)
+        self._announce()
         return publisher
+
+    def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
+        super()._leave(publisher, exc)
+        self._members.leave(publisher, self._waits.latest.step, exc)
+        self._announce()
+
+    def _on_publisher_waits(self, publisher: Publisher) -> None:
+        if self._members.update(publisher):
+            self._announce()
 
     def fail(self, exc: BaseException) -> None:
         """See `StepStore.fail`; ends the waits of all processes."""
         super().fail(exc)
         self._members.fail(exc)
-
-    @contextlib.asynccontextmanager
-    async def lead(self, ttl: float | None = None) -> AsyncGenerator[Term]:
-        """See `StepStore.lead`."""
-        check_secs(ttl, "ttl", optional=True, positive=True)
-        await self._ensure_open()
-        if self._leader is not None:
-            raise InvalidArgumentError(f"{self!r} leads already, or is about to: leave that block first")
-        self._leader = member = self._members.new(f"chief {self._process}", ttl if self._leased else None)
-        try:
-            answer = await self._request(Lead(member))
-            while answer.status != "ok":
-                await self._watcher.vacancy()
-                self._check_not_closing()
-                answer = await self._request(Lead(member))
-            self._check_not_closing()
-            self._term = answer.term
-            self._members.chief = member._replace(term=answer.term)
-            self._members.announce()
-            yield Term(answer.term)
-        except BaseException as error:
-            # Also where it was cancelled before: the lead may have been granted all the same.
-            self._step_down(error)
-            raise
-        self._step_down(None)
-
-    def _step_down(self, failure: BaseException | None) -> None:
-        leader, self._leader = self._leader, None
-        if leader is not None:
-            led, self._term, self._members.chief = self._term, 0, None
-            left = self._waits.publishers.last_exit
-            told = not led or self._members.publish or (left is not None and not left.is_remote)
-            # Its publishers say how it left, if it has any.
-            self._members.take_leave(leader, "" if told else "chief", self._waits.latest.step, failure)
+        self._announce()
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `StepStore.flush`."""
-        await self._members.flush(timeout)
+        if self._announcing is not None:
+            await wait_done([self._announcing], timeout)
 
-    async def forget(self) -> None:
-        """Deletes the run, with its step, from the engine, also one that is damaged, and closes this store.
-
-        Call it when all others have closed theirs: one that is still open would bring the run back.
-
-        Raises:
-            StoreUnavailableError: it could not be deleted.
-        """
-        try:
-            await self._ensure_open()
-        except StoreDamagedError as error:
-            logger.info("run %s: deleting what cannot be read: %s", self.run, error)
-        self._leave_all()
-        await self._members.flush(_CLOSE_SECS)
-        self._members.stop()
-        self._forgotten = True
-        try:
-            await self._delete_run()
-        finally:
-            await self.aclose()
-
-    async def aclose(self) -> None:
-        """See `StepStore.aclose`; tells the engine within 5 s that this process has left."""
-        if self._waits.closed:
-            return
-        self._enter()
-        self._leave_all()
-        await shielded(self._shut_down(), grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}")
-
-    def _leave_all(self) -> None:
-        self._closing = True
-        for publisher in self._waits.publishers.here:
-            publisher.close()
-        self._step_down(None)
-
-    # Opening.
+    # Opening and closing.
 
     async def __aenter__(self) -> Self:
         try:
             await self._ensure_open()
         except asyncio.CancelledError:
-            await self.aclose()  # the opening would go on, and nobody comes to close it
+            await self.aclose()  # the opening would continue, and the caller has nothing to close
             raise
         return self
 
@@ -383,16 +249,53 @@ class SharedStepStore(ProcessBound, StepStore):
         except BaseException:
             await self._disconnect()
             raise
-        self._opened = self._members.active = self._watcher.active = True
-        self._members.announce()
+        self._opened = True
+        self._announce()
+
+    async def forget(self) -> None:
+        """Delete the run, with its step, from the engine, also a damaged one, and close this store.
+
+        Call it when all other stores of the run are closed: an open one would bring the run back.
+
+        Raises:
+            StoreUnavailableError: it could not be deleted.
+        """
+        try:
+            await self._ensure_open()
+        except StoreDamagedError as error:
+            logger.info("run %s: deleting what cannot be read: %s", self.run, error)
+        self._leave_all()
+        await self.flush(_CLOSE_SECS)
+        self._stop_announcing()
+        self._forgotten = True
+        try:
+            await self._delete_run()
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """See `StepStore.aclose`; lets the engine know within 5 s that this process has left."""
+        if self._waits.closed:
+            return
+        self._enter()
+        self._leave_all()
+        await shielded(self._shut_down(), grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}")
+
+    def _leave_all(self) -> None:
+        self._closing = True
+        for publisher in self._waits.publishers.here:
+            publisher.close()
+        self._step_down(None)
 
     async def _shut_down(self) -> None:
         if self._opened:
-            await self._members.flush(_CLOSE_SECS)
-        self._members.stop()
+            await self.flush(_CLOSE_SECS)
+        self._stop_announcing()
         self._opened = False
         await super().aclose()
         self._watcher.stop()
+        self._watch_leases()
+        self._end_vacancies()
         late = tuple(self._tasks)
         for task in late:
             task.cancel()
@@ -401,83 +304,224 @@ class SharedStepStore(ProcessBound, StepStore):
 
     # Writing.
 
-    def _next_write(self, kind: Kind, amount: int) -> Write:
-        return self._writes.next(kind, amount, self._waits.latest, self._term)
+    def _next_write(self, kind: WriteKind, amount: int) -> Write:
+        self._seq += 1
+        return Write(kind, amount, self._waits.latest, self._term, self._process, self._seq)
 
-    async def _write(self, kind: Kind, amount: int) -> Position:
+    async def _write(self, kind: WriteKind, amount: int) -> Position:
         write = self._next_write(kind, amount)
         return self._written(write, await self._request(write))
 
     def _written(self, write: Write, answer: Answer) -> Position:
-        position = self._writes.position_of(write, answer)
+        """Return the position that a write has led to, after taking note of it."""
+        position = answer.position
+        if answer.status == "stale":
+            raise StaleTermError(
+                f"the term {write.term} of this process over {self.run} has ended, {answer.term} has begun at step "
+                f"{position.step}: its lease had run out, and another chief took over; stop, or start again",
+                term=write.term,
+                newest=answer.term,
+            )
+        if answer.status == "full":
+            checked_step(MAX_STEP + 1, f"{write.kind} by {write.amount} would lead to step")
         self._observe(position)
         return position
-
-    def _subscribe(self, step: int | None) -> None:
-        self._watcher.watch_leases()  # only while somebody waits
 
     def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
         if not answer.set_running_or_notify_cancel():
             return
+
+        async def advance() -> None:
+            try:
+                step = await self.advance(by)
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(step)
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            if not answer.done():  # it was cancelled with the store, perhaps before it began
+                answer.set_exception(self._closed_error())
 
         try:
             self._enter()
         except Exception as error:
             answer.set_exception(error)
         else:
-            task = self._spawn(settle(answer, lambda: self.advance(by)), "advance for a thread")
-            task.add_done_callback(lambda _: unsettled(answer, self._closed_error()))
+            self._spawn(advance(), "advance for a thread").add_done_callback(on_done)
 
-    # Members of this process.
+    # The chief.
 
-    def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
-        super()._leave(publisher, exc)
-        self._members.leave(publisher, self._waits.latest.step, exc)
+    @contextlib.asynccontextmanager
+    async def lead(self, ttl: float | None = None) -> AsyncGenerator[Term]:
+        """See `StepStore.lead`."""
+        check_secs(ttl, "ttl", optional=True, positive=True)
+        await self._ensure_open()
+        if self._leader is not None:
+            raise InvalidArgumentError(f"{self!r} leads already, or is about to: leave that block first")
+        self._leader = member = self._members.new(f"chief {self._process}", ttl if self._leased else None)
+        try:
+            answer = await self._request(Lead(member))
+            while answer.status != "ok":
+                await self._wait_vacancy()
+                self._check_not_closing()
+                answer = await self._request(Lead(member))
+            self._check_not_closing()
+            self._term = answer.term
+            self._members.chief = member._replace(term=answer.term)
+            self._announce()
+            yield Term(answer.term)
+        except BaseException as error:
+            # Also if it was cancelled earlier: the lead may have been granted all the same.
+            self._step_down(error)
+            raise
+        self._step_down(None)
 
-    def _waits_changed(self, publisher: Publisher) -> None:
-        self._members.waits_changed(publisher)
+    def _step_down(self, failure: BaseException | None) -> None:
+        leader, self._leader = self._leader, None
+        if leader is not None:
+            led, self._term, self._members.chief = self._term, 0, None
+            left = self._waits.publishers.last_exit
+            # The publishers of this process, if it has any, report how it left.
+            silent = not led or self._members.has_publisher or (left is not None and not left.is_remote)
+            self._members.leave_as(leader, "" if silent else "chief", self._waits.latest.step, failure)
+            self._announce()
 
-    # RunWatcher.
+    async def _wait_vacancy(self) -> None:
+        """Wait until there may be no chief, or until the store is closed."""
+        self._observe_snapshot(await self._read_run())
+        chief = self._watcher.chief
+        if chief is None:
+            return
+        logger.info("run %s: waiting for the lead, which %s has", self.run, chief.name)
+        vacancy: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._vacancies.add(vacancy)
+        try:
+            self._watch_leases()
+            await vacancy
+        finally:
+            self._vacancies.discard(vacancy)
+            self._watch_leases()
 
-    def _observe_snapshot(self, snapshot: Snapshot) -> None:
-        """Takes note of what the engine tells; called in the event loop, also with snapshots that are out of date."""
-        self._observe(snapshot.position)
-        self._watcher.take(snapshot)
+    def _end_vacancies(self) -> None:
+        for vacancy in self._vacancies:
+            wake(vacancy)
+
+    # Announcing the members of this process to the engine.
+
+    def _announce(self) -> None:
+        """Send the engine in the background what it does not know yet: one request after the other, until it knows all."""
+        if self._opened and self._announces and self._announcing is None and self._members.unsent():
+            self._announcing = self._spawn(self._announce_all(), "announcing publishers")
+
+    def _announce_again(self) -> None:
+        """Send the engine all members: to renew their leases, or because it may have lost them."""
+        self._members.mark_unsent()
+        self._announce()
+
+    async def _announce_all(self) -> None:
+        try:
+            while requests := self._members.unsent():
+                for request in requests:
+                    await self._request(request)
+                    self._members.mark_sent(request)
+        except ENGINE_ERRORS as error:
+            logger.warning("run %s: could not announce its publishers: %s", self.run, error)
+            if isinstance(error, StoreDamagedError):
+                self._stop_announcing()
+        finally:
+            self._announcing = None
+            secs = self._members.renewal_secs
+            if self._opened and self._announces and self._renewal is None and secs is not None:
+                self._renewal = self._clock.call_later(secs, self._renew)
+
+    def _renew(self) -> None:
+        self._renewal = None
+        self._announce_again()
+
+    def _stop_announcing(self) -> None:
+        self._announces = False
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+
+    # Snapshots of the run.
 
     @property
     def _snapshot(self) -> Snapshot:
-        """The latest one that was taken."""
+        """The latest one that was observed."""
         return self._watcher.snapshot
 
+    def _observe_snapshot(self, snapshot: Snapshot) -> None:
+        """Take note of what the engine reports; called in the event loop, also with snapshots that are out of date."""
+        self._observe(snapshot.position)
+        self._watcher.observe(snapshot)
+        if self._watcher.chief is None:
+            self._end_vacancies()
+        self._watch_leases()
+
     async def _refresh(self) -> None:
-        """Before a wait that would end badly at once: nobody here has waited for news. Those who come together ask once."""
+        """Read the run before a wait that would fail: nothing is reported while nothing waits. Concurrent callers share it."""
         self._enter()
-        if (looking := self._watcher.refresh()) is not None:
-            await wait_done([looking], None)
+        if (refreshing := self._start_refresh()) is not None:
+            await wait_done([refreshing], None)
+
+    def _start_refresh(self) -> asyncio.Task[None] | None:
+        """Read the run in a task, which fails the waits if they cannot succeed; None without an engine."""
+        self._refresh_wanted = True
+        if self._refreshing is None and self._opened:
+            self._refreshing = self._spawn(self._refresh_until_current(), "reading the run")
+        return self._refreshing
+
+    async def _refresh_until_current(self) -> None:
+        try:
+            snapshot = self._snapshot
+            while self._refresh_wanted:  # what was read before the request does not answer it
+                self._refresh_wanted = False
+                snapshot = await self._read_run()
+            self._observe_snapshot(snapshot)
+            self._waits.fail_unreachable()
+        except (*ENGINE_ERRORS, StoreClosedError) as error:
+            logger.warning("run %s: could not read who publishes: %s", self.run, error)
+            if self._waits.unreachable:
+                self._waits.abort(error)
+        finally:
+            self._refreshing = None
 
     def _on_unreachable(self) -> None:
-        # Others may have moved the step, or have come, and this process has not heard of it yet.
-        self._watcher.refresh()
+        # Other processes may have moved the step or registered a publisher, which is not known here yet.
+        self._start_refresh()
 
-    # Tasks, forks, copies.
+    def _subscribe(self, step: int | None) -> None:
+        self._watch_leases()
+
+    def _watch_leases(self) -> None:
+        """Read the run again when a lease of another process may have run out, for as long as there is a wait here."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        secs = self._snapshot.expires_secs
+        if secs is not None and self._opened and (self._waits.waiting or self._vacancies):
+            self._expiry = self._clock.call_later(secs + 0.001, self._start_refresh)
+
+    # Tasks and copies.
 
     def _spawn(self, coro: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
-        """A task of the store's own: in no session's context, ended with the store."""
+        """Start a task of the store's own: in no session's context, cancelled with the store."""
         task = asyncio.get_running_loop().create_task(coro, name=f"step store {self.run}: {what}", context=contextvars.Context())
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
         if task is self._opening:
-            self._opening = None  # the next call tries again, also if nobody has waited for this one
+            self._opening = None  # the next call tries again, also if no call has waited for this one
         else:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
-    def _enter(self) -> None:
-        self._check_process()
-        super()._enter()
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: {OPEN_BY_URL}")

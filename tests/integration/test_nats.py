@@ -261,8 +261,8 @@ async def test_an_outage_that_is_too_long_ends_waits_and_writes(own_server: Serv
 async def test_a_store_that_came_by_a_fork_says_so(server: Server, name: str) -> None:
     """A forked store is refused in the child, and works on in the parent."""
     async with store_of(server.port, run=name) as store:
-        store._forked = True
+        store._waits.forked = True
         with pytest.raises(WrongLoopError, match="open_step_store"):
             await store.advance()
-        store._forked = False
+        store._waits.forked = False
         assert await store.advance() == 1

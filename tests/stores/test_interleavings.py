@@ -91,7 +91,7 @@ class ChecksThenParks(MemoryStepStore):
         if self.latest.step >= step:
             return self.latest.step
         await asyncio.sleep(0)
-        return await self._waits.wait(step, None, strict=False)
+        return await self._waits.wait(step, None, raise_on_reset=False)
 
 
 class WakesTooEarly(MemoryStepStore):
@@ -99,7 +99,7 @@ class WakesTooEarly(MemoryStepStore):
 
     async def advance(self, by: int = 1) -> int:
         step = await super().advance(by)
-        for _, waiter in self._waits.waiters.take_all():
+        for _, waiter in self._waits.waiters.pop_all():
             waiter.set_result(step)
         self._waits.wake()
         return step
@@ -133,7 +133,7 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _Unconcerned(WaitRegistry):
-    def _parked_by(self, wait: asyncio.Future[Any], step: int) -> None:
+    def _park_publisher(self, wait: asyncio.Future[Any], step: int) -> None:
         return None
 
 
@@ -143,7 +143,7 @@ class OverlooksWaitingPublishers(MemoryStepStore):
     def __init__(self) -> None:
         super().__init__()
         self._waits = _Unconcerned(
-            self.run, self.latest, current_clock(), self._subscribe, self._waits_changed, self._on_unreachable
+            self.run, self.latest, current_clock(), self._subscribe, self._on_publisher_waits, self._on_unreachable
         )
 
 

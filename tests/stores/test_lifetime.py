@@ -179,7 +179,7 @@ def test_without_a_loop_only_looking_is_allowed() -> None:
         at_once(store.advance())
     with pytest.raises(WrongLoopError, match="not in use in any event loop yet"):
         store.advance_threadsafe()
-    assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, published by nobody>"
+    assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, no publisher>"
 
 
 async def test_threads_advance_through_the_loop() -> None:

@@ -130,7 +130,7 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
                     await asyncio.sleep(0)
                     await other.advance()
                     assert await step == 1
-                    assert store._poll_timer is store._members._renewal is other._members._renewal is None
+                    assert store._poll_timer is store._renewal is other._renewal is None
             with pytest.raises(ah.errors.PublisherFinishedError, match="one finished at step 1"):
                 await never
 

@@ -133,7 +133,7 @@ async def test_a_restarted_actor_is_told_who_publishes() -> None:
     while {member.name for member in a._snapshot.members} != {"b", "c"}:  # noqa: ASYNC110
         await asyncio.sleep(0)
     # c dies, and the actor with it; b lives on, and leaves.
-    c._members.stop()
+    c._stop_announcing()
     actor.die()
     while len(actor.keeper._state.members) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)

@@ -183,7 +183,7 @@ class LocalStepStore(SharedStepStore):
         # Once per step of every session, so this is kept fast.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
-        if self._loop is not get_running_loop() or not self._ready or self._forked:
+        if self._loop is not get_running_loop() or not self._ready or self._waits.forked:
             await self._ensure_open()
         files, lock, waits = self._files, self._lock, self._waits
         if files is None or lock is None or self._deleted:

@@ -191,7 +191,7 @@ class RedisStepStore(RemoteStepStore):
         if snapshot.position < self._waits.latest and not self._forgotten:
             # The keys were deleted or evicted while the connection stayed.
             self._spawn(self._write("raise", 0), "raising an engine that has lost its data")
-            self._members.announce_again()
+            self._announce_again()
         self._observe_snapshot(snapshot)
 
     def _subscribe(self, step: int | None) -> None:
