@@ -1,11 +1,11 @@
-"""P9: every state of the disk that a crash could leave.
+"""Every state of the disk that a power cut could leave (P9).
 
     python -m tests.fuzz.checkpoint_crash_states --points 30000
 
-What a writer does to files is recorded. From that, states are made that a power cut could leave: what was synced is there,
-of the rest anything. Each different one is put on disk and judged: the newest acknowledged checkpoint is there to the last
-bit, or the one that was coming; nothing torn stands under a final name; a later save works and sweeps up.
-Only different states count.
+The file operations of a writer are recorded. From the record, states are generated that a power cut could leave: what was
+synced is there, and any part of the rest. Each different state is written to disk and checked: the newest acknowledged
+checkpoint, or the next one, is there equal to the last bit; no torn checkpoint has a final name; a later save succeeds and
+removes leftovers. Only different states are counted.
 """
 
 from __future__ import annotations
@@ -16,56 +16,58 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz._disk import Outcome, Tree, command, materialise, rounds, scratch
-from tests.fuzz._stories import Story, act, judge, make_stories, prepare
-from tests.fuzz._trace import Crash, Recorder
+from tests.fuzz._checkpoint_harness import Outcome, Tree, command, materialise, rounds, scratch
+from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepare, run_writer
+from tests.fuzz._crash_model import Crash, Recorder
 
-ENOUGH = 600
-"""Different states of one story; then other contents and sizes give more."""
-STALE = 60
-"""When so many in a row were there before, a crash at that moment has little more to give."""
-JUDGED_WITH_LATER_SAVE = 4
+MAX_STATES = 600
+"""The number of different states of one scenario; then other contents and sizes give more."""
+MAX_REPEATED = 60
+"""After so many states in a row that were there before, no more crashes at that event are tried."""
+LATER_SAVE_EVERY = 4
 
 
 def crash_states(points: int, seed: int) -> Outcome:
-    """Judges so many different states."""
+    """Check so many different states."""
     outcome = Outcome("states after a crash")
     with scratch() as root:
         for number, rng in rounds(seed):
-            stories = [story for story in make_stories(seed + number, 600 + 2000 * (number % 6)) if not story.contended]
-            for told, story in enumerate(stories):
+            scenarios = [
+                scenario for scenario in make_scenarios(seed + number, 600 + 2000 * (number % 6)) if not scenario.two_writers
+            ]
+            for done, scenario in enumerate(scenarios):
                 left = points - outcome.points
                 if left <= 0:
                     return outcome
-                share = -(-left // (len(stories) - told))  # small counts too see every story
-                _tell(story, min(share, ENOUGH), rng, root, outcome, seed + number)
+                share = -(-left // (len(scenarios) - done))  # small counts cover every scenario, too
+                _crash_writer(scenario, min(share, MAX_STATES), rng, root, outcome, seed + number)
     raise AssertionError("rounds do not end")
 
 
-def _tell(story: Story, most: int, rng: random.Random, root: Path, outcome: Outcome, seed: int) -> None:
+def _crash_writer(scenario: Scenario, limit: int, rng: random.Random, root: Path, outcome: Outcome, seed: int) -> None:
     work = root / "work"
     materialise({}, work)
-    prepare(story, work / "ckpt")
+    prepare(scenario, work / "ckpt")
     recorder = Recorder(work)
-    act(story, work / "ckpt", recorder, recorder.acknowledge)
+    run_writer(scenario, work / "ckpt", recorder, recorder.acknowledge)
     crash = Crash(recorder)
     seen: set[bytes] = set()
-    stale = dict.fromkeys(range(len(crash.events) + 1), 0)
-    while len(seen) < most and stale:
-        at = rng.choice(list(stale))
+    repeated = dict.fromkeys(range(len(crash.events) + 1), 0)
+    while len(seen) < limit and repeated:
+        at = rng.choice(list(repeated))
         acknowledged = crash.acknowledged(at)
         tree = crash.state(at, rng)
         key = _key(tree, acknowledged)
         if key in seen:
-            stale[at] += 1
-            if stale[at] == STALE:
-                del stale[at]
+            repeated[at] += 1
+            if repeated[at] == MAX_REPEATED:
+                del repeated[at]
             continue
         seen.add(key)
-        stale[at] = 0
-        with outcome.point(f"{story.name}, before event {at} of {len(crash.events)}, seed {seed}"):
+        repeated[at] = 0
+        with outcome.point(f"{scenario.name}, before event {at} of {len(crash.events)}, seed {seed}"):
             materialise(tree, work)
-            judge(story, work / "ckpt", acknowledged, later=len(seen) % JUDGED_WITH_LATER_SAVE == 0)
+            check_directory(scenario, work / "ckpt", acknowledged, later=len(seen) % LATER_SAVE_EVERY == 0)
 
 
 def _key(tree: Tree, acknowledged: int) -> bytes:
@@ -78,7 +80,7 @@ def _key(tree: Tree, acknowledged: int) -> bytes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     return command(crash_states, 30_000, __doc__, arguments)
 
 

@@ -1,11 +1,11 @@
-"""P8: the power is cut at every operation, on a real file system.
+"""The power is cut at every operation, on a real file system (P8).
 
     python -m tests.fuzz.checkpoint_power --points 500
 
-An ext4 in a file is mounted over a loop device and shut down in the middle of a save, before the k-th operation, without
-writing its journal out (EXT4_IOC_SHUTDOWN). In half of the cuts the journal is written first, by syncing a file that has
-nothing to do with it: names are durable then, and data is not. After mounting again, the acknowledged checkpoints must be
-there. A file that nobody synced is the proof that the cut was one. Needs root, loop devices and mkfs.ext4.
+An ext4 in a file is mounted over a loop device and shut down during a save, before the k-th operation, without writing its
+journal (EXT4_IOC_SHUTDOWN). In half of the cuts the journal is written first, by syncing an unrelated file: then names are
+durable, and data is not. After mounting it again, the acknowledged checkpoints must be there. A file that was not synced
+and is lost proves that the cut works. Needs root, loop devices and mkfs.ext4.
 """
 
 from __future__ import annotations
@@ -23,14 +23,25 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz._disk import Counting, Outcome, Seam, UnsuitedError, WrongError, command, fork, pick, rounds, scratch
-from tests.fuzz._stories import Story, act, judge, make_stories, prepare
+from tests.fuzz._checkpoint_harness import (
+    Counting,
+    Outcome,
+    Seam,
+    UnsupportedError,
+    ViolationError,
+    command,
+    fork,
+    pick,
+    rounds,
+    scratch,
+)
+from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepare, run_writer
 
 SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 SIZE = 24 * 1024 * 1024
 SYSTEM_TOOLS = ":/usr/sbin:/sbin"
-"""Where these are, which not everybody has on the path."""
+"""Where these tools are, which is not on every PATH."""
 
 
 class Volume:
@@ -44,17 +55,17 @@ class Volume:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def make(self) -> None:
-        """Makes and mounts it.
+        """Make and mount it.
 
         Raises:
-            UnsuitedError: this machine cannot.
+            UnsupportedError: this machine cannot do so.
         """
         if os.geteuid() != 0:
-            raise UnsuitedError("power cuts need root, to mount an ext4 over a loop device")
+            raise UnsupportedError("power cuts need root, to mount an ext4 over a loop device")
         mkfs = shutil.which("mkfs.ext4", path=os.environ.get("PATH", "") + SYSTEM_TOOLS)
         losetup = shutil.which("losetup", path=os.environ.get("PATH", "") + SYSTEM_TOOLS)
         if mkfs is None or losetup is None:
-            raise UnsuitedError("power cuts need mkfs.ext4 (e2fsprogs) and losetup (util-linux)")
+            raise UnsupportedError("power cuts need mkfs.ext4 (e2fsprogs) and losetup (util-linux)")
         self._losetup = losetup
         self.path.mkdir()
         with self._image.open("wb") as file:
@@ -64,30 +75,30 @@ class Volume:
         try:
             self.mount()
         except OSError as error:
-            raise UnsuitedError(f"ext4 cannot be mounted from {self._device} ({error})") from error
+            raise UnsupportedError(f"ext4 cannot be mounted from {self._device} ({error})") from error
 
     def mount(self) -> None:
-        """Mounts it, as the machine does when it is switched on again."""
+        """Mount it, as after a restart of the machine."""
         if self._libc.mount(self._device.encode(), bytes(self.path), b"ext4", 0, b"") != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._mounted = True
 
     def unmount(self) -> None:
-        """Takes it away again."""
+        """Unmount it."""
         if self._libc.umount2(bytes(self.path), 0) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._mounted = False
 
     def sync(self) -> None:
-        """Makes all that is there durable: what a story begins with."""
+        """Make all of it durable, before the writer of a scenario starts."""
         fd = os.open(self.path, os.O_RDONLY)
         self._libc.syncfs(fd)
         os.close(fd)
 
     def discard(self) -> None:
-        """Gives everything back."""
+        """Unmount it and release the loop device."""
         if self._mounted:
-            self._libc.umount2(bytes(self.path), 2)  # also if something is open in there still
+            self._libc.umount2(bytes(self.path), 2)  # also if a file in it is open
         if self._device:
             _tool(self._losetup, "-d", self._device)
 
@@ -95,16 +106,16 @@ class Volume:
 def _tool(*command_line: str) -> str:
     done = subprocess.run(command_line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise UnsuitedError(f"{command_line[0]} says: {done.stderr.strip()}")
+        raise UnsupportedError(f"{command_line[0]} failed: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
 @contextlib.contextmanager
 def volume() -> Generator[Volume]:
-    """A volume for the length of a block.
+    """Mount a volume for the block.
 
     Raises:
-        UnsuitedError: this machine cannot have one.
+        UnsupportedError: this machine cannot do so.
     """
     with scratch() as root:
         made = Volume(root)
@@ -115,8 +126,8 @@ def volume() -> Generator[Volume]:
             made.discard()
 
 
-class Cut(Seam):
-    """Cuts the power before one operation, and ends the process."""
+class PowerCut(Seam):
+    """Cuts the power before one operation, and exits."""
 
     def __init__(self, root: Path, at: int, *, journal_first: bool) -> None:
         super().__init__()
@@ -130,8 +141,8 @@ class Cut(Seam):
         return real(*args, **kwargs)
 
     def cut(self) -> None:
-        """Does it."""
-        _write(self._root / "canary", b"nobody synced this")
+        """Cut the power."""
+        _write(self._root / "canary", b"not synced")
         if self._journal_first:
             fd = _write(self._root / "unrelated", b"synced")
             os.fsync(fd)
@@ -146,7 +157,7 @@ def _write(path: Path, data: bytes) -> int:
 
 
 def power(points: int, seed: int) -> Outcome:
-    """Cuts the power so many times."""
+    """Cut the power so many times."""
     outcome = Outcome("power cuts")
     lost = 0
     with volume() as there:
@@ -154,36 +165,36 @@ def power(points: int, seed: int) -> Outcome:
             left = points - outcome.points
             if left <= 0:
                 break
-            cuts: list[tuple[Story, int, bool]] = []
-            for story in make_stories(seed + number, 600 + 3000 * number):
-                if story.contended:
+            cuts: list[tuple[Scenario, int, bool]] = []
+            for scenario in make_scenarios(seed + number, 600 + 3000 * number):
+                if scenario.two_writers:
                     continue
                 counting = Counting()
-                prepare(story, there.path / "run")
-                act(story, there.path / "run", counting, lambda _: None)
+                prepare(scenario, there.path / "run")
+                run_writer(scenario, there.path / "run", counting, lambda _: None)
                 shutil.rmtree(there.path / "run")
-                operations = [*range(len(counting.done)), -1]  # the last one: when all is done
-                cuts += [(story, at, first) for at in operations for first in (False, True)]
-            for story, at, first in pick(left, [cuts], rng):
-                where = f"{story.name}, before operation {at}, journal {'first' if first else 'lost'}, seed {seed + number}"
+                operations = [*range(len(counting.done)), -1]  # -1: after the last operation
+                cuts += [(scenario, at, first) for at in operations for first in (False, True)]
+            for scenario, at, first in pick(left, [cuts], rng):
+                where = f"{scenario.name}, before operation {at}, journal {'first' if first else 'lost'}, seed {seed + number}"
                 with outcome.point(where):
-                    lost += _one(there, story, at, first)
+                    lost += _cut_power(there, scenario, at, first)
     if outcome.points and not lost:
-        outcome.violations.append("no cut lost what was never synced: these were no power cuts")
+        outcome.violations.append("no cut lost an unsynced file: these were no power cuts")
     outcome.notes.append(f"{lost} of them lost an unsynced file")
     return outcome
 
 
-def _one(there: Volume, story: Story, at: int, journal_first: bool) -> bool:
-    """One cut; returns whether it lost what it may."""
+def _cut_power(there: Volume, scenario: Scenario, at: int, journal_first: bool) -> bool:
+    """Cut once; return whether the unsynced file is lost."""
     path = there.path / "run"
-    cut = Cut(there.path, at, journal_first=journal_first)
+    cut = PowerCut(there.path, at, journal_first=journal_first)
     with mmap.mmap(-1, 1) as acknowledged:
 
         def child() -> None:
-            prepare(story, path)
+            prepare(scenario, path)
             there.sync()
-            act(story, path, cut, lambda number: acknowledged.__setitem__(0, number))
+            run_writer(scenario, path, cut, lambda number: acknowledged.__setitem__(0, number))
             cut.cut()
 
         _, status = os.waitpid(fork(child), 0)
@@ -191,10 +202,10 @@ def _one(there: Volume, story: Story, at: int, journal_first: bool) -> bool:
         there.mount()
         try:
             if status != 0:
-                raise WrongError(f"the writer ended with status {status}")
-            judge(story, path, acknowledged[0])
+                raise ViolationError(f"the writer ended with status {status}")
+            check_directory(scenario, path, acknowledged[0])
             canary = there.path / "canary"
-            return not canary.exists() or canary.read_bytes() != b"nobody synced this"
+            return not canary.exists() or canary.read_bytes() != b"not synced"
         finally:
             for each in there.path.iterdir():
                 if each.is_dir():
@@ -204,7 +215,7 @@ def _one(there: Volume, story: Story, at: int, journal_first: bool) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     return command(power, 500, __doc__, arguments)
 
 

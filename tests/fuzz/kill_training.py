@@ -1,14 +1,14 @@
-"""Training that is killed again and again ends as if it had not been.
+"""Training that is killed repeatedly ends as if it had not been killed.
 
     python -m tests.fuzz.kill_training --kills 30
 
-examples/train_digits.py with one worker, as a process, is killed with SIGKILL at a random moment and started again, so many
-times; then it runs to its end. Its weights must be those of a run that was not interrupted, to the last bit, and each restart
-must go on from a step that is not farther back than was promised: one checkpoint interval where training waits for the disk
-(as the example does), two where it goes on meanwhile.
+examples/train_digits.py runs as a process with one worker, is killed with SIGKILL at random points and started again; then it
+runs to its end. Its weights must equal those of an uninterrupted run to the last bit, and each restart must continue from a
+step that is not farther back than promised: one checkpoint interval where training waits for the disk (as the example does),
+two where it continues during a write.
 
-Moments are chosen by what happens, not by a watch: the n-th committed step, the n-th line of output, or the n-th thing that
-is done in the checkpoint directory (a file made, written, closed, renamed, removed), which lies inside a save as a rule.
+The points are events, not times: the n-th committed step, the n-th line of output, or the n-th change in the checkpoint
+directory (a file made, written, closed, renamed, removed), which is inside a save as a rule.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pathlib import Path
 from typing import Literal
 
 from aiohooks.checkpoint import Saver
-from tests.fuzz._reported_training import RECORD, start
+from tests.fuzz._training_process import RECORD, start
 
 MODES = ("waiting", "background")
 INTERVAL = 50
-"""Steps from checkpoint to checkpoint."""
+"""Steps between checkpoints."""
 INTERVALS_PER_KILL = 3
-"""So many intervals are to be trained for each kill: none of them lets more than that pass."""
-PATIENCE_SECS = 120
-"""A guard against hanging for ever, not a measurement."""
+"""How many intervals are trained for each kill; no kill point is later than that."""
+HANG_SECS = 120
+"""A process that runs longer has hung."""
 
 Kind = Literal["step", "line", "file"]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """When to kill: at the n-th thing of a kind in the life of the process."""
+class KillPoint:
+    """When to kill a process: at its n-th event of a kind."""
 
     kind: Kind
     n: int
@@ -54,23 +54,22 @@ class Moment:
         return f"{self.kind} {self.n}"
 
 
-def moments(kills: int, seed: int) -> list[Moment]:
-    """Random ones; every second one by what is done to the directory."""
+def kill_points(kills: int, seed: int) -> list[KillPoint]:
+    """Return random points; every second one is a change of the directory."""
     order = random.Random(seed)
-    farthest: dict[Kind, int] = {"step": INTERVAL * 5 // 2, "line": 4, "file": 45}  # a save makes about 15
+    latest: dict[Kind, int] = {"step": INTERVAL * 5 // 2, "line": 4, "file": 45}  # a save makes about 15
     kinds: list[Kind] = [order.choice(("step", "step", "line")) if number % 2 else "file" for number in range(kills)]
-    return [Moment(kind, order.randint(1, farthest[kind])) for kind in kinds]
+    return [KillPoint(kind, order.randint(1, latest[kind])) for kind in kinds]
 
 
-class Watch:
-    """Tells of everything that is done in a directory and in the directories in it, as the kernel does (inotify)."""
+class DirectoryWatch:
+    """Counts the changes in a directory and its subdirectories, by inotify."""
 
     _MASK = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200  # modify, close after writing, moved from, moved to, create, delete
     _CREATE, _IS_DIRECTORY = 0x100, 0x40000000
     _EVENT = struct.Struct("iIII")
 
     def __init__(self, directory: Path) -> None:
-        """Begins to watch."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._directory = directory
         self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,10 +78,10 @@ class Watch:
         self._add(directory)
 
     def _add(self, directory: Path) -> None:
-        self._libc.inotify_add_watch(self.fd, os.fsencode(directory), self._MASK)  # it may be gone again: then never mind
+        self._libc.inotify_add_watch(self.fd, os.fsencode(directory), self._MASK)  # it may be removed already
 
     def count(self) -> int:
-        """How much has been done since the last look."""
+        """Return the number of changes since the last call."""
         try:
             data = os.read(self.fd, 1 << 16)
         except BlockingIOError:
@@ -98,31 +97,30 @@ class Watch:
         return events
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop watching."""
         os.close(self.fd)
 
 
 @dataclass(slots=True)
-class Life:
-    """What one process did, from its start to its end."""
+class ProcessRun:
+    """What one process did."""
 
     status: int | None
     output: str
     first: int | None
-    """The step it began at; None if it was killed before that could be seen."""
+    """The step it began at; None if it was killed before."""
     reached: int | None
-    """The last step it has committed."""
+    """The last step it committed."""
     inside_save: bool
 
 
-class Training:
+class TrainingProcess:
     """The example with one worker and a checkpoint directory, as a process."""
 
     def __init__(self, directory: Path, steps: int, mode: str) -> None:
-        """Starts it."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
-        self._watch = Watch(directory)
+        self._watch = DirectoryWatch(directory)
         self._steps_fd, steps_fd = os.pipe()
         self._output_fd, output_fd = os.pipe()
         for fd in (self._steps_fd, self._output_fd):
@@ -134,24 +132,24 @@ class Training:
         self._records = self._text = b""
         self._seen: dict[Kind, int] = {"step": 0, "line": 0, "file": 0}
 
-    def live(self, moment: Moment | None) -> Life:
-        """Lets it live until a moment, or to its end."""
+    def run_until(self, kill_point: KillPoint | None) -> ProcessRun:
+        """Kill it at a point, or let it run to its end."""
         with selectors.DefaultSelector() as selector:
             for fd in (self._steps_fd, self._output_fd, self._watch.fd):
                 selector.register(fd, selectors.EVENT_READ)
-            until = time.monotonic() + PATIENCE_SECS
-            while moment is None or self._seen[moment.kind] < moment.n:
+            until = time.monotonic() + HANG_SECS
+            while kill_point is None or self._seen[kill_point.kind] < kill_point.n:
                 for key, _ in selector.select(max(0.0, until - time.monotonic())):
-                    if not self._read(key.fd):
+                    if not self._receive(key.fd):
                         selector.unregister(key.fd)
-                if len(selector.get_map()) == 1 or time.monotonic() > until:  # only the directory is left: it has ended
+                if len(selector.get_map()) == 1 or time.monotonic() > until:  # only the watch is left: it has ended
                     break
-        if moment is not None or time.monotonic() > until:
+        if kill_point is not None or time.monotonic() > until:
             self._process.kill()
-        return self._buried()
+        return self._wait()
 
-    def _read(self, fd: int) -> bool:
-        """Takes in what there is; False at the end of it."""
+    def _receive(self, fd: int) -> bool:
+        """Receive what is available from a pipe or the watch; return False at the end of a pipe."""
         if fd == self._watch.fd:
             self._seen["file"] += self._watch.count()
             return True
@@ -171,11 +169,11 @@ class Training:
         whole = len(self._records) - len(self._records) % RECORD.size
         yield from RECORD.iter_unpack(self._records[:whole])
 
-    def _buried(self) -> Life:
-        self._process.join(PATIENCE_SECS)
+    def _wait(self) -> ProcessRun:
+        self._process.join(HANG_SECS)
         status = self._process.exitcode
         for fd in (self._steps_fd, self._output_fd):
-            while self._read(fd):
+            while self._receive(fd):
                 pass
         self._watch.close()
         os.close(self._steps_fd)
@@ -186,12 +184,12 @@ class Training:
             restored, step = steps[0]
             first, reached = step if restored else step - 1, steps[-1][1]
         inside = any(each.name.startswith(".tmp-") for each in self._directory.iterdir())
-        return Life(status, self._text.decode(errors="replace"), first, reached, inside)
+        return ProcessRun(status, self._text.decode(errors="replace"), first, reached, inside)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the kills of one mode have led to."""
+    """The results of one mode."""
 
     mode: str
     steps: int
@@ -199,64 +197,65 @@ class Tally:
     inside_saves: int = 0
     restarts: int = 0
     lost: list[int] = field(default_factory=list[int])
-    """Steps that had to be made again, at each restart."""
+    """How many steps had to be repeated, at each restart."""
     violations: list[str] = field(default_factory=list[str])
     secs: float = 0.0
 
     @property
     def promised(self) -> int:
-        """How many steps a kill may cost."""
+        """Return how many steps a kill may cost."""
         return INTERVAL if self.mode == "waiting" else 2 * INTERVAL
 
     def report(self) -> str:
-        """One line, and one for each violation."""
+        """Return a line for the results, and one for each violation."""
         line = (
             f"{self.mode:10} {self.kills} kills, {self.inside_saves} of them inside a save; {self.restarts} restarts lost "
-            f"{max(self.lost, default=0)} steps at most ({self.promised} may be), {sum(self.lost)} in all; {self.steps} steps; "
+            f"at most {max(self.lost, default=0)} steps ({self.promised} allowed), {sum(self.lost)} in all; {self.steps} steps; "
             f"{len(self.violations)} violations; Python {platform.python_version()}, {self.secs:.1f} s"
         )
         return "\n".join([line, *(f"    {one}" for one in self.violations)])
 
 
-def kill_training(directory: Path, *, kills: int, seed: int, mode: str, say: bool = False) -> Tally:
-    """Kills a run so many times, lets it end, and compares it with one that was left alone."""
+def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose: bool = False) -> Tally:
+    """Kill a run so many times, let it end, and compare it with an uninterrupted one."""
     began = time.perf_counter()
     tally = Tally(mode, (kills + 1) * INTERVALS_PER_KILL * INTERVAL)
-    alone = Training(directory / "alone", tally.steps, mode)  # goes on while the other one is killed
-    position = 0  # where the killed run stands
-    for moment in [*moments(kills, seed), None]:
-        life = Training(directory / "killed", tally.steps, mode).live(moment)
-        if moment is not None:
-            tally.kills += life.status == -9
-            tally.inside_saves += life.inside_save
-        if life.first is not None:
+    alone = TrainingProcess(directory / "alone", tally.steps, mode)  # runs while the other one is killed
+    position = 0  # the step of the killed run
+    for kill_point in [*kill_points(kills, seed), None]:
+        run = TrainingProcess(directory / "killed", tally.steps, mode).run_until(kill_point)
+        if kill_point is not None:
+            tally.kills += run.status == -9
+            tally.inside_saves += run.inside_save
+        if run.first is not None:
             tally.restarts += 1
-            tally.lost.append(position - life.first)
-        if say:
+            tally.lost.append(position - run.first)
+        if verbose:
             print(
-                f"  {moment or 'the end'}: from {life.first} to {life.reached}{' inside a save' * life.inside_save}", flush=True
+                f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{' inside a save' * run.inside_save}",
+                flush=True,
             )
-        tally.violations += wrong(life, moment, position, tally)
-        position = position if life.reached is None else life.reached
-    end = alone.live(None)
-    tally.violations += [f"left alone: {one}" for one in wrong(end, None, 0, tally)]
+        tally.violations += violations(run, kill_point, position, tally)
+        position = position if run.reached is None else run.reached
+    end = alone.run_until(None)
+    tally.violations += [f"left alone: {one}" for one in violations(end, None, 0, tally)]
     tally.violations += differences(directory / "alone", directory / "killed", tally.steps)
     tally.secs = time.perf_counter() - began
     return tally
 
 
-def wrong(life: Life, moment: Moment | None, position: int, tally: Tally) -> Iterator[str]:
-    """What is wrong with a life that was to end at a moment, and to begin where the one before had got to."""
-    if life.status != (0 if moment is None else -9):
-        yield f"{moment or 'the end'}: ended with {life.status}: {life.output[-2000:]}"
-    if life.first is not None and not 0 <= position - life.first <= tally.promised:
-        yield f"{moment or 'the end'}: had reached step {position}, went on from {life.first}"
-    if "damaged" in life.output:
-        yield f"{moment or 'the end'}: a checkpoint was found damaged: {life.output[-2000:]}"
+def violations(run: ProcessRun, kill_point: KillPoint | None, position: int, tally: Tally) -> Iterator[str]:
+    """Yield what is wrong with a process that was to be killed at a point, where the one before had reached `position`."""
+    if run.status != (0 if kill_point is None else -9):
+        yield f"{kill_point or 'the end'}: ended with {run.status}: {run.output[-2000:]}"
+    if run.first is not None and not 0 <= position - run.first <= tally.promised:
+        yield f"{kill_point or 'the end'}: had reached step {position}, continued from {run.first}"
+    if "damaged" in run.output:
+        yield f"{kill_point or 'the end'}: a checkpoint was found damaged: {run.output[-2000:]}"
 
 
 def differences(alone: Path, killed: Path, steps: int) -> Iterator[str]:
-    """What is not the same in two directories at the end, or should not be there."""
+    """Yield what differs between two directories at the end, or should not be there."""
     results = [asyncio.run(Saver(each, read_only=True).restore()) for each in (alone, killed)]
     if None in results:
         yield "there is no checkpoint at the end"
@@ -275,7 +274,7 @@ def differences(alone: Path, killed: Path, steps: int) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz.kill_training",
         description=__doc__,
@@ -289,12 +288,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.kills < 1:
         parser.error("--kills is at least 1")
     if sys.platform != "linux":
-        print("this needs Linux: the moments inside a save are found by inotify", file=sys.stderr)
+        print("this needs Linux: the points inside a save are found by inotify", file=sys.stderr)
         return 2
     failed = False
     for mode in MODES if options.mode == "both" else (options.mode,):
         with tempfile.TemporaryDirectory(prefix="kill-training-") as directory:
-            tally = kill_training(Path(directory), kills=options.kills, seed=options.seed, mode=mode, say=not options.quiet)
+            tally = kill_training(Path(directory), kills=options.kills, seed=options.seed, mode=mode, verbose=not options.quiet)
         print(tally.report(), flush=True)
         failed = failed or bool(tally.violations) or tally.kills < options.kills
     return int(failed)

@@ -1,6 +1,6 @@
-"""A part of each checkpoint programme (P6 to P11) in every test run; the whole of each is a command, named in its docstring.
+"""A few points of each checkpoint program (P6 to P11); each is also a command, named in its docstring.
 
-Where the machine lacks what a programme needs, its test is skipped and says so, or fails where the variable CI is set.
+Where the machine lacks what a program needs, its test is skipped with the reason, or fails if the variable CI is set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.fuzz import (
-    _mutators,
+    _corruptions,
     checkpoint_corruption,
     checkpoint_crash_states,
     checkpoint_errors,
@@ -22,12 +22,13 @@ from tests.fuzz import (
     checkpoint_power,
     checkpoint_strace,
 )
-from tests.fuzz._disk import MOST_SHOWN, Outcome, Programme, UnsuitedError, WrongError, command, run
-from tests.fuzz._stories import Story, judge, kept, make_save, make_stories, prepare, same
-from tests.fuzz._trace import Crash, Recorder
+from tests.fuzz._checkpoint_harness import MAX_SHOWN, Outcome, Program, UnsupportedError, ViolationError, command, run
+from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, kept, make_save, make_scenarios, prepare
+from tests.fuzz._crash_model import Crash, Recorder
+from tests.support.checkpoint_files import same
 from tests.support.commands import run_here
 
-PROGRAMMES: list[tuple[Programme, int]] = [
+PROGRAMS: list[tuple[Program, int]] = [
     (checkpoint_kill.kill, 400),
     (checkpoint_strace.strace, 60),
     (checkpoint_power.power, 60),
@@ -39,11 +40,11 @@ PROGRAMMES: list[tuple[Programme, int]] = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")
-@pytest.mark.parametrize(("programme", "points"), PROGRAMMES, ids=[each.__name__ for each, _ in PROGRAMMES])
-def test_nothing_is_lost(programme: Programme, points: int) -> None:
-    """Whatever happens to a writer, its disk or its files: no acknowledged checkpoint is lost and no torn one is taken."""
-    outcome = run_here(programme, points)
-    assert not outcome.violations, "\n".join(outcome.violations[:MOST_SHOWN])
+@pytest.mark.parametrize(("program", "points"), PROGRAMS, ids=[each.__name__ for each, _ in PROGRAMS])
+def test_nothing_is_lost(program: Program, points: int) -> None:
+    """Whatever happens to a writer, its disk or its files: no acknowledged checkpoint is lost, and no torn one restored."""
+    outcome = run_here(program, points)
+    assert not outcome.violations, "\n".join(outcome.violations[:MAX_SHOWN])
     assert outcome.points >= points
 
 
@@ -55,43 +56,43 @@ MAINS: list[Callable[[Sequence[str]], int]] = [
 
 
 @pytest.mark.parametrize("main", MAINS, ids=[each.__module__.rpartition(".")[2] for each in MAINS])
-def test_a_command_says_what_it_did_in_one_line(main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
-    """A programme is a command with a count, and its end is one line with the count and what was found."""
+def test_a_command_prints_one_line(main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+    """With the number of points, of violations, and the time."""
     assert main(["--points", "12"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert ": 12 points, 0 violations, " in line
 
 
 @pytest.mark.parametrize("main", [checkpoint_strace.main, checkpoint_errors.main, checkpoint_power.main])
-def test_a_command_says_what_the_machine_lacks(
+def test_a_command_names_what_the_machine_lacks(
     main: Callable[[Sequence[str]], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where a tool is missing, a command does not pretend: it says what it needs, and exits with a number of its own."""
+    """If a tool is missing, a command says what it needs, and exits with a code of its own."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(checkpoint_power, "SYSTEM_TOOLS", "")
     assert main(["--points", "1"]) == 2
-    assert "not run: " in (said := capsys.readouterr().out)
-    assert " need" in said
+    assert "not run: " in (output := capsys.readouterr().out)
+    assert " need" in output
 
 
 def test_a_command_fails_on_a_violation_and_on_too_few_points(capsys: pytest.CaptureFixture[str]) -> None:
-    """It exits with 1 if something was found, or if less was done than asked for."""
+    """It exits with 1 if there was a violation, or if there were fewer points than requested."""
 
     def found(points: int, seed: int) -> Outcome:
         outcome = Outcome("found")
         for number in range(points):
             with outcome.point(f"point {number}"):
-                raise WrongError("it is gone")
+                raise ViolationError("it is gone")
         return outcome
 
     assert command(found, 3, None, []) == 1
     assert capsys.readouterr().out.splitlines()[0] == "point 0: it is gone"
     assert command(lambda points, seed: Outcome("lazy"), 3, None, []) == 1
-    assert "FEWER than the 3 asked for" in capsys.readouterr().out
+    assert "FEWER than the 3 requested" in capsys.readouterr().out
 
 
 def test_an_unexpected_error_is_a_violation() -> None:
-    """What is raised in a point and is no finding of the judge counts as one, with where it comes from."""
+    """Any error raised in a point is a violation, with its place."""
     outcome = Outcome("x")
     with outcome.point("here"):
         raise KeyError("lost")
@@ -100,10 +101,10 @@ def test_an_unexpected_error_is_a_violation() -> None:
 
 
 def test_in_ci_nothing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A programme that cannot run is a skip on a laptop and a failure in CI."""
+    """A program that cannot run is skipped on a laptop, and a failure in CI."""
 
     def never(points: int, seed: int) -> Outcome:
-        raise UnsuitedError("there is no disk")
+        raise UnsupportedError("there is no disk")
 
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="there is no disk"):
@@ -113,51 +114,51 @@ def test_in_ci_nothing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
         run_here(never, 1)
 
 
-# The judge and the tools
+# The check and the tools
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
-    """Two checkpoints, and nothing has happened."""
-    told = make_stories(0, 600)[2]
-    prepare(told, tmp_path / "ckpt")
-    return told
+def scenario(tmp_path: Path) -> Scenario:
+    """Write two checkpoints; nothing has happened to them."""
+    made = make_scenarios(0, 600)[2]
+    prepare(made, tmp_path / "ckpt")
+    return made
 
 
-def test_the_judge_is_content_with_what_is_sound(story: Story, tmp_path: Path) -> None:
-    """Nothing is found where nothing has happened."""
-    judge(story, tmp_path / "ckpt", 0)
+def test_the_check_accepts_what_is_sound(scenario: Scenario, tmp_path: Path) -> None:
+    """Nothing is found if nothing has happened."""
+    check_directory(scenario, tmp_path / "ckpt", 0)
 
 
 def _newest(path: Path) -> Path:
     return max((path / "ckpt").glob("step-*.*"))
 
 
-def test_the_judge_sees_a_loss(story: Story, tmp_path: Path) -> None:
-    """A checkpoint that is gone is missed."""
+def test_the_check_finds_a_loss(scenario: Scenario, tmp_path: Path) -> None:
+    """A missing checkpoint is found."""
     _newest(tmp_path).rename(tmp_path / "gone")
-    with pytest.raises(WrongError, match=r"lost: saves \[2\]"):
-        judge(story, tmp_path / "ckpt", 0)
+    with pytest.raises(ViolationError, match=r"lost: saves \[2\]"):
+        check_directory(scenario, tmp_path / "ckpt", 0)
 
 
-def test_the_judge_sees_a_torn_checkpoint(story: Story, tmp_path: Path) -> None:
-    """A file that was cut under a final name is found, although a restore would pass over it."""
+def test_the_check_finds_a_torn_checkpoint(scenario: Scenario, tmp_path: Path) -> None:
+    """A truncated file under a final name is found, although a restore would skip it."""
     file = _newest(tmp_path) / "arrays.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(WrongError, match="torn under a final name"):
-        judge(story, tmp_path / "ckpt", 0)
+    with pytest.raises(ViolationError, match="torn under a final name"):
+        check_directory(scenario, tmp_path / "ckpt", 0)
 
 
-def test_the_judge_sees_what_was_not_acknowledged(story: Story, tmp_path: Path) -> None:
-    """A save that was never begun has not happened; a save in flight may have."""
-    other = Story("other", story.before[:1], story.before[1:])
-    judge(other, tmp_path / "ckpt", 0, later=False)
-    with pytest.raises(WrongError, match="restored"):
-        judge(other, tmp_path / "ckpt", 0, in_flight=False)
+def test_the_check_finds_what_was_not_acknowledged(scenario: Scenario, tmp_path: Path) -> None:
+    """Only the save in flight may be there without having been acknowledged."""
+    other = Scenario("other", scenario.before[:1], scenario.before[1:])
+    check_directory(other, tmp_path / "ckpt", 0, later=False)
+    with pytest.raises(ViolationError, match="restored"):
+        check_directory(other, tmp_path / "ckpt", 0, in_flight=False)
 
 
-def test_what_is_kept() -> None:
-    """The model of the policy: the last two saves, one of each step."""
+def test_the_model_of_the_policy() -> None:
+    """The last two saves of different steps are kept."""
     one, two, again = make_save(1), make_save(2), make_save(3, step=20)
     assert kept([one, two]) == [one, two]
     assert kept([one, two, again]) == [one, again]
@@ -176,25 +177,25 @@ def test_what_is_kept() -> None:
         (np.zeros(2, "<f4"), np.zeros(1, "<f8")),
     ],
 )
-def test_the_same_is_the_same_to_the_last_bit(one: object, other: object) -> None:
-    """What is equal and not identical is told apart; a NaN is the same as itself."""
+def test_same_compares_to_the_last_bit(one: object, other: object) -> None:
+    """Values that are equal and not identical differ; a NaN is the same as itself."""
     assert same(one, one)
     assert not same(one, other)
     assert same(float("nan"), float("nan"))
 
 
 def test_a_crash_keeps_what_was_synced(tmp_path: Path) -> None:
-    """Of what was not synced, all or nothing or any part is there in some state; what was synced, in every one."""
+    """What was synced is there in every state; of the rest all, nothing or any part in some state."""
     recorder = Recorder(tmp_path)
-    folder = recorder.open(tmp_path, 0)
+    directory = recorder.open(tmp_path, 0)
     for name, synced in (("safe", True), ("unsafe", False)):
-        fd = recorder.open(name, 0o101, 0o600, dir_fd=folder)
+        fd = recorder.open(name, 0o101, 0o600, dir_fd=directory)
         recorder.write(fd, name.encode() * 200)
         if synced:
             recorder.fsync(fd)
-            recorder.fsync(folder)
+            recorder.fsync(directory)
         recorder.close(fd)
-    recorder.close(folder)
+    recorder.close(directory)
     crash, rng = Crash(recorder), random.Random(0)
     states = [crash.state(len(recorder.events), rng) for _ in range(300)]
     assert all(state["safe"] == b"safe" * 200 for state in states)
@@ -203,17 +204,17 @@ def test_a_crash_keeps_what_was_synced(tmp_path: Path) -> None:
     assert (b"unsafe" * 200)[:512] in unsafe
 
 
-@pytest.mark.parametrize("mutator", _mutators.BYTES, ids=lambda each: each.__name__)
-def test_a_mutator_changes_something(mutator: Callable[[bytes, random.Random], bytes]) -> None:
-    """Each way to damage bytes does, in nearly every case, and the same way for the same seed."""
+@pytest.mark.parametrize("corrupt", _corruptions.BYTES, ids=lambda each: each.__name__)
+def test_a_corruption_changes_something(corrupt: Callable[[bytes, random.Random], bytes]) -> None:
+    """Each way to damage bytes does so in nearly every case, and in the same way for the same seed."""
     data = bytes(range(256)) * 4
-    changed = [mutator(data, random.Random(seed)) for seed in range(50)]
+    changed = [corrupt(data, random.Random(seed)) for seed in range(50)]
     assert sum(each != data for each in changed) > 45
-    assert all(isinstance(mutator(b"x" * size, random.Random(0)), bytes) for size in (1, 2, 3))
-    assert changed == [mutator(data, random.Random(seed)) for seed in range(50)]
+    assert all(isinstance(corrupt(b"x" * size, random.Random(0)), bytes) for size in (1, 2, 3))
+    assert changed == [corrupt(data, random.Random(seed)) for seed in range(50)]
 
 
-def test_the_same_seed_does_the_same() -> None:
-    """A programme that found something finds it again."""
+def test_the_same_seed_gives_the_same_points() -> None:
+    """A violation that was found once is found again."""
     first, second = (run(checkpoint_crash_states.crash_states, 40, seed=3) for _ in range(2))
     assert (first.points, first.violations) == (second.points, second.violations)

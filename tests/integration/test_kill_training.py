@@ -1,4 +1,4 @@
-"""Training that is killed ends as if it had not been: a few kills.
+"""Training that is killed ends as if it had not been killed: a few kills.
 
 There are more of them in the command: `python -m tests.fuzz.kill_training --kills 30`.
 """
@@ -14,9 +14,19 @@ import numpy as np
 import pytest
 
 from aiohooks.checkpoint import Saver
-from tests.fuzz.kill_training import INTERVAL, Life, Moment, Tally, differences, kill_training, main, moments, wrong
+from tests.fuzz.kill_training import (
+    INTERVAL,
+    KillPoint,
+    ProcessRun,
+    Tally,
+    differences,
+    kill_points,
+    kill_training,
+    main,
+    violations,
+)
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify, which finds the moments inside a save, is Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the points inside a save are found by inotify")
 
 
 @pytest.mark.slow
@@ -29,35 +39,35 @@ def test_a_killed_run_ends_with_the_same_weights(mode: str, kills: int, tmp_path
     assert tally.restarts > 0
 
 
-def test_half_of_the_moments_lie_in_the_directory() -> None:
-    """A seed decides the moments; every second one is found by what is done in the directory, the others by steps and output."""
-    some = moments(30, seed=0)
-    assert some == moments(30, seed=0) != moments(30, seed=1)
+def test_half_of_the_kill_points_are_changes_of_the_directory() -> None:
+    """The points depend on the seed; every second one is a change of the directory, the others are steps and output."""
+    some = kill_points(30, seed=0)
+    assert some == kill_points(30, seed=0) != kill_points(30, seed=1)
     assert [one.kind for one in some].count("file") == 15
     assert {one.kind for one in some} == {"step", "line", "file"}
 
 
 @pytest.mark.parametrize(
-    ("life", "finding"),
+    ("run", "finding"),
     [
-        (Life(-9, "", 50, 70, True), None),
-        (Life(-9, "", None, None, False), None),
-        (Life(-9, "", 49, 70, True), "had reached step 100, went on from 49"),
-        (Life(-9, "", 101, 120, True), "had reached step 100, went on from 101"),
-        (Life(1, "Traceback", 100, 120, False), "ended with 1: Traceback"),
-        (Life(0, "", 100, 1000, False), "ended with 0"),
-        (Life(-9, "checkpoint x is damaged", 100, 120, True), "a checkpoint was found damaged"),
+        (ProcessRun(-9, "", 50, 70, True), None),
+        (ProcessRun(-9, "", None, None, False), None),
+        (ProcessRun(-9, "", 49, 70, True), "had reached step 100, continued from 49"),
+        (ProcessRun(-9, "", 101, 120, True), "had reached step 100, continued from 101"),
+        (ProcessRun(1, "Traceback", 100, 120, False), "ended with 1: Traceback"),
+        (ProcessRun(0, "", 100, 1000, False), "ended with 0"),
+        (ProcessRun(-9, "checkpoint x is damaged", 100, 120, True), "a checkpoint was found damaged"),
     ],
 )
-def test_a_life_that_breaks_a_promise_is_found(life: Life, finding: str | None) -> None:
-    """More than an interval lost, a step that was never reached, an end that was not the kill, a damaged checkpoint."""
-    found = list(wrong(life, Moment("step", 20), 100, Tally("waiting", 1000)))
+def test_a_run_that_breaks_a_promise_is_found(run: ProcessRun, finding: str | None) -> None:
+    """It lost more than an interval, began at a step never reached, was not killed, or found a damaged checkpoint."""
+    found = list(violations(run, KillPoint("step", 20), 100, Tally("waiting", 1000)))
     assert len(found) == (finding is not None)
     assert finding is None or finding in found[0]
 
 
 def test_without_waiting_two_intervals_may_be_lost() -> None:
-    """The one whose checkpoint is being written, and the one that is trained meanwhile."""
+    """The interval whose checkpoint is being written, and the one trained meanwhile."""
     assert Tally("waiting", 1000).promised == INTERVAL
     assert Tally("background", 1000).promised == 2 * INTERVAL
 
@@ -83,7 +93,7 @@ def test_a_difference_at_the_end_is_found(weight: float, step: int, finding: str
 
 
 def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    """A number of kills that cannot be meant is refused in one sentence."""
+    """An invalid number of kills is refused in one sentence."""
     with pytest.raises(SystemExit, match="2"):
         main(["--kills", "0"])
     assert "--kills is at least 1" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""How a test runs one of the checkpoint programmes."""
+"""How tests run the checkpoint programs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NoReturn
 
 import pytest
 
-from tests.fuzz._disk import Outcome, Programme, UnsuitedError, run
+from tests.fuzz._checkpoint_harness import Outcome, Program, UnsupportedError, run
 
 
-def unsuited(why: UnsuitedError) -> NoReturn:
-    """Skips a test that this machine cannot run; where the environment variable CI is set, that is a failure."""
+def skip_unsupported(error: UnsupportedError) -> NoReturn:
+    """Skip a test that this machine cannot run. Fail it if the environment variable CI is set."""
     if os.environ.get("CI"):
-        pytest.fail(f"not run, though in CI: {why}")
-    pytest.skip(str(why))
+        pytest.fail(f"not run, though in CI: {error}")
+    pytest.skip(str(error))
 
 
-def run_here(programme: Programme, points: int) -> Outcome:
-    """Runs so many points of a programme, if this machine can."""
+def run_here(program: Program, points: int) -> Outcome:
+    """Run so many points of a program, or skip the test if this machine cannot."""
     try:
-        return run(programme, points)
-    except UnsuitedError as error:
-        unsuited(error)
+        return run(program, points)
+    except UnsupportedError as error:
+        skip_unsupported(error)

@@ -1,4 +1,4 @@
-"""What the checkpoint programmes share: a place to write, seams, forked children, and how a command ends."""
+"""Shared by the checkpoint programs: temporary directories, replacements of `os`, forked children, and the command line."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-UNSUITED = 2
-"""What a command exits with where the machine lacks what it needs."""
-MOST_SHOWN = 20
+UNSUPPORTED = 2
+"""The exit code of a command that this machine cannot run."""
+MAX_SHOWN = 20
 HANG_SECS = 60
-"""A child that is still there then has hung, and is killed."""
+"""A child that runs longer has hung, and is killed."""
 
 Tree = dict[str, bytes | None]
-"""The files of a folder with their bytes, and its folders with None."""
+"""The contents of a directory by relative path: bytes of a file, None for a directory."""
 
 
-class UnsuitedError(Exception):
-    """This machine lacks what a programme needs; says what."""
+class UnsupportedError(Exception):
+    """This machine lacks something that a program needs."""
 
 
-class WrongError(Exception):
-    """Something that must never be; says what."""
+class ViolationError(Exception):
+    """A promise is broken."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a programme did and found."""
+    """The result of a program."""
 
     name: str
     points: int = 0
@@ -52,74 +52,74 @@ class Outcome:
 
     @contextlib.contextmanager
     def point(self, where: str) -> Generator[None]:
-        """Counts one point; whatever is raised in it is a violation there."""
+        """Count one point. An error raised in the block is a violation."""
         try:
             yield
-        except WrongError as error:
+        except ViolationError as error:
             self.violations.append(f"{where}: {error}")
-        except Exception as error:  # an error that a caller would not expect is a violation too
+        except Exception as error:  # any unexpected error is a violation, too
             last = traceback.extract_tb(error.__traceback__)[-1]
             self.violations.append(f"{where}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
         self.points += 1
 
     def summary(self) -> str:
-        """The one line."""
+        """Return the last line of the output."""
         notes = "".join(f"; {note}" for note in self.notes)
         return f"{self.name}: {self.points} points, {len(self.violations)} violations, {self.secs:.1f} s{notes}"
 
 
-Programme = Callable[[int, int], Outcome]
-"""Runs so many points with a seed."""
+Program = Callable[[int, int], Outcome]
+"""Runs a number of points, with a seed."""
 
 
-def run(programme: Programme, points: int, seed: int = 0) -> Outcome:
-    """Runs a programme and takes the time; what the library logs meanwhile (thousands of damaged files) is not shown."""
+def run(program: Program, points: int, seed: int = 0) -> Outcome:
+    """Run a program and measure its time. The log of the library, about thousands of damaged files, is disabled."""
     logger, begun = logging.getLogger("aiohooks"), time.monotonic()
     was = logger.disabled
     logger.disabled = True
     try:
-        outcome = programme(points, seed)
+        outcome = program(points, seed)
     finally:
         logger.disabled = was
     outcome.secs = time.monotonic() - begun
     return outcome
 
 
-def command(programme: Programme, default: int, what: str | None, arguments: Sequence[str] | None = None) -> int:
-    """Runs a programme as a command.
+def command(program: Program, default: int, description: str | None, arguments: Sequence[str] | None = None) -> int:
+    """Run a program as a command.
 
     Returns:
-        0; 1 if there was a violation or fewer points than asked for; 2 if this machine lacks what it needs.
+        0; 1 if there was a violation or fewer points than requested; 2 if this machine cannot run it.
     """
-    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=default, help="how many (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the contents and of what is left to chance (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default %(default)s)")
     options = parser.parse_args(arguments)
     try:
-        outcome = run(programme, options.points, options.seed)
-    except UnsuitedError as error:
+        outcome = run(program, options.points, options.seed)
+    except UnsupportedError as error:
         print(f"not run: {error}", flush=True)
-        return UNSUITED
-    for violation in outcome.violations[:MOST_SHOWN]:
+        return UNSUPPORTED
+    for violation in outcome.violations[:MAX_SHOWN]:
         print(violation)
     short = outcome.points < options.points
-    print(outcome.summary() + (f"; FEWER than the {options.points} asked for" if short else ""), flush=True)
+    print(outcome.summary() + (f"; FEWER than the {options.points} requested" if short else ""), flush=True)
     return int(short or bool(outcome.violations))
 
 
-# Places
+# Directories
 
 
 @contextlib.contextmanager
 def scratch() -> Generator[Path]:
-    """A folder in memory, where there is such a place, that is gone afterwards."""
+    """Make a temporary directory, in memory if possible, for the block."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="aiohooks-", dir=memory) as path:
         yield Path(path)
 
 
 def snapshot(path: Path) -> Tree:
-    """What is in a folder, by name relative to it."""
+    """Return the contents of a directory."""
     found: Tree = {}
     for each in sorted(path.rglob("*")):
         found[str(each.relative_to(path))] = None if each.is_dir() else each.read_bytes()
@@ -127,7 +127,7 @@ def snapshot(path: Path) -> Tree:
 
 
 def materialise(tree: Tree, path: Path) -> None:
-    """Puts a tree in place of a folder."""
+    """Replace a directory by one with these contents."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()
     base = f"{path}/"
@@ -143,19 +143,19 @@ def materialise(tree: Tree, path: Path) -> None:
 
 
 def open_files() -> set[tuple[str, str]]:
-    """The open files of this process, with what they are."""
+    """Return the descriptors of the open files of this process, with their targets."""
     found: set[tuple[str, str]] = set()
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that was open for the listing
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing
             found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
     return found
 
 
-# Seams
+# Replacements of `os`
 
 
 class Seam:
-    """Stands in for `os` in the library; `do` sees each operation before it is done."""
+    """Replaces `os` in the library; each operation is done by `do`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -171,12 +171,12 @@ class Seam:
         return call
 
     def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Does one operation."""
+        """Do one operation."""
         return real(*args, **kwargs)
 
 
 class Counting(Seam):
-    """Keeps what was done: the name of each operation, and how many bytes it writes."""
+    """Records the name of each operation, and how many bytes it writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Counting(Seam):
 
 
 class Fatal(Seam):
-    """Sends this process a signal at one operation: before it, or after so many bytes of a write."""
+    """Sends this process a signal before one operation, or after some bytes of a write."""
 
     def __init__(self, at: int, after_bytes: int, signal_number: int = signal.SIGKILL) -> None:
         super().__init__()
@@ -208,9 +208,9 @@ class Fatal(Seam):
 
 
 def fork(fn: Callable[[], None]) -> int:
-    """Starts a child that runs a function and exits: 0, or 70 if that raised."""
+    """Fork a child that calls a function and exits with 0, or with 70 if that raises; return its process id."""
     with warnings.catch_warnings():
-        # The other threads are those of a numerics library, which the child does not call.
+        # The other threads belong to a numerics library, which the child does not call.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -222,7 +222,7 @@ def _run_child(fn: Callable[[], None]) -> NoReturn:
     code = 70
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(HANG_SECS)
-    gc.disable()  # it would look at, and so copy, every page of the parent
+    gc.disable()  # a collection would write to, and so copy, every page of the parent
     try:
         fn()
         code = 0
@@ -233,19 +233,19 @@ def _run_child(fn: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-# Sharing out
+# Choosing points
 
 
-def pick(most: int, groups: Sequence[Sequence[Any]], rng: random.Random) -> list[Any]:
-    """At most so many of all: the first groups whole as far as they go, the one that does not fit by chance, in its order."""
+def pick(limit: int, groups: Sequence[Sequence[Any]], rng: random.Random) -> list[Any]:
+    """Return up to `limit` items: whole groups from the first on, and a random sample, in order, of the one that does not fit."""
     found: list[Any] = []
     for group in groups:
-        left = most - len(found)
+        left = limit - len(found)
         found += group if len(group) <= left else [group[i] for i in sorted(rng.sample(range(len(group)), left))]
     return found
 
 
 def rounds(seed: int) -> Iterator[tuple[int, random.Random]]:
-    """Numbers of rounds, each with its own chance."""
+    """Yield numbers of rounds, each with a random generator."""
     for number in itertools.count():
         yield number, random.Random(seed * 1_000_003 + number)

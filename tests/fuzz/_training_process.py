@@ -1,7 +1,7 @@
-"""examples/train_digits.py as it is, in a process that reports every committed step, so that a killer knows it exactly.
+"""Runs examples/train_digits.py in a process that reports every committed step.
 
-The processes are forked off a server that has imported this module: what the example imports is there already, which saves
-seconds for each of them; everything that is the example's own begins anew.
+The processes are forked from a server that has imported this module, and with it what the example imports, which saves seconds
+for each of them. The example itself is executed anew.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RECORD = struct.Struct("<?q")
 
 
 def start(steps_fd: int, output_fd: int, options: Sequence[str], *, background: bool) -> ForkServerProcess:
-    """Starts a process that runs the example with these options.
+    """Start a process that runs the example with these options.
 
     Args:
         steps_fd: where it writes a record of each step, after it has been committed or restored.
         output_fd: its standard output and error output.
         options: of the example.
-        background: whether its checkpoints are written while training goes on, whatever the example says.
+        background: whether its checkpoints are written in the background, although the example waits for them.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a server with threads cannot fork
     context = multiprocessing.get_context("forkserver")
@@ -51,7 +51,7 @@ def _train(steps: Any, output: Any, options: list[str], background: bool) -> Non
     warnings.simplefilter("error")
 
     class ReportingStore(ah.MemoryStepStore):
-        """Writes each step down after it was made."""
+        """Reports each step when it is committed or restored."""
 
         def advance_nowait(self, by: int = 1) -> int:
             step = super().advance_nowait(by)
@@ -64,7 +64,7 @@ def _train(steps: Any, output: Any, options: list[str], background: bool) -> Non
             return step
 
     class InBackground(ah.CheckpointSaverHook):
-        """Does not wait for the disk."""
+        """Saves in the background."""
 
         def __init__(self, *args: Any, **given: Any) -> None:
             super().__init__(*args, **{**given, "background": True})

@@ -1,4 +1,4 @@
-"""Ways to damage a checkpoint. Each changes the three files in memory, or what stands on the disk in their place."""
+"""Ways to damage a checkpoint. Each changes the three files in memory, or replaces something on the disk."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import socket
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,43 +22,43 @@ Files = dict[str, bytes]
 
 
 def bit(data: bytes, rng: random.Random) -> bytes:
-    """One bit is the other one."""
+    """Flip one bit."""
     found = bytearray(data)
     found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
     return bytes(found)
 
 
 def cut(data: bytes, rng: random.Random) -> bytes:
-    """The end is missing."""
+    """Remove the end."""
     return data[: rng.randrange(len(data))]
 
 
 def delete(data: bytes, rng: random.Random) -> bytes:
-    """Something in the middle is missing."""
+    """Remove a range."""
     at = rng.randrange(len(data))
     return data[:at] + data[at + rng.randint(1, 40) :]
 
 
 def insert(data: bytes, rng: random.Random) -> bytes:
-    """There is something more, somewhere."""
+    """Insert bytes."""
     at = rng.randint(0, len(data))
     return data[:at] + rng.randbytes(rng.randint(1, 40)) + data[at:]
 
 
 def zero(data: bytes, rng: random.Random) -> bytes:
-    """A stretch is zeros."""
+    """Set a range to zeros."""
     at = rng.randrange(len(data))
     end = min(len(data), at + rng.randint(1, 600))
     return data[:at] + bytes(end - at) + data[end:]
 
 
 def empty(data: bytes, rng: random.Random) -> bytes:
-    """Nothing, or zeros of the right length."""
+    """Remove everything, or set everything to zeros."""
     return rng.choice((b"", bytes(len(data))))
 
 
 def swap(data: bytes, rng: random.Random) -> bytes:
-    """Two stretches of the same length have changed places."""
+    """Exchange two ranges of the same length."""
     if len(data) < 2:
         return data
     size = rng.randint(1, max(1, len(data) // 4))
@@ -69,29 +70,29 @@ def swap(data: bytes, rng: random.Random) -> bytes:
 
 
 def double(data: bytes, rng: random.Random) -> bytes:
-    """A stretch, or all of it, is there twice."""
+    """Double a range, or everything."""
     at = rng.randrange(len(data))
     return rng.choice((data * 2, data[:at] + data[at:] * 2))
 
 
 BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (bit, cut, delete, insert, zero, empty, swap, double)
 
-# The manifest, by someone who knows what it looks like
+# The manifest, with knowledge of the format
 
 
 def canonical(content: object) -> bytes:
-    """The bytes of a manifest as they must be."""
+    """Return the canonical bytes of a manifest."""
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def signed(content: dict[str, Any]) -> bytes:
-    """A manifest with the right checksum of itself."""
+    """Return a manifest with the right checksum of itself."""
     content = {key: value for key, value in content.items() if key != "checksum"}
     return canonical({**content, "checksum": hashlib.sha256(canonical(content)).hexdigest()})
 
 
 def rewritten(files: Files, rng: random.Random) -> Files:
-    """Says the same, written in another way."""
+    """Write the same contents in another way."""
     content = json.loads(files[MANIFEST])
     upper = files[MANIFEST].replace(content["checksum"].encode(), content["checksum"].upper().encode())
     escaped = files[MANIFEST].replace(b'"step"', b'"\\u0073tep"')
@@ -134,7 +135,7 @@ _NAMES = (
 
 
 def edited(files: Files, rng: random.Random) -> Files:
-    """Says something else, with the right checksum of itself."""
+    """Change the contents, with the right checksum."""
     content = json.loads(files[MANIFEST])
     for _ in range(rng.randint(1, 3)):
         target: Any = rng.choice((content, content["files"], *content["files"].values(), content["metrics"]))
@@ -144,20 +145,20 @@ def edited(files: Files, rng: random.Random) -> Files:
         if rng.random() < 0.2:
             target.pop(key, None)
         else:
-            target[key] = copy.deepcopy(rng.choice(_VALUES))  # what follows may be put into it
+            target[key] = copy.deepcopy(rng.choice(_VALUES))  # later changes may be made in it
         if not all(isinstance(content.get(each), dict) for each in ("files", "metrics")):
             break
     return {**files, MANIFEST: signed(content)}
 
 
 def unsigned(files: Files, rng: random.Random) -> Files:
-    """Says something else, with the old checksum."""
+    """Change the contents and keep the checksum."""
     content = json.loads(edited(files, rng)[MANIFEST])
     return {**files, MANIFEST: canonical({**content, "checksum": json.loads(files[MANIFEST])["checksum"]})}
 
 
-def monstrous(files: Files, rng: random.Random) -> Files:
-    """Is made to cost time, memory or the stack."""
+def oversized(files: Files, rng: random.Random) -> Files:
+    """Write a manifest that is made to take time, memory or stack."""
     deep = rng.choice((40, 900, 5_000, 100_000))
     size = rng.choice((1_000, 100_000, 3_000_000))
     content = json.loads(files[MANIFEST])
@@ -176,7 +177,7 @@ def monstrous(files: Files, rng: random.Random) -> Files:
 
 
 def forged(files: Files, rng: random.Random) -> Files:
-    """Other contents, and a manifest that vouches for them: no checksum helps here, only careful reading."""
+    """Change a file, and write a manifest that confirms it: no checksum detects this, only careful reading."""
     name = rng.choice(PAYLOADS)
     data = files[name]
     for _ in range(rng.randint(1, 4)):
@@ -184,7 +185,7 @@ def forged(files: Files, rng: random.Random) -> Files:
     if rng.random() < 0.3:
         data = _hostile(name, rng)
     content = json.loads(files[MANIFEST])
-    content["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    content["files"][name] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
     return {**files, name: data, MANIFEST: signed(content)}
 
 
@@ -211,13 +212,13 @@ def _hostile(name: str, rng: random.Random) -> bytes:
     return length.to_bytes(8, "little") + text
 
 
-# What stands on the disk in the place of files or of the whole folder
+# Entries of the disk
 
 
-def exchanged(folder: Path, rng: random.Random) -> None:
-    """One file is gone, or is something else than a file."""
-    path = folder / rng.choice((*PAYLOADS, MANIFEST))
-    copy = folder.parent / "notes.txt"
+def file_replaced(checkpoint: Path, rng: random.Random) -> None:
+    """Remove a file, or replace it by something that is not a file."""
+    path = checkpoint / rng.choice((*PAYLOADS, MANIFEST))
+    copy = checkpoint.parent / "notes.txt"
     kind = rng.randrange(6)
     data = path.read_bytes()
     path.unlink()
@@ -230,8 +231,8 @@ def exchanged(folder: Path, rng: random.Random) -> None:
         os.mkfifo(path)
     elif kind == 4:
         with socket.socket(socket.AF_UNIX) as listening:
-            here = os.open(folder, os.O_RDONLY)
-            try:  # by way of the open folder: the path of a socket may not be long
+            here = os.open(checkpoint, os.O_RDONLY)
+            try:  # through the open directory, because the path of a socket is limited
                 listening.bind(f"/proc/self/fd/{here}/{path.name}")
             finally:
                 os.close(here)
@@ -239,20 +240,20 @@ def exchanged(folder: Path, rng: random.Random) -> None:
         path.symlink_to(path.name)
 
 
-def replaced(folder: Path, rng: random.Random) -> None:
-    """The folder itself is something else, or has another name."""
+def directory_replaced(checkpoint: Path, rng: random.Random) -> None:
+    """Replace or rename the directory itself."""
     kind = rng.randrange(5)
-    aside = folder.parent / "aside"
+    aside = checkpoint.parent / "aside"
     if kind == 0:
-        folder.rename(aside)
-        folder.symlink_to(aside)
+        checkpoint.rename(aside)
+        checkpoint.symlink_to(aside)
     elif kind == 1:
-        shutil.rmtree(folder)
-        folder.write_bytes(b"not a folder")
+        shutil.rmtree(checkpoint)
+        checkpoint.write_bytes(b"not a directory")
     elif kind == 2:
-        shutil.rmtree(folder)
-        folder.mkdir()
+        shutil.rmtree(checkpoint)
+        checkpoint.mkdir()
     elif kind == 3:  # of another step
-        folder.rename(folder.with_name(f"step-{rng.randrange(10**12):012d}.000002"))
-    else:  # of another place in the order
-        folder.rename(folder.with_name(f"{folder.name.partition('.')[0]}.{rng.randint(3, 10**6):06d}"))
+        checkpoint.rename(checkpoint.with_name(f"step-{rng.randrange(10**12):012d}.000002"))
+    else:  # of another sequence
+        checkpoint.rename(checkpoint.with_name(f"{checkpoint.name.partition('.')[0]}.{rng.randint(3, 10**6):06d}"))

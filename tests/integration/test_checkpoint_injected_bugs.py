@@ -1,4 +1,4 @@
-"""Bugs put into the checkpoints on purpose: the programme that is there for it must find each, with a small count."""
+"""Bugs injected into the checkpoints: the program for it must find each with a small count."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ import pytest
 from aiohooks.checkpoint import Checkpoint, Restored, _files, _format, saver
 from aiohooks.checkpoint._files import Files
 from aiohooks.checkpoint.saver import CheckpointDirectory
-from tests.fuzz import _full
-from tests.fuzz._disk import Outcome, Programme
+from tests.fuzz import checkpoint_errors
+from tests.fuzz._checkpoint_harness import Outcome, Program
 from tests.fuzz.checkpoint_corruption import corruption
 from tests.fuzz.checkpoint_crash_states import crash_states
-from tests.fuzz.checkpoint_errors import injected
 from tests.fuzz.checkpoint_kill import kill
 from tests.fuzz.checkpoint_power import power
 from tests.support.commands import run_here
 
-Seed = Callable[[pytest.MonkeyPatch], None]
+Bug = Callable[[pytest.MonkeyPatch], None]
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,35 +35,35 @@ pytestmark = [
 
 
 def limits(points: int, seed: int) -> Outcome:
-    """The part of P10 that needs nothing."""
+    """The part of P10 that needs no tools."""
     outcome = Outcome("limits")
-    _full.limits(outcome, points, seed)
+    checkpoint_errors.limits(outcome, points, seed)
     return outcome
 
 
 def fill_levels(points: int, seed: int) -> Outcome:
     """The part of P10 that needs a tmpfs."""
     outcome = Outcome("fill levels")
-    _full.fill_levels(outcome, points, seed)
+    checkpoint_errors.fill_levels(outcome, points, seed)
     return outcome
 
 
-def failing(*calls: str) -> Programme:
-    """The part of P10 that needs strace, with some system calls only."""
+def failing(*calls: str) -> Program:
+    """Return the part of P10 that needs strace, for these system calls."""
 
-    def programme(points: int, seed: int) -> Outcome:
+    def program(points: int, seed: int) -> Outcome:
         outcome = Outcome("errors")
-        injected(outcome, points, seed, calls)
+        checkpoint_errors.inject_errors(outcome, points, seed, calls)
         return outcome
 
-    return programme
+    return program
 
 
-# The operations are done by something that does not do them well
+# Operations that do not keep their promises
 
 
-class Careless:
-    """Does what another `fs` does, but for `fsync`."""
+class WithoutSync:
+    """Does what another `fs` does, except `fsync`."""
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
@@ -73,10 +72,10 @@ class Careless:
         return getattr(self.fs, name)
 
     def fsync(self, fd: int) -> None:
-        """Does not."""
+        """Do nothing."""
 
 
-class CarelessWithFolders(Careless):
+class WithoutDirectorySync(WithoutSync):
     """Syncs files only."""
 
     def fsync(self, fd: int) -> None:
@@ -84,8 +83,8 @@ class CarelessWithFolders(Careless):
             self.fs.fsync(fd)
 
 
-class Persistent(Careless):
-    """Asks again when a sync has failed; the kernel then says that all is well."""
+class RetriedSync(WithoutSync):
+    """Retries a failed sync; the retry succeeds, and the data is lost."""
 
     def fsync(self, fd: int) -> None:
         try:
@@ -94,24 +93,23 @@ class Persistent(Careless):
             self.fs.fsync(fd)
 
 
-class Lockless(Careless):
+class WithoutLock(WithoutSync):
     """Locks nothing."""
 
     def fsync(self, fd: int) -> None:
-        """As ever."""
         self.fs.fsync(fd)
 
     def flock(self, fd: int, operation: int) -> None:
-        """Unlocks, whatever was asked for."""
+        """Unlock, whatever the operation."""
         getattr(self.fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN)
 
 
-def through(kind: type[Careless]) -> Seed:
-    def seed(patch: pytest.MonkeyPatch) -> None:
+def through(kind: type[WithoutSync]) -> Bug:
+    def inject(patch: pytest.MonkeyPatch) -> None:
         sound = Files.__init__
         patch.setattr(Files, "__init__", lambda self, fs=os: sound(self, kind(fs)))
 
-    return seed
+    return inject
 
 
 # The order of a commit
@@ -146,7 +144,7 @@ def commit_in_place(
 def _commit(
     files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Contents, written_as: str
 ) -> None:
-    unsynced = Files(Careless(files.fs))
+    unsynced = Files(WithoutSync(files.fs))
     files.make_directory(written_as, dir_fd=dir_fd)
     with files.directory(written_as, dir_fd=dir_fd) as fd:
         entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
@@ -161,12 +159,12 @@ def _commit(
     files.sync(dir_fd)
 
 
-def commits_by(commit: Callable[..., None]) -> Seed:
+def commits_by(commit: Callable[..., None]) -> Bug:
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
 
 def removes_too_early(patch: pytest.MonkeyPatch) -> None:
-    """Makes room first, and saves then."""
+    """Remove old checkpoints before the save."""
     sound = CheckpointDirectory._commit
 
     def commit(self: CheckpointDirectory, dir_fd: int, names: set[str], *rest: Any) -> None:
@@ -177,7 +175,7 @@ def removes_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
-    """Keeps the name of the newest in a file, and looks only there."""
+    """Keep the name of the newest checkpoint in a file, and restore only that."""
     save, restore = CheckpointDirectory.save, CheckpointDirectory._restore
 
     def saving(self: CheckpointDirectory, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
@@ -202,8 +200,8 @@ def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
 # Reading
 
 
-def reads_any_writing(patch: pytest.MonkeyPatch) -> None:
-    """Takes a manifest however it is written."""
+def accepts_any_form(patch: pytest.MonkeyPatch) -> None:
+    """Accept a manifest that is not canonical."""
     sound = _format.decode
 
     def decode(data: bytes, name: _format.Name) -> _format.Manifest:
@@ -216,7 +214,7 @@ def reads_any_writing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_format, "decode", decode)
 
 
-def does_not_look_at_checksums(patch: pytest.MonkeyPatch) -> None:
+def ignores_checksums(patch: pytest.MonkeyPatch) -> None:
     def read_file(self: CheckpointDirectory, fd: int, file: str, entry: _format.FileEntry) -> bytes:
         return self._files.read(file, dir_fd=fd, size=entry.size)
 
@@ -234,20 +232,20 @@ def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
 
 
-def takes_trouble_for_damage(patch: pytest.MonkeyPatch) -> None:
-    """Sets a good checkpoint aside because this process may not open files just now."""
+def mistakes_errors_for_damage(patch: pytest.MonkeyPatch) -> None:
+    """Set a good checkpoint aside because this process cannot open files."""
     for number in (errno.EMFILE, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
         patch.setitem(_files._DAMAGE, number, "cannot be read")
 
 
-# The rest
+# Leftovers, locks, errors
 
 
-def sweeps_what_is_not_ours(patch: pytest.MonkeyPatch) -> None:
+def removes_foreign_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_format, "is_temporary", lambda name: name.startswith(".tmp-"))
 
 
-def never_sweeps(patch: pytest.MonkeyPatch) -> None:
+def keeps_leftovers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckpointDirectory, "_remove_unfinished", lambda self, dir_fd, names: None)
 
 
@@ -255,11 +253,11 @@ def leaks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Files, "close_quietly", lambda self, fd: None)
 
 
-def leaves_what_failed(patch: pytest.MonkeyPatch) -> None:
+def keeps_failed_saves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckpointDirectory, "_undo_commit", lambda *args: None)
 
 
-def lets_any_error_out(patch: pytest.MonkeyPatch) -> None:
+def raises_any_error(patch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def error_context(what: str) -> Generator[None]:
         yield
@@ -267,8 +265,8 @@ def lets_any_error_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(saver, "error_context", error_context)
 
 
-def passes_over_errors(patch: pytest.MonkeyPatch) -> None:
-    """A save that failed looks as if it had not."""
+def ignores_errors(patch: pytest.MonkeyPatch) -> None:
+    """Return normally from a failed save."""
     sound = CheckpointDirectory.save
 
     def save(self: CheckpointDirectory, *rest: Any) -> Checkpoint:
@@ -280,46 +278,44 @@ def passes_over_errors(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckpointDirectory, "save", save)
 
 
-BUGS: list[tuple[str, Seed, Programme, int, str]] = [
-    ("no sync", through(Careless), crash_states, 200, "lost|torn"),
-    ("no sync, real disk", through(Careless), power, 40, "lost|torn"),
-    ("files synced, folders not", through(CarelessWithFolders), crash_states, 400, "lost"),
+BUGS: list[tuple[str, Bug, Program, int, str]] = [
+    ("no sync", through(WithoutSync), crash_states, 200, "lost|torn"),
+    ("no sync, real disk", through(WithoutSync), power, 40, "lost|torn"),
+    ("files synced, directories not", through(WithoutDirectorySync), crash_states, 400, "lost"),
     ("rename before sync", commits_by(commit_that_renames_first), crash_states, 300, "torn"),
     ("rename before sync, real disk", commits_by(commit_that_renames_first), power, 60, "torn"),
     ("written in place", commits_by(commit_in_place), kill, 60, "torn"),
     ("removed before saved", removes_too_early, kill, 60, "lost"),
     ("removed before saved, any state", removes_too_early, crash_states, 200, "lost"),
     ("a pointer that is trusted", trusts_a_pointer, crash_states, 200, "restored|lost"),
-    ("a sync that is tried again", through(Persistent), failing("fsync"), 80, "fsync was passed over"),
-    ("any writing of a manifest", reads_any_writing, corruption, 300, "restored"),
+    ("sync retried", through(RetriedSync), failing("fsync"), 80, "fsync was ignored"),
+    ("manifest in any form", accepts_any_form, corruption, 300, "restored"),
     (
-        "checksums not looked at",
-        does_not_look_at_checksums,
+        "checksums ignored",
+        ignores_checksums,
         corruption,
         200,
         "came back changed|restored|reported|corrupt|raised",
     ),
     ("links followed", follows_links, corruption, 500, "restored"),
     ("damaged ones removed", removes_what_is_damaged, corruption, 50, "set aside"),
-    ("trouble taken for damage", takes_trouble_for_damage, failing("openat"), 60, "corrupt|restored"),
-    ("foreign files swept", sweeps_what_is_not_ours, kill, 60, "not ours"),
-    ("nothing swept", never_sweeps, kill, 60, "not swept"),
-    ("no lock", through(Lockless), kill, 100, "second writer"),
+    ("errors mistaken for damage", mistakes_errors_for_damage, failing("openat"), 60, "corrupt|restored"),
+    ("foreign files removed", removes_foreign_files, kill, 60, "not ours"),
+    ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
+    ("no lock", through(WithoutLock), kill, 100, "second writer"),
     ("files left open", leaks, limits, 20, "left open"),
     ("files left open, full disk", leaks, fill_levels, 20, "left open"),
-    ("failed saves left", leaves_what_failed, fill_levels, 20, "not cleaned up|given back"),
-    ("untyped errors", lets_any_error_out, limits, 10, "raised OSError"),
-    ("errors passed over", passes_over_errors, fill_levels, 20, "lost|gone|there"),
+    ("failed saves kept", keeps_failed_saves, fill_levels, 20, "not cleaned up|given back"),
+    ("untyped errors", raises_any_error, limits, 10, "raised OSError"),
+    ("errors ignored", ignores_errors, fill_levels, 20, "lost|gone|there"),
 ]
 
 
-@pytest.mark.parametrize(("seed", "programme", "points", "finding"), [each[1:] for each in BUGS], ids=[each[0] for each in BUGS])
-def test_seeded_bug_is_found(
-    monkeypatch: pytest.MonkeyPatch, seed: Seed, programme: Programme, points: int, finding: str
-) -> None:
-    """Each bug made on purpose is found by the programme that is there for it."""
-    seed(monkeypatch)
-    outcome = run_here(programme, points)
+@pytest.mark.parametrize(("bug", "program", "points", "finding"), [each[1:] for each in BUGS], ids=[each[0] for each in BUGS])
+def test_an_injected_bug_is_found(monkeypatch: pytest.MonkeyPatch, bug: Bug, program: Program, points: int, finding: str) -> None:
+    """Each injected bug is found by the program for it."""
+    bug(monkeypatch)
+    outcome = run_here(program, points)
     assert any(re.search(finding, each) for each in outcome.violations), (
         outcome.summary() + "\n" + "\n".join(outcome.violations[:5])
     )
