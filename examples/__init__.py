@@ -1,1 +1,1 @@
-"""Programs to run and to copy from."""
+"""Programs to run, read and copy from."""

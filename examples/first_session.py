@@ -1,4 +1,4 @@
-"""The smallest session with a hook of one's own: a step, a loop around it, and somebody who looks on.
+"""The smallest session: a step, a hook that observes it, and a loop that runs it.
 
 Usage: python examples/first_session.py
 """
@@ -7,12 +7,12 @@ import aiohooks as ah
 
 
 async def train_step(batch: float) -> dict[str, float]:
-    """One step; what it returns can be fetched by name."""
+    """One step; each value that it returns can be fetched by name."""
     return {"loss": 1 / batch}
 
 
 class BestLoss(ah.SessionRunHook):
-    """Asks each run for its loss and keeps the lowest."""
+    """Fetches the loss of each run and keeps the lowest."""
 
     best = float("inf")
 
@@ -27,7 +27,7 @@ class BestLoss(ah.SessionRunHook):
 
 
 async def main() -> None:
-    """Runs one step for each batch, then ends."""
+    """Run one step for each batch."""
     async with ah.AsyncMonitoredSession(train_step, [BestLoss()]) as session:
         async for loss in session.steps("loss", feeds=[1, 2, 8, 4]):
             print(f"loss {loss}")

@@ -1,12 +1,12 @@
-"""A web service that learns while it serves.
+"""A web service that trains a model while it serves requests.
 
-    POST /rows        [[x, y], ...]: data to learn from
-    GET  /predict?x=  what has been learned so far
-    GET  /training/   the session as it goes on: a page, and health, ready, progress, events and steps/N below it
+    POST /rows        [[x, y], ...]: data to train on
+    GET  /predict?x=  a prediction of the current model
+    GET  /training/   the state of the training: a page, and health, ready, progress, events and steps/N below it
 
-The model is a polynomial that is fitted to rows as they come in; a step is made for each batch of them. With --simulate rows
-come by themselves. On SIGTERM or SIGINT the session stops wherever it waits, a last checkpoint is written, and the process
-ends with status 0; with 1 if the session had failed.
+The model is a polynomial that is fitted to the rows; each batch of rows makes a step. With --simulate the service makes rows
+itself. On SIGTERM or SIGINT the session stops, also while it waits for rows, a last checkpoint is written, and the process ends
+with status 0, or with 1 if the session had failed.
 
 Usage: python examples/service.py [--port 8000] [--checkpoint-dir DIR] [--simulate ROWS_PER_SEC]
 """
@@ -38,16 +38,16 @@ from aiohooks.adapters.asgi import SessionService
 Array = npt.NDArray[np.float64]
 BATCH = 16
 DEGREE = 5
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 
 
 def powers(x: Array) -> Array:
-    """The inputs of the model: x to the power of 0, 1, 2, ..."""
+    """Return the inputs of the model: x to the power of 0, 1, 2, ..."""
     return np.stack([x**power for power in range(DEGREE + 1)], axis=1)
 
 
-def build() -> ah.Graph:
-    """The model: weights, and an operation that moves them down the gradient of a batch."""
+def build_graph() -> ah.Graph:
+    """Build the model: weights, and an operation that moves them down the gradient of a batch."""
     graph = ah.Graph()
     graph.placeholder("rows")
     graph.variable("weights", np.zeros(DEGREE + 1))
@@ -67,31 +67,30 @@ def build() -> ah.Graph:
     return graph
 
 
-class Rows:
-    """Rows that nobody has learned from yet. How many have come is a step, so that it can be waited for."""
+class RowQueue:
+    """Rows to train on. Their count is a step store, so that a batch can be waited for."""
 
     def __init__(self) -> None:
-        """None has come."""
-        self.come = ah.MemoryStepStore(run="rows that have come")
-        self._kept: deque[tuple[float, float]] = deque(maxlen=MOST_ROWS)
+        self.received = ah.MemoryStepStore(run="rows received")
+        self._rows: deque[tuple[float, float]] = deque(maxlen=MAX_ROWS)
 
     async def add(self, rows: Iterable[tuple[float, float]]) -> None:
-        """Takes rows in."""
-        before = len(self._kept)
-        self._kept.extend(rows)
-        if len(self._kept) > before:
-            await self.come.advance(len(self._kept) - before)
+        """Add rows at the end of the queue."""
+        before = len(self._rows)
+        self._rows.extend(rows)
+        if len(self._rows) > before:
+            await self.received.advance(len(self._rows) - before)
 
     async def batches(self) -> AsyncIterator[dict[str, Array]]:
-        """A feed for each full batch. A stop of the session ends the wait for the next one."""
+        """Yield a feed for each full batch. A stop of the session ends the wait for the next one."""
         taken = 0
         while True:
             taken += BATCH
-            await self.come.wait_for(taken)
-            yield {"rows": np.array([self._kept.popleft() for _ in range(BATCH)])}
+            await self.received.wait_for(taken)
+            yield {"rows": np.array([self._rows.popleft() for _ in range(BATCH)])}
 
     async def simulate(self, rows_per_sec: float, session: ah.AsyncMonitoredSession) -> None:
-        """Rows as they might come in: a wave, and noise; until the session stops."""
+        """Add rows of a noisy wave until the session stops."""
         chance = np.random.default_rng(0)
         while True:
             await session.until(asyncio.sleep(BATCH / rows_per_sec))
@@ -101,7 +100,7 @@ class Rows:
 
 
 class Service:
-    """The application and what it is made of."""
+    """The web application, its model and its session."""
 
     def __init__(
         self,
@@ -110,22 +109,22 @@ class Service:
         checkpoint_every: int = 200,
         rows_per_sec: float = 0,
         hooks: Sequence[ah.SessionRunHook] = (),
-        title: str = "a service that learns",
+        title: str = "online training",
         grace_secs: float = 10.0,
     ) -> None:
-        """Builds it; the session is entered when the server starts."""
+        """Build the application; the session is entered when the server starts."""
         self.grace_secs = grace_secs
-        self.rows = Rows()
+        self.rows = RowQueue()
         self.variables = ah.Variables()
         self._rows_per_sec = rows_per_sec
-        graph = build()
+        graph = build_graph()
         history = ah.HistoryHook({"loss": "loss"}, max_length=2_000)
         timing = ah.HookTimingHook()
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=checkpoint_every, secs=30))
         session = ah.AsyncMonitoredSession(
             ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir, variables=self.variables),
             timing.watch([history, saver, ah.NanHook("loss"), *hooks]),
-            stop_grace_period_secs=grace_secs / 2,  # signals are the server's: handle_signals stays off
+            stop_grace_period_secs=grace_secs / 2,  # without handle_signals: the server handles signals
             name="trainer",
         )
         self.training = SessionService(session, self.train, history=history, timing=timing, title=title, grace_secs=grace_secs)
@@ -137,23 +136,23 @@ class Service:
         self.app = Starlette(routes=routes, lifespan=self.training.lifespan)
 
     async def train(self, session: ah.AsyncMonitoredSession) -> None:
-        """The loop of steps; it runs beside the requests."""
+        """Run the loop of steps, beside the requests."""
         if self._rows_per_sec:
             session.start_soon(self.rows.simulate, self._rows_per_sec, session)
         async for _ in session.steps(["train", "loss"], feeds=self.rows.batches()):
             pass
 
     async def add_rows(self, request: Request) -> JSONResponse:
-        """Takes rows to learn from."""
+        """Serve POST /rows."""
         try:
             rows = [(float(x), float(y)) for x, y in json.loads(await request.body())]
         except (TypeError, ValueError):
             return JSONResponse({"error": "give [[x, y], ...]"}, 400)
         await self.rows.add(rows)
-        return JSONResponse({"rows": self.rows.come.latest.step}, 202)
+        return JSONResponse({"rows": self.rows.received.latest.step}, 202)
 
     async def predict(self, request: Request) -> JSONResponse:
-        """What the model makes of x now."""
+        """Serve GET /predict."""
         try:
             x = float(request.query_params["x"])
         except (KeyError, ValueError):
@@ -163,33 +162,33 @@ class Service:
         values = self.variables.snapshot()
         weights: Any = values.get("weights")
         if weights is None:
-            return JSONResponse({"error": "the model is not there yet"}, 503)
+            return JSONResponse({"error": "the model is not initialised yet"}, 503)
         return JSONResponse({"y": float(powers(np.array([x]))[0] @ weights)})
 
 
 async def serve(service: Service, listener: socket.socket) -> int:
-    """Serves until a signal comes; returns the status for the process to end with."""
+    """Serve until a signal, and return the exit status."""
     config = uvicorn.Config(service.app, log_level="warning", timeout_graceful_shutdown=math.ceil(service.grace_secs))
-    # When uvicorn has ended it repeats the signal for whoever had it before: here that only means to go on.
+    # After its shutdown uvicorn raises the signal again for the previous handler: here that only ends `serve`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     with contextlib.suppress(SystemExit):
         await uvicorn.Server(config).serve([listener])
-    found = service.training.health()
-    print(f"{found.state} at step {found.step}: {found.failure or found.stop_reason}")
-    return 0 if found.ok else 1
+    health = service.training.health()
+    print(f"{health.state} at step {health.step}: {health.failure or health.stop_reason}")
+    return 0 if health.ok else 1
 
 
 def main() -> int:
-    """Reads the command line and serves."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=8000, help="0 for any that is free")
-    parser.add_argument("--checkpoint-dir", help="where training goes on from; left out, it begins anew")
-    parser.add_argument("--simulate", type=float, default=0, metavar="ROWS_PER_SEC", help="let rows come by themselves")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any free port")
+    parser.add_argument("--checkpoint-dir", help="continue training from its newest checkpoint (start new)")
+    parser.add_argument("--simulate", type=float, default=0, metavar="ROWS_PER_SEC", help="make rows at this rate")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         directory = options.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory())
-        # It listens on this machine alone. What connects from here on waits until the server is there.
+        # Listens on this machine only. From here on a client can connect, and waits until the server is started.
         listener = stack.enter_context(socket.create_server(("127.0.0.1", options.port)))
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/training/", flush=True)
         return ah.run(serve, Service(directory, rows_per_sec=options.simulate), listener)

@@ -1,4 +1,4 @@
-"""The step store alone, without a session: wait for a step, or be told why it will never come.
+"""The step store without a session: wait for a step, or get the reason why it is never reached.
 
 Usage: python examples/step_waiter.py
 """
@@ -9,16 +9,16 @@ import aiohooks as ah
 
 
 async def trainer(steps: ah.StepStore) -> None:
-    """Publishes steps until it fails."""
+    """Publish steps until a failure."""
     with steps.publisher("trainer"):
         for _ in range(3):
-            await asyncio.sleep(0.01)  # stands for the work of a step
+            await asyncio.sleep(0.01)  # the work of a step
             print(f"published step {await steps.advance()}")
         raise RuntimeError("out of memory")
 
 
 async def evaluator(steps: ah.StepStore, step: int) -> None:
-    """Waits for one step; nothing is polled, and a step that is already there costs nothing."""
+    """Wait for one step. The wait does not poll, and returns immediately if the step is reached already."""
     try:
         seen = await steps.wait_for(step, timeout=60)
         print(f"wanted step {step}: woken at step {seen}")
@@ -27,7 +27,7 @@ async def evaluator(steps: ah.StepStore, step: int) -> None:
 
 
 async def main() -> None:
-    """One who publishes, two who wait: the second in vain."""
+    """Run one publisher and two waiters; the step of the second one is never reached."""
     steps = ah.MemoryStepStore()
     await asyncio.gather(evaluator(steps, 2), evaluator(steps, 10), trainer(steps), return_exceptions=True)
     await steps.aclose()

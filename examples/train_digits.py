@@ -1,16 +1,16 @@
-"""Train on real images of digits: a chief and its workers in one event loop, one model, one global step (see --help).
+"""Train on images of digits: a chief and its workers in one event loop, with one model and one global step (see --help).
 
-Softmax regression on scikit-learn's 1,797 digits. Each worker has a session and a part of the images to itself; all
-share one `Variables` (the model) and one `MemoryStepStore` (the global step). Worker i starts at step
-int(K * log(i + 1)). On a terminal one line shows the progress; elsewhere (a pipe, a file) the hooks write log lines.
-Ctrl-C stops every worker after the step it is in; the accuracy so far is printed and the exit code is 130. A second Ctrl-C
-does not wait for the step, a third one for nothing.
+The model is a softmax regression on scikit-learn's 1,797 digits. Each worker has its own session and its own part of the images;
+all share one `Variables` (the model) and one `MemoryStepStore` (the global step). Worker i starts at step int(K * log(i + 1)).
+On a terminal one line shows the progress; elsewhere (a pipe, a file) hooks write log lines. Ctrl-C stops every worker after its
+current step; the accuracy is printed and the exit code is 130. A second Ctrl-C cancels the step, and a third one ends the
+process immediately.
 
-With --processes each worker is a process of its own, with a copy of the model (see train_digits_processes.py); --store says
-where their global step is kept, and --engine ray starts them on a Ray cluster.
+With --processes each worker is a process with a copy of the model (see train_digits_processes.py). --store is the URL of their
+step store, and --engine ray starts them on a Ray cluster.
 
-With --checkpoint-dir the chief saves the model, and goes on from the newest checkpoint there when it is started again,
-after whatever end: one worker that was killed ends with the very weights of one that was not, to the last bit.
+With --checkpoint-dir the chief saves the model, and a new run continues from the newest checkpoint, however the last one ended:
+with one worker, a run that was killed and restarted ends with exactly the weights of one that was not.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LEARNING_RATE = 0.5
 BATCH_SIZE = 64
 ALL_STEPS = 2_000
 WANTED_ACCURACY = 0.93  # after ALL_STEPS; fewer steps may give less
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
+INTERRUPTED = 130  # the exit code of a shell for a program that Ctrl-C ended
 TERMINAL = sys.stdout.isatty()
 
 Array = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ Feeds = dict[str, Array]  # "images" and "labels"
 
 
 def build_graph() -> ah.Graph:
-    """The model. An operation gets its inputs by parameter name, and runs only if what was fetched leads to it."""
+    """Build the model. An operation gets its inputs by parameter name, and runs only if a fetch needs it."""
     graph = ah.Graph()
     graph.placeholder("images")
     graph.placeholder("labels")
@@ -60,7 +60,7 @@ def build_graph() -> ah.Graph:
     def accuracy(probabilities: Array, labels: Array) -> float:
         return float((probabilities.argmax(axis=1) == labels.argmax(axis=1)).mean())
 
-    # `adds_to` and not `updates`: of two workers inside a run at once, neither's gradient is lost.
+    # `adds_to` and not `updates`: when two workers run at the same time, both gradients are added.
     @graph.train_op(adds_to="weights")
     def train(images: Array, labels: Array, probabilities: Array) -> Array:
         gradient: Array = images.T @ (probabilities - labels) / len(images)
@@ -72,11 +72,11 @@ def build_graph() -> ah.Graph:
 async def work(
     number: int, graph: ah.Graph, steps: ah.StepStore, variables: ah.Variables, data: Feeds, options: argparse.Namespace
 ) -> int:
-    """One worker, or the chief (number 0), with what all of them share; returns how many steps it made."""
+    """Run one worker, or the chief (number 0), on the shared objects; return the number of its steps."""
     if number:
-        worker = ah.WorkerSessionCreator(graph, global_step=steps, variables=variables)  # waits for the chief's model
+        worker = ah.WorkerSessionCreator(graph, global_step=steps, variables=variables)  # waits for the chief to make the model
         return await train(number, worker, [], data, options)
-    # Takes the model of the newest checkpoint, or the graph's zeros where there is none.
+    # Restores the model of the newest checkpoint; without one it starts with the zeros of the graph.
     chief = ah.ChiefSessionCreator(graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables)
     return await train(number, chief, hooks_of_the_chief(options), data, options)
 
@@ -84,7 +84,7 @@ async def work(
 async def train(
     number: int, source: ah.SessionCreator, more_hooks: list[ah.SessionRunHook], data: Feeds, options: argparse.Namespace
 ) -> int:
-    """Trains until the last step, or Ctrl-C, or until it can never start; returns how many steps it made."""
+    """Train until the last step, or Ctrl-C, or until the first step is out of reach; return the number of steps."""
     name = f"worker {number}" if number else "chief"
     start_at = int(options.k * math.log(number + 1))
     hooks: list[ah.SessionRunHook] = [
@@ -97,11 +97,11 @@ async def train(
     async with ah.AsyncMonitoredSession(source, hooks, handle_signals=True, name=name) as session:
         first = session.global_step.latest.step
         if first and not number:
-            say(f"going on from step {first}, the newest checkpoint in {options.checkpoint_dir}")
+            say(f"continuing from step {first}, the newest checkpoint in {options.checkpoint_dir}")
         batches: asyncio.Queue[Feeds] = asyncio.Queue(maxsize=2)
-        # The session owns this task: if it fails, the loop below ends with its error and does not wait for ever.
+        # The session owns this task: if it fails, the loop below raises its error instead of waiting indefinitely.
         session.start_soon(put_batches, session, batches, data, [options.seed, number], first)
-        async for step, _ in session.steps(("global_step", "train"), feeds=taken_from(batches)):
+        async for step, _ in session.steps(("global_step", "train"), feeds=take_batches(batches)):
             runs += 1
             if runs == 1:
                 say(f"{name}: asked to start at step {start_at}, started at step {step}")
@@ -112,7 +112,7 @@ async def train(
 
 
 def hooks_of_the_chief(options: argparse.Namespace) -> list[ah.SessionRunHook]:
-    """One voice is enough, and one who saves."""
+    """Return the hooks that only the chief needs: one task reports, and one saves."""
     hooks: list[ah.SessionRunHook] = []
     if TERMINAL:
         hooks.append(ProgressLine())
@@ -120,26 +120,25 @@ def hooks_of_the_chief(options: argparse.Namespace) -> list[ah.SessionRunHook]:
         every = ah.Every(steps=max(1, min(options.steps // 10, 1_000)))
         hooks += [ah.LoggingHook({"loss": "loss"}, every=every), ah.StepCounterHook(every=every)]
     if options.checkpoint_dir is not None:
-        # This model is on the disk in a moment, so the chief waits for it: a kill costs it no more than the steps since then.
-        # Leave `background` out for a large model: training goes on during the write, and a kill costs those steps as well.
+        # This model is small, so the chief waits for the write: a kill loses only the steps after it. For a large model leave
+        # `background` out: training continues during the write, and a kill loses the steps since then as well.
         hooks.append(ah.CheckpointSaverHook(every=ah.Every(steps=options.checkpoint_every), background=False))
     return hooks
 
 
 class ProgressLine(ah.SessionRunHook):
-    """Writes step, loss and speed over one line of a terminal. An observer: if it fails, training goes on."""
+    """Writes step, loss and speed over one line of a terminal. If it fails, training continues."""
 
     on_error = "log"
 
     def __init__(self) -> None:
-        """Is due ten times a second."""
         self.timer = ah.Every(secs=0.1).timer()
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
         self.timer.start(session.global_step.latest.step, time.monotonic())
 
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
-        return ah.SessionRunArgs("loss")  # computed in the same run, of the same batch
+        return ah.SessionRunArgs("loss")  # computed in the same run, from the same batch
 
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         step, now = run_context.global_step, time.monotonic()
@@ -152,40 +151,40 @@ class ProgressLine(ah.SessionRunHook):
 async def put_batches(
     session: ah.AsyncMonitoredSession, batches: asyncio.Queue[Feeds], data: Feeds, seed: list[int], first: int
 ) -> None:
-    """Draws batches, two ahead, until the stop. At an empty or full queue one really waits, and the others go on.
+    """Draw batches, two ahead, until the stop. A full queue suspends this task, an empty one the worker.
 
-    What is in a batch depends on its number alone, and with one worker that is the step: whoever goes on from a checkpoint
-    gets the batches that would have come.
+    A batch depends only on its number. With one worker that is the step, so a run that continues from a checkpoint gets the
+    same batches as one that was not interrupted.
     """
     for number in itertools.count(first):
         chosen = np.random.default_rng([*seed, number]).integers(0, len(data["images"]), BATCH_SIZE)
         await session.until(batches.put({name: array[chosen] for name, array in data.items()}))
 
 
-async def taken_from(batches: asyncio.Queue[Feeds]) -> AsyncIterator[Feeds]:
-    """Takes out of the queue, for ever."""
+async def take_batches(batches: asyncio.Queue[Feeds]) -> AsyncIterator[Feeds]:
+    """Yield the batches of the queue, without end."""
     while True:
         yield await batches.get()
 
 
 def load_images(seed: int) -> tuple[Feeds, Feeds]:
-    """What to train on, and a quarter that is held out: no worker ever sees it."""
-    from sklearn.datasets import load_digits  # takes a second to import, which --help need not wait for
+    """Return the images to train on, and a quarter that is held out from training."""
+    from sklearn.datasets import load_digits  # imported here, because it takes a second and --help does not need it
     from sklearn.model_selection import train_test_split
 
     pixels, digits = load_digits(return_X_y=True)
-    images = np.hstack([pixels / 16, np.ones((len(pixels), 1))])  # the ones make the last row of weights the bias
+    images = np.hstack([pixels / 16, np.ones((len(pixels), 1))])  # the column of ones makes the last row of weights the bias
     split = train_test_split(images, np.eye(10)[digits], test_size=0.25, stratify=digits, random_state=seed)
     return {"images": split[0], "labels": split[2]}, {"images": split[1], "labels": split[3]}
 
 
 def say(line: str) -> None:
-    """Prints a line; on a terminal, over the progress line."""
+    """Print a line; on a terminal, over the progress line."""
     print(f"\r\x1b[K{line}" if TERMINAL else line, flush=True)
 
 
 async def main(options: argparse.Namespace) -> int | None:
-    """Trains, then looks at the held-out images; returns the exit code, which `aiohooks.run` knows after a signal."""
+    """Train, then evaluate; return the exit code, or None after a signal, when `aiohooks.run` sets it."""
     data, held_out = load_images(options.seed)
     say(f"{len(data['images'])} images to train on, {len(held_out['images'])} held out, {options.workers} worker(s)")
 
@@ -210,7 +209,7 @@ async def main(options: argparse.Namespace) -> int | None:
 
 
 async def train_in_one_loop(data: Feeds, held_out: Feeds, options: argparse.Namespace) -> tuple[int, int, float]:
-    """All workers as tasks of this loop; returns how many steps they made, the last step, and the accuracy."""
+    """Run all workers as tasks of this loop; return the number of steps, the last step and the accuracy."""
     graph, steps, variables = build_graph(), ah.MemoryStepStore(), ah.Variables()
     async with asyncio.TaskGroup() as group:
         workers: list[asyncio.Task[int]] = []
@@ -219,23 +218,23 @@ async def train_in_one_loop(data: Feeds, held_out: Feeds, options: argparse.Name
             workers.append(group.create_task(work(number, graph, steps, variables, part, options)))
     made, last_step = sum(worker.result() for worker in workers), steps.latest.step
 
-    # A raw session has no hooks; a run that fetches no train operation counts no step.
+    # A raw session has no hooks, and a run without a train operation makes no step.
     accuracy: float = await ah.Session(graph, global_step=steps, variables=variables).run("accuracy", held_out)
     return made, last_step, accuracy
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line, checked."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(description="Train on images of digits with several workers, in one event loop or not.")
-    parser.add_argument("--workers", type=int, default=4, help="how many, the chief included (4)")
+    parser.add_argument("--workers", type=int, default=4, help="number of workers, including the chief (4)")
     parser.add_argument("--steps", type=int, default=ALL_STEPS, help=f"the last global step ({ALL_STEPS})")
     parser.add_argument("--k", type=int, default=200, help="worker i starts at step int(K * log(i + 1)) (200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split and of the batches (0)")
-    parser.add_argument("--checkpoint-dir", metavar="DIR", help="save the model there, and go on from what is there (nowhere)")
-    parser.add_argument("--checkpoint-every", type=int, default=500, metavar="STEPS", help="how often to save (500)")
-    parser.add_argument("--processes", action="store_true", help="each worker is a process with its own copy of the model")
-    parser.add_argument("--store", metavar="URL", help="where the processes' global step is kept: redis://host:6379, ... (files)")
-    parser.add_argument("--engine", choices=["local", "ray"], default="local", help="what starts the processes (this machine)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split and of the batches (0)")
+    parser.add_argument("--checkpoint-dir", metavar="DIR", help="save checkpoints there, and continue from the newest (none)")
+    parser.add_argument("--checkpoint-every", type=int, default=500, metavar="STEPS", help="steps between two checkpoints (500)")
+    parser.add_argument("--processes", action="store_true", help="run each worker in a process, with its own copy of the model")
+    parser.add_argument("--store", metavar="URL", help="step store of the processes: redis://host:6379, ... (local files)")
+    parser.add_argument("--engine", choices=["local", "ray"], default="local", help="where to start the processes (local)")
     options = parser.parse_args()
     if options.engine == "ray" and options.store is not None:
         parser.error("--engine ray keeps the global step in the cluster: leave out --store")
@@ -248,7 +247,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def show_log() -> None:
-    """On a terminal the progress line says it all; warnings are shown everywhere."""
+    """Show log lines; on a terminal, which has the progress line, only warnings."""
     level = logging.WARNING if TERMINAL else logging.INFO
     logging.basicConfig(level=level, stream=sys.stdout, format="%(message)s")
 
@@ -258,7 +257,7 @@ if __name__ == "__main__":
     status: int | None = 1
     try:
         status = ah.run(main, parse_options())
-    except* KeyboardInterrupt:  # while no session was open yet
+    except* KeyboardInterrupt:  # before a session was open
         status = INTERRUPTED
     except* (
         ah.errors.CheckpointError,
@@ -266,6 +265,6 @@ if __name__ == "__main__":
         ah.errors.StoreUnavailableError,
         ah.errors.TaskDiedError,
     ) as group:
-        # The directory is in use, or damaged, or the disk is full: a sentence says it. Workers say what the chief failed of.
+        # The directory is in use or damaged, or the disk is full: the message says it. Workers raise the failure of the chief.
         print(*{str(error) for error in group.exceptions}, sep="\n", file=sys.stderr)
     sys.exit(status)

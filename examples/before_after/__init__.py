@@ -1,4 +1,4 @@
-"""Waits as they are written by hand, and the same with a step store or a session: what each does when the other side dies.
+"""Waits as they are usually written by hand, and the same waits with a step store or a session.
 
-`python -m examples.before_after` injects the same fault into both and prints what became of them.
+`python -m examples.before_after` injects the same fault into both programs of each pair and prints how they end.
 """

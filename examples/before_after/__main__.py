@@ -1,4 +1,4 @@
-"""Runs all shapes: `python -m examples.before_after`."""
+"""The command: `python -m examples.before_after`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Injects the same fault into the old program and ours, and says how long each took to notice.
+"""Inject the same fault into the old program and ours, and measure how soon each notices it.
 
-Usage: python -m examples.before_after [--bound SECS] [--shape NAME] [--markdown]
+Usage: python -m examples.before_after [--bound SECS] [--markdown]
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SHAPES: tuple[Shape, ...] = (
 
 
 START_SECS = 60.0
-"""A guard: how long a program may take to come to its fault; one of them starts a process first."""
+"""A guard against hanging: how long a program may take until its fault; one of them starts a process first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one program: `secs` from the fault to its end, or to the bound if it was still waiting then."""
+    """How one program ended: `secs` after the fault, or still waiting at the bound."""
 
     hangs: bool
     secs: float
@@ -51,19 +51,19 @@ class Outcome:
     def __str__(self) -> str:
         if self.hangs:
             return f"still waits after {self.secs:.1f} s"
-        end = f"raises {self.error}" if self.error else "goes on"
+        end = f"raises {self.error}" if self.error else "continues"
         return f"{end} after {self.secs * 1000:.1f} ms"
 
 
-async def _observed(program: Program, bound_secs: float) -> Outcome:
-    # Tasks that die unheard of belong to the old shapes; they need not be told of here.
+async def _observe(program: Program, bound_secs: float) -> Outcome:
+    # Tasks of the old programs die with an error that is never retrieved; the table needs no log lines of them.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     fault = Fault()
     task = asyncio.ensure_future(program(fault))
-    struck = asyncio.ensure_future(fault.struck.wait())
-    await asyncio.wait([task, struck], timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED)
+    fault_injected = asyncio.ensure_future(fault.injected.wait())
+    await asyncio.wait([task, fault_injected], timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED)
     if fault.at is None:
-        struck.cancel()
+        fault_injected.cancel()
         if task.done():
             task.result()
         raise RuntimeError(f"the fault was not injected within {START_SECS} s")
@@ -79,8 +79,8 @@ async def _observed(program: Program, bound_secs: float) -> Outcome:
 
 
 def observe(program: Program, bound_secs: float) -> Outcome:
-    """Runs one program in an event loop of its own until it ends, or until so long after the fault."""
-    return asyncio.run(_observed(program, bound_secs))
+    """Run one program in a new event loop until it ends, or until `bound_secs` after the fault."""
+    return asyncio.run(_observe(program, bound_secs))
 
 
 def _table(rows: Sequence[Sequence[str]], markdown: bool) -> str:
@@ -94,16 +94,16 @@ def _table(rows: Sequence[Sequence[str]], markdown: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the shapes and prints what became of them."""
+    """Run all pairs and print how they end."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.before_after", description=__doc__.split("\n")[0] if __doc__ else ""
     )
-    parser.add_argument("--bound", type=float, default=2.0, metavar="SECS", help="how long after the fault a program may wait")
+    parser.add_argument("--bound", type=float, default=2.0, metavar="SECS", help="how long a program may run after the fault")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/replace-polling.md")
     options = parser.parse_args(arguments)
     if not 0 < options.bound < 3600:
         parser.error(f"--bound is {options.bound}: give seconds, above 0")
-    logging.getLogger("aiohooks").setLevel(logging.ERROR)  # a dead process is a warning, too; here it is in the table
+    logging.getLogger("aiohooks").setLevel(logging.ERROR)  # the warnings about dead publishers are not needed beside the table
     rows: list[Sequence[str]] = [("shape", "fault", "old code", "old", "our code", "ours")]
     for shape in SHAPES:
         old, ours = observe(shape.old, options.bound), observe(shape.ours, options.bound)

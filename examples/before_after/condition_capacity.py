@@ -1,4 +1,4 @@
-"""Generators may be so far ahead of the trainer and no further: a condition with a capacity that the trainer raises."""
+"""Generators may be only so far ahead of the trainer: a condition on a capacity that the trainer raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BATCH, MAX_LAG = 4, 1
 
 
 async def old(fault: Fault) -> None:
-    """The trainer dies after two steps: nobody will ever notify the condition again."""
+    """The trainer fails after two steps, so the condition is never notified again."""
     condition = asyncio.Condition()
     trained = 0
 
@@ -23,7 +23,7 @@ async def old(fault: Fault) -> None:
             async with condition:
                 trained += 1
                 condition.notify_all()
-        raise fault.kills()
+        raise fault.failure()
 
     trainer = asyncio.create_task(train())
     for submitted in range(40):
@@ -33,7 +33,7 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """What an item has to wait for is a step of the trainer; the step will not come, and that is what is said."""
+    """Each item waits for a step of the trainer; the wait raises an error that names the failed trainer."""
     steps = ah.MemoryStepStore(run="training")
     coord = ah.Coordinator()
 
@@ -42,7 +42,7 @@ async def ours(fault: Fault) -> None:
             for _ in range(2):
                 await asyncio.sleep(0.01)
                 await steps.advance()
-            raise fault.kills()
+            raise fault.failure()
 
     coord.start_soon(train)
     for submitted in range(40):

@@ -12,15 +12,15 @@ ITEMS = 5
 
 
 async def fill(queue: asyncio.Queue[int], fault: Fault) -> None:
-    """Brings two items, and dies."""
+    """Put two items, then fail."""
     for item in range(2):
         await asyncio.sleep(0.01)
         await queue.put(item)
-    raise fault.kills()
+    raise fault.failure()
 
 
 async def old(fault: Fault) -> None:
-    """A queue does not know who fills it."""
+    """The queue does not know its producer, so its failure does not end the wait."""
     queue: asyncio.Queue[int] = asyncio.Queue()
     worker = asyncio.create_task(fill(queue, fault))
     for _ in range(ITEMS):
@@ -29,7 +29,7 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """The session knows its tasks: the error of one ends the wait, as the same object."""
+    """The session owns the producer: its error ends the wait, as the same object."""
 
     async def step(item: int) -> dict[str, int]:
         return {"loss": item}

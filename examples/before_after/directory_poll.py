@@ -1,6 +1,6 @@
-"""Weights come as directories that another process writes: a watcher looks for the next one. The trainer is killed.
+"""A trainer in another process writes weights into directories, and a program waits for the next one. The trainer is killed.
 
-The period here is a tenth of what is common.
+The polling period is a tenth of a common one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.asynccontextmanager
 async def trainer(how: str) -> AsyncIterator[tuple[Path, Callable[[], None]]]:
-    """A trainer in another process that has published version 2, and what kills it; its directory is removed afterwards."""
+    """Start a trainer that publishes version 2; yield its directory and a function that kills it."""
     with tempfile.TemporaryDirectory() as directory:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "examples.before_after.trainer_process", directory, how,
             cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        once = contextlib.ExitStack()  # a second kill would look after the process first, and take its end from asyncio
+        once = contextlib.ExitStack()  # a second kill would poll the process, and asyncio would miss its exit
         once.callback(process.kill)
         try:
             assert process.stdout is not None
@@ -42,20 +42,20 @@ async def trainer(how: str) -> AsyncIterator[tuple[Path, Callable[[], None]]]:
 
 
 async def old(fault: Fault) -> None:
-    """A directory does not know who was going to fill it."""
+    """The directory does not know its writer, so its death does not end the polling."""
     async with trainer("files") as (directory, kill):
-        fault.strikes()
+        fault.record()
         kill()
-        while not (directory / f"step_{WANTED}" / "STABLE").exists():  # noqa: ASYNC110 - this is the old shape
+        while not (directory / f"step_{WANTED}" / "STABLE").exists():  # noqa: ASYNC110 - the polling that is replaced
             await asyncio.sleep(POLL_SECS)
 
 
 async def ours(fault: Fault) -> None:
-    """The system tells, as an event, that the process is dead that had registered as the publisher."""
+    """The store is notified of the death of the process that registered as publisher."""
     async with trainer("store") as (directory, kill), ah.open_step_store(f"local://{directory}", run="training") as versions:
         waiting = asyncio.ensure_future(versions.wait_for(WANTED))
         await asyncio.sleep(0)
-        fault.strikes()
+        fault.record()
         kill()
         await waiting
 

@@ -1,4 +1,4 @@
-"""A batch is held until the policy's version is new enough: an event that is cleared, checked and awaited."""
+"""A wait until the version of a policy is new enough: an event that is cleared, checked and awaited."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ WANTED = 5
 
 
 class Policy:
-    """The version, and an event that says that it has changed."""
+    """The version, and an event that is set when it changes."""
 
     def __init__(self) -> None:
-        """No version yet."""
         self.version = 0
         self.updated = asyncio.Event()
 
 
 async def old(fault: Fault) -> None:
-    """The publisher dies at version 2; its task is kept, and nobody looks at it."""
+    """The publisher fails at version 2; its task is done, but the wait does not check it."""
     policy = Policy()
 
     async def publish() -> None:
@@ -29,7 +28,7 @@ async def old(fault: Fault) -> None:
             await asyncio.sleep(0.01)
             policy.version += 1
             policy.updated.set()
-        raise fault.kills()
+        raise fault.failure()
 
     publisher = asyncio.create_task(publish())
     while policy.version < WANTED:
@@ -40,7 +39,7 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """Whoever waits for a version is told that its publisher has died, with its error as the cause."""
+    """The wait raises an error that names the publisher, with its failure as the cause."""
     versions = ah.MemoryStepStore(run="policy")
     coord = ah.Coordinator()
 
@@ -49,7 +48,7 @@ async def ours(fault: Fault) -> None:
             for _ in range(2):
                 await asyncio.sleep(0.01)
                 await versions.advance()
-            raise fault.kills()
+            raise fault.failure()
 
     coord.start_soon(publish)
     await versions.wait_for(WANTED)

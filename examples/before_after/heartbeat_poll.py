@@ -1,6 +1,6 @@
-"""A trainer polls a queue, and from time to time looks whether the worker's heartbeat is still young.
+"""A trainer polls a queue, and checks between two polls whether the heartbeat of the worker is recent.
 
-The times are a tenth of what is common: a poll of 0.5 s, and a heartbeat that is stale after 5 s.
+The times are a tenth of common ones: a poll of 0.5 s, and a heartbeat that is stale after 5 s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POLL_SECS, STALE_SECS, ITEMS = 0.05, 0.5, 5
 
 
 async def old(fault: Fault) -> None:
-    """The worker is killed: the trainer notices when the heartbeat is old enough, and cannot say why."""
+    """The worker is killed: the trainer notices it when the heartbeat is stale, and does not know the reason."""
     queue: asyncio.Queue[int] = asyncio.Queue()
     heartbeat = time.monotonic()
 
@@ -32,7 +32,7 @@ async def old(fault: Fault) -> None:
     for number in range(ITEMS):
         if number == 2:
             worker.cancel()
-            fault.strikes()
+            fault.record()
         while True:
             try:
                 await asyncio.wait_for(queue.get(), POLL_SECS)
@@ -43,7 +43,7 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """The worker publishes how many items it has brought; that it was killed ends the wait for the next one."""
+    """The worker publishes the number of its items; its end fails the wait for the next one."""
     items = ah.MemoryStepStore(run="items")
 
     async def work() -> None:
@@ -57,7 +57,7 @@ async def ours(fault: Fault) -> None:
     for number in range(ITEMS):
         if number == 2:
             worker.cancel()
-            fault.strikes()
+            fault.record()
         await items.wait_for(number + 1)
 
 

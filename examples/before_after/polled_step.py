@@ -1,4 +1,4 @@
-"""A worker starts at a step of the chief: TensorFlow's hook read the step every half second; the chief is late.
+"""A worker starts at a step of the chief, which is late. TensorFlow's hook polled the step every half second.
 
 The period here is a fifth of that.
 """
@@ -15,23 +15,23 @@ POLL_SECS, START_AT = 0.1, 3
 
 
 async def old(fault: Fault) -> None:
-    """The step comes right after the worker has looked; it looks again in its own time."""
+    """The step is reached right after a poll, so the worker notices it at the next one."""
     step = 0
 
     async def train() -> None:
         nonlocal step
-        await asyncio.sleep(2.1 * POLL_SECS)
+        await asyncio.sleep(2.3 * POLL_SECS)
         step = START_AT
-        fault.strikes()
+        fault.record()
 
     chief = asyncio.create_task(train())
-    while step < START_AT:  # noqa: ASYNC110 - this is the old shape
+    while step < START_AT:  # noqa: ASYNC110 - the polling that is replaced
         await asyncio.sleep(POLL_SECS)
     await chief
 
 
 async def ours(fault: Fault) -> None:
-    """The worker is woken by the step, in a hook: before its first run."""
+    """A hook waits for the step before the first run, and is woken when it is reached."""
 
     async def step() -> dict[str, int]:
         return {"loss": 1}
@@ -41,9 +41,9 @@ async def ours(fault: Fault) -> None:
 
     async def train() -> None:
         with chief:
-            await asyncio.sleep(2.1 * POLL_SECS)
+            await asyncio.sleep(2.3 * POLL_SECS)
             await steps.advance(START_AT)
-            fault.strikes()
+            fault.record()
 
     async with ah.AsyncMonitoredSession(step, [ah.GlobalStepWaiterHook(START_AT)], global_step=steps) as session:
         session.start_soon(train)

@@ -12,17 +12,17 @@ WANTED = 9
 
 
 async def old(fault: Fault) -> None:
-    """The condition looks at a number: it cannot see that what it waits for is far away again."""
+    """The condition compares numbers: it does not notice that the version was reset."""
     condition = asyncio.Condition()
     version = 0
 
     async def train() -> None:
         nonlocal version
-        for published in (7, 8, 2):  # it was restarted from version 2, and is slow to come back
+        for published in (7, 8, 2):  # it restarts from version 2, and publishes no more for a while
             await asyncio.sleep(0.01)
             async with condition:
                 if published < version:
-                    fault.strikes()
+                    fault.record()
                 version = published
                 condition.notify_all()
         await asyncio.Event().wait()
@@ -34,7 +34,7 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """A restart is a new epoch of the step; who asked for it is told, with both marks."""
+    """A restart begins a new epoch of the step; with `on_reset="raise"` the wait raises both positions."""
     versions = ah.MemoryStepStore(run="versions of the trainer")
     coord = ah.Coordinator()
 
@@ -42,7 +42,7 @@ async def ours(fault: Fault) -> None:
         with versions.publisher("trainer"):
             await versions.raise_to(8)
             await asyncio.sleep(0.01)
-            fault.strikes()
+            fault.record()
             await versions.reset(2)
             await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""A pipeline that ends by sentinels: loader, workers, trainer; a worker that dies passes none on."""
+"""A pipeline of loader, workers and trainer that ends by sentinels; a worker that dies does not pass one on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORKERS, ITEMS = 2, 8
 
 
 async def old(fault: Fault) -> None:
-    """The trainer counts sentinels, one of each worker, and waits for the one that will not come."""
+    """The trainer counts one sentinel of each worker, and waits for the missing one."""
     work: asyncio.Queue[int | None] = asyncio.Queue()
     results: asyncio.Queue[int | None] = asyncio.Queue()
 
@@ -26,7 +26,7 @@ async def old(fault: Fault) -> None:
         while (item := await work.get()) is not None:
             await asyncio.sleep(0.01)
             if item == 5:
-                raise fault.kills()
+                raise fault.failure()
             await results.put(item)
         await results.put(None)
 
@@ -39,7 +39,7 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """Stages are tasks of the session; the end of the input is a stop, and a failure is a failure, with its name."""
+    """The stages are tasks of the session: the last step is a stop, and the failure of a task ends the session."""
 
     async def train(item: int) -> dict[str, int]:
         return {"loss": item}
@@ -57,7 +57,7 @@ async def ours(fault: Fault) -> None:
                 item = await session.until(work.get())
                 await asyncio.sleep(0.01)
                 if item == 5:
-                    raise fault.kills()
+                    raise fault.failure()
                 await results.put(item)
 
         session.start_soon(load)

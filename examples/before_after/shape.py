@@ -1,4 +1,4 @@
-"""What the pairs of programs have in common: the fault that is injected into both, and how they are told apart."""
+"""A pair of programs, and the fault that is injected into both."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from collections.abc import Awaitable, Callable
 
 
 class Fault:
-    """What happens to the other side, and when it did."""
+    """The fault on the other side of the wait, and its time."""
 
     def __init__(self) -> None:
-        """It has not happened yet."""
         self.at: float | None = None
-        self.struck = asyncio.Event()
+        self.injected = asyncio.Event()
 
-    def strikes(self) -> None:
-        """Notes the time."""
+    def record(self) -> None:
+        """Record that the fault happens now."""
         self.at = time.monotonic()
-        self.struck.set()
+        self.injected.set()
 
-    def kills(self) -> RuntimeError:
-        """Notes the time; to be raised."""
-        self.strikes()
+    def failure(self) -> RuntimeError:
+        """Record the fault and return the error to raise."""
+        self.record()
         return RuntimeError("out of memory")
 
 
@@ -32,16 +31,16 @@ Program = Callable[[Fault], Awaitable[object]]
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One kind of wait, in two programs.
+    """One kind of wait, as a pair of programs.
 
     Attributes:
-        name: what it is.
-        fault: what happens to the other side.
-        old_code: the line that waits, as it is written by hand.
-        our_code: the line in its place.
-        names: the dead side, as our error names it; empty where nobody dies.
-        old: the program as it is written by hand.
-        ours: the same with this library.
+        name: the kind of wait.
+        fault: the fault of the other side.
+        old_code: the line that waits, as usually written by hand.
+        our_code: the line that replaces it.
+        names: the dead side, as our error names it; empty without a death.
+        old: the program as usually written by hand.
+        ours: the program with this library.
     """
 
     name: str

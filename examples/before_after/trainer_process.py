@@ -1,4 +1,4 @@
-"""The other side of `directory_poll`: a process that publishes two versions, says so, and is killed in the third.
+"""The trainer of `directory_poll`: a process that publishes two versions, prints so, and is killed.
 
 Usage: python -m examples.before_after.trainer_process DIRECTORY files|store
 """
@@ -11,7 +11,7 @@ import aiohooks as ah
 
 
 async def main(directory: Path, how: str) -> None:
-    """Publishes versions as files with a mark that they are complete, or as steps of a store."""
+    """Publish versions as directories with a marker file, or as steps of a store."""
     if how == "files":
         for version in (1, 2):
             (directory / f"step_{version}").mkdir()

@@ -19,19 +19,20 @@ from aiohooks.distributed import Task
 from aiohooks.distributed.local import run_processes, run_tasks
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from tests.support import tasks as distributed_tasks
+from tests.support.models import ticks
 from tests.support.source import ROOT
 
-AT_ONCE = Backoff(initial_secs=0)
+NO_PAUSES = Backoff(initial_secs=0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _tracker() -> None:
-    # A process of Python's own, which stays as long as this one; it comes with the first child.
+    # A process of Python's own that starts with the first child and stays as long as this process.
     resource_tracker.ensure_running()
 
 
 async def test_tasks_of_one_loop() -> None:
-    """All tasks share one store; the results come by number, the chief's first."""
+    """All tasks share one store; the results are in order, the chief's first."""
     found = await run_tasks(distributed_tasks.about, num_workers=2, run="one loop", checkpoint_dir=ROOT / "c")
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert [one["is_chief"] for one in found] == [True, False, False]
@@ -41,14 +42,14 @@ async def test_tasks_of_one_loop() -> None:
 
 
 async def test_one_task_fails() -> None:
-    """What one raised comes out, and the others are cancelled."""
+    """The error of one task is raised, and the others are cancelled."""
     with pytest.raises(ExceptionGroup, match="1 of 4 tasks failed") as caught:
         await run_tasks(distributed_tasks.fails)
     assert [str(error) for error in caught.value.exceptions] == ["the data are bad"]
 
 
 async def test_cancelling_the_launcher_cancels_the_tasks() -> None:
-    """Who cancels the launcher has no task left."""
+    """When the launcher was cancelled, no task is left."""
     ended: list[int] = []
 
     async def main(task: Task) -> None:
@@ -58,9 +59,7 @@ async def test_cancelling_the_launcher_cancels_the_tasks() -> None:
             ended.append(task.task_id)
 
     launcher = asyncio.ensure_future(run_tasks(main))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await ticks(3)
     launcher.cancel()
     with pytest.raises(asyncio.CancelledError):
         await launcher
@@ -90,13 +89,13 @@ async def _no_task(task: Task) -> None: ...
     ],
 )
 async def test_bad_options(options: dict[str, Any], message: str) -> None:
-    """What cannot be meant is refused before anything is started."""
+    """Invalid options are refused before anything is started."""
     with pytest.raises(InvalidArgumentError, match=message):
         await run_processes(_no_task, **options)
 
 
 async def test_bad_mains() -> None:
-    """`main` is a coroutine function, and one that another process can import."""
+    """`main` must be a coroutine function, and one that another process can import."""
     with pytest.raises(InvalidArgumentError, match="give a coroutine function"):
         await run_tasks(print)  # type: ignore[arg-type]
 
@@ -109,7 +108,7 @@ async def test_bad_mains() -> None:
 
 @pytest.mark.slow
 async def test_processes(tmp_path: Path) -> None:
-    """Each task has a process and a store of its own, and what it returned comes back."""
+    """Each task has its own process and store, and its result is returned."""
     found = await run_processes(distributed_tasks.about, num_workers=2, run="three", checkpoint_dir=tmp_path)
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert len({one["pid"] for one in found} | {os.getpid()}) == 4
@@ -120,58 +119,60 @@ async def test_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_processes_find_the_run_in_their_environment() -> None:
-    """`open_step_store()` without anything is the run's."""
+    """`open_step_store()` without arguments opens the store of the run."""
     assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalStepStore"]
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_a_run_without_a_name_is_forgotten(tmp_path: Path) -> None:
-    """Nobody could ask for it again; one with a name stays. Their processes go by the names of their tasks."""
+    """A run with a random name is deleted, a named one stays. The asyncio tasks have the names of the tasks."""
     store = f"local://{tmp_path}"
-    assert await run_processes(distributed_tasks.calls_itself, num_workers=1, store=store) == ["chief", "worker 1"]
+    assert await run_processes(distributed_tasks.returns_its_name, num_workers=1, store=store) == ["chief", "worker 1"]
     assert os.listdir(tmp_path) == []
-    await run_processes(distributed_tasks.calls_itself, num_workers=0, store=store, run="digits")
+    await run_processes(distributed_tasks.returns_its_name, num_workers=0, store=store, run="digits")
     assert os.listdir(tmp_path) == ["digits"]
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 @pytest.mark.parametrize("how", ["kill", "exit"])
-async def test_a_process_that_dies_is_started_again(how: str) -> None:
-    """With the next attempt; the others go on."""
-    assert await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 2), backoff=AT_ONCE) == [1, 3]
+async def test_a_process_that_dies_is_restarted(how: str) -> None:
+    """The restarted task has the next attempt; the others continue."""
+    assert await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 2), backoff=NO_PAUSES) == [1, 3]
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-@pytest.mark.parametrize(("how", "said", "code"), [("kill", "was killed by SIGKILL", -9), ("exit", "ended with exit code 3", 3)])
-async def test_a_process_that_dies_too_often(how: str, said: str, code: int) -> None:
-    """The error names task, process, attempt, and how it died."""
+@pytest.mark.parametrize(
+    ("how", "message", "code"), [("kill", "was killed by SIGKILL", -9), ("exit", "ended with exit code 3", 3)]
+)
+async def test_a_process_that_dies_too_often(how: str, message: str, code: int) -> None:
+    """The error names task, process, attempt and cause of death."""
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as caught:
-        await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 9), max_restarts=1, backoff=AT_ONCE)
+        await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 9), max_restarts=1, backoff=NO_PAUSES)
     (error,) = caught.value.exceptions
     assert isinstance(error, TaskDiedError)
     assert (error.task_id, error.exit_code) == (1, code)
-    assert said in str(error)
+    assert message in str(error)
     assert "attempt 2" in str(error)
 
 
 @pytest.mark.slow
 async def test_a_process_that_fails() -> None:
-    """What `main` raised comes out with where it was raised; the others are ended, and nothing is started again."""
+    """The error of `main` is raised with its traceback; the others are ended, and nothing is restarted."""
     with pytest.raises(ExceptionGroup, match="1 of 3 tasks failed") as caught:
         await run_processes(distributed_tasks.fails, num_workers=2)
     (error,) = caught.value.exceptions
     assert isinstance(error, ValueError)
     assert "in the worker 1, attempt 1" in error.__notes__[0]
-    assert "distributed_tasks.py" in error.__notes__[0]
+    assert "tasks.py" in error.__notes__[0]
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_a_result_that_cannot_travel() -> None:
-    """That is said, and nobody waits for it."""
+async def test_a_result_that_cannot_be_pickled() -> None:
+    """It ends the run with an error, instead of a wait."""
     with pytest.raises(ExceptionGroup) as caught:
         await run_processes(distributed_tasks.returns_a_lock, num_workers=0)
     assert "what main returned cannot be sent" in str(caught.value.exceptions[0])
@@ -179,53 +180,53 @@ async def test_a_result_that_cannot_travel() -> None:
 
 @contextlib.asynccontextmanager
 async def pids_of(path: Path, count: int) -> AsyncIterator[asyncio.Future[list[int]]]:
-    """The processes that tell their number through a named pipe, when so many have."""
+    """Yield a future of the ids of `count` processes that write them into a named pipe."""
     os.mkfifo(path)
     pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    told: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    pids: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
     text = b""
 
     def read() -> None:
         nonlocal text
         text += os.read(pipe, 1000)
         if text.count(b"\n") == count:
-            told.set_result([int(line) for line in text.split()])
+            pids.set_result([int(line) for line in text.split()])
 
     asyncio.get_running_loop().add_reader(pipe, read)
     try:
-        yield told
+        yield pids
     finally:
         asyncio.get_running_loop().remove_reader(pipe)
         os.close(pipe)
 
 
-async def ended(pid: int) -> None:
-    """Waits for the end of a process, whoever's child it is."""
+async def wait_ended(pid: int) -> None:
+    """Wait for the end of a process that need not be a child of this one."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().add_reader(process, lambda: over.done() or over.set_result(None))
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().add_reader(process, lambda: ended.done() or ended.set_result(None))
     try:
-        await over
+        await ended
     finally:
         asyncio.get_running_loop().remove_reader(process)
         os.close(process)
 
 
-needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes as Linux has it")
+needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs os.pidfd_open of Linux")
 
 
 @pytest.mark.slow
 @needs_pidfd
 async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> None:
-    """When the launcher has been cancelled its processes are gone."""
-    async with pids_of(tmp_path / "pipe", 2) as told:
+    """When the launcher was cancelled, its processes have ended."""
+    async with pids_of(tmp_path / "pipe", 2) as pids_written:
         launcher = asyncio.ensure_future(
-            run_processes(distributed_tasks.tells_its_pid, num_workers=1, args=(str(tmp_path / "pipe"),))
+            run_processes(distributed_tasks.writes_its_pid, num_workers=1, args=(str(tmp_path / "pipe"),))
         )
-        pids = await told
+        pids = await pids_written
         launcher.cancel()
         with pytest.raises(asyncio.CancelledError):
             await launcher
@@ -237,24 +238,24 @@ async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> Non
 LAUNCHER = """
 import asyncio, sys
 from aiohooks.distributed.local import run_processes
-from tests.support.tasks import tells_its_pid
+from tests.support.tasks import writes_its_pid
 if __name__ == "__main__":
-    asyncio.run(run_processes(tells_its_pid, num_workers=1, args=(sys.argv[1],), stop_grace_secs=2.0))
+    asyncio.run(run_processes(writes_its_pid, num_workers=1, args=(sys.argv[1],), stop_grace_secs=2.0))
 """
 
 
 @pytest.mark.slow
 @needs_pidfd
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_the_processes_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    """SIGKILL, which nothing can announce."""
+async def test_the_processes_end_with_a_killed_launcher(tmp_path: Path) -> None:
+    """After a SIGKILL of the launcher its processes end."""
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    async with pids_of(tmp_path / "pipe", 2) as told:
+    async with pids_of(tmp_path / "pipe", 2) as pids_written:
         command = [sys.executable, str(script), str(tmp_path / "pipe")]
         with subprocess.Popen(command, env=env) as launcher:  # noqa: ASYNC220
-            pids = await told
+            pids = await pids_written
             launcher.kill()
         for pid in pids:
-            await ended(pid)
+            await wait_ended(pid)

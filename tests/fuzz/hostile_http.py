@@ -33,7 +33,7 @@ from starlette.routing import Mount
 
 import aiohooks as ah
 from aiohooks.adapters.asgi import SessionService
-from tests.fuzz._hostile_requests import MARK, Request, requests
+from tests.fuzz.hostile_requests import MARK, Request, requests
 
 CLIENTS = 16
 TIMEOUT_SECS = 60

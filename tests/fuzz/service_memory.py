@@ -1,10 +1,10 @@
-"""What a client that waits for a step costs a service in memory.
+"""Measure the memory that a client waiting for a step costs a service.
 
     python -m tests.fuzz.service_memory --waiters 500
 
-A service under uvicorn in a process of its own; its clients are in this one. The memory is what Python has allocated there
-(tracemalloc) and what the process occupies (RSS), with all of them waiting and with none; beside it the same for clients of a
-handler that awaits an event and nothing else. Then one advance answers them all.
+The service runs under uvicorn in another process, its clients in this one. The memory is measured as allocated by Python
+(tracemalloc) and as resident (RSS), with all clients waiting and with none, and for comparison with clients of a handler that
+only awaits an event. Then one advance answers all of them.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ STEP = 1000
 
 
 async def serve(listener: socket.socket, traced: bool) -> None:
-    """The service: a session that makes its one step when it is told to."""
-    may = asyncio.Event()
+    """Serve a session that makes its only step after a request to `/advance`."""
+    released = asyncio.Event()
     parked: list[None] = []
 
     async def step() -> None:
         pass
 
     async def loop(session: ah.AsyncMonitoredSession) -> None:
-        await session.until(may.wait())
+        await session.until(released.wait())
         await session.global_step.raise_to(STEP)
 
     async def memory(request: Request) -> JSONResponse:
         gc.collect()
-        with open("/proc/self/statm") as file:  # noqa: ASYNC230 - not of a disk
+        with open("/proc/self/statm") as file:  # noqa: ASYNC230 - not a file on a disk
             pages = int(file.read().split()[1])
         traced_bytes = tracemalloc.get_traced_memory()[0]
         return JSONResponse([pages * os.sysconf("SC_PAGE_SIZE"), traced_bytes])
 
     async def bare(request: Request) -> JSONResponse:
         parked.append(None)
-        await may.wait()
+        await released.wait()
         return JSONResponse({})
 
-    async def how_many(request: Request) -> JSONResponse:
+    async def waiters(request: Request) -> JSONResponse:
         return JSONResponse(len(parked) or store.statistics().waiting)
 
     async def advance(request: Request) -> JSONResponse:
-        may.set()
+        released.set()
         return JSONResponse({})
 
     if traced:
@@ -71,14 +71,14 @@ async def serve(listener: socket.socket, traced: bool) -> None:
     service = SessionService(session, loop)
     routes = [
         Mount("/training", service),
-        *(Route(f"/{one.__name__}", one) for one in (memory, bare, how_many, advance)),
+        *(Route(f"/{one.__name__}", one) for one in (memory, bare, waiters, advance)),
     ]
     app = Starlette(routes=routes, lifespan=service.lifespan)
     await uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).serve([listener])
 
 
 async def ask(port: int, path: str) -> Any:
-    """The JSON that is answered."""
+    """Send a request and return the JSON of the reply."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     answer = await reader.read()
@@ -88,12 +88,12 @@ async def ask(port: int, path: str) -> Any:
 
 
 async def measure(port: int, count: int, path: str) -> tuple[float, float]:
-    """RSS and traced bytes of one of so many that wait."""
-    for _ in range(50):  # what is made once
+    """Return the RSS and the traced bytes of one of `count` waiters."""
+    for _ in range(50):  # for what is allocated once
         await ask(port, "/training/steps/0")
     before = await ask(port, "/memory")
     waiting = [asyncio.create_task(ask(port, path)) for _ in range(count)]
-    while await ask(port, "/how_many") < count:
+    while await ask(port, "/waiters") < count:
         pass
     during = await ask(port, "/memory")
     await ask(port, "/advance")
@@ -104,7 +104,7 @@ async def measure(port: int, count: int, path: str) -> tuple[float, float]:
 
 
 def run(count: int, path: str, *, traced: bool) -> tuple[float, float]:
-    """One service with so many clients that wait for the answer of a path."""
+    """Start a service and measure it with `count` clients that wait for a path."""
     with socket.create_server(("127.0.0.1", 0), backlog=count) as listener:
         port: int = listener.getsockname()[1]
         command = [sys.executable, "-m", "tests.fuzz.service_memory", "--serve", str(listener.fileno()), str(int(traced))]
@@ -117,7 +117,7 @@ def run(count: int, path: str, *, traced: bool) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz.service_memory",
         description=__doc__,

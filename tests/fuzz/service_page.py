@@ -1,4 +1,4 @@
-"""Makes docs/service-page.png: the page of examples/service.py in a headless Chromium, in the middle of a run.
+"""Make docs/service-page.png: the page of examples/service.py in a headless Chromium, in the middle of a run.
 
 python -m tests.fuzz.service_page docs/service-page.png
 """
@@ -20,12 +20,12 @@ STEP = 400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.service_page", description=__doc__)
     parser.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
     if BROWSER is None:
-        print("there is no chromium here; its package is called chromium", file=sys.stderr)
+        print("chromium is not installed; its package is called chromium", file=sys.stderr)
         return 2
     command = [sys.executable, "examples/service.py", "--port", "0", "--simulate", "1600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with Chromium() as chromium:
                 chromium.open(url, width=1000, height=1060)
                 chromium.wait_until("document.documentElement.dataset.state === 'running'")
-                # Three who wait for a step that is far away, so that there is something to see; the end answers them.
+                # Three waiters for a distant step, for the page to show; the end of the session answers them.
                 for _ in range(3):
                     threading.Thread(target=_wait, args=(f"{url}steps/{100 * STEP}",), daemon=True).start()
                 chromium.wait_until(f"Number(document.querySelector('#figures dd').textContent) >= {STEP}")

@@ -1,4 +1,4 @@
-"""The pairs of programs under examples/before_after: after the same fault the old one waits, ours says who is dead."""
+"""The pairs of programs in examples/before_after: after the same fault the old one waits, ours names the dead side."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from examples.before_after import compare
 from examples.before_after.shape import Shape
 from tests.support.source import ROOT
 
-BOUND_SECS = 0.2  # how long the old ones are watched
-STALE_SECS = 1.0  # the old heartbeat is noticed after half of this
-PERIOD_SECS = 0.05  # no old one looks more often
+BOUND_SECS = 0.2  # how long the old programs may run after the fault
+STALE_SECS = 1.0  # the old heartbeat is stale after half of this
+PERIOD_SECS = 0.05  # no old program polls more often
 
 shapes = pytest.mark.parametrize("shape", compare.SHAPES, ids=lambda shape: shape.name)
 
 
 @shapes
 def test_ours_notices_and_names_the_dead_side(shape: Shape) -> None:
-    """Ours ends with an error that names the dead side; where nobody dies it goes on. How soon is in docs/replace-polling.md."""
+    """Ours ends with an error that names the dead side; without a death it continues. docs/replace-polling.md has the times."""
     outcome = compare.observe(shape.ours, 30)
     assert not outcome.hangs, outcome
     assert bool(outcome.error) == bool(shape.names)
@@ -30,7 +30,7 @@ def test_ours_notices_and_names_the_dead_side(shape: Shape) -> None:
 
 @shapes
 def test_the_old_one_hangs_or_is_late(shape: Shape) -> None:
-    """The same fault leaves the old one waiting, or late by its own period, and its error names nobody."""
+    """The same fault leaves the old program waiting, or late by its own period, and its error does not name the dead side."""
     outcome = compare.observe(shape.old, STALE_SECS if shape.name == "poll with a heartbeat" else BOUND_SECS)
     if not outcome.hangs:
         assert outcome.secs > PERIOD_SECS

@@ -19,21 +19,21 @@ from tests.support.ray_cluster import keeper_of, nothing_left
 pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.may_leak,  # but see `nothing_left`
+    pytest.mark.may_leak,  # checked by `nothing_left`
     pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
-AT_ONCE = Backoff(initial_secs=0)
+NO_PAUSES = Backoff(initial_secs=0)
 
 
 async def launch(main: Any, **options: Any) -> list[Any]:
     from aiohooks.distributed.ray import run
 
     async with nothing_left():
-        return await run(main, backoff=AT_ONCE, **options)
+        return await run(main, backoff=NO_PAUSES, **options)
 
 
 async def test_tasks(cluster: str, tmp_path: Path) -> None:
-    """The same function as on one machine; a run without a name is forgotten afterwards."""
+    """The function of the local launchers runs on Ray; a run without a name is forgotten afterwards."""
     found = await launch(distributed_tasks.about, num_workers=2, checkpoint_dir=tmp_path)
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert {one["step"] for one in found} == {1, 2, 3}
@@ -42,12 +42,12 @@ async def test_tasks(cluster: str, tmp_path: Path) -> None:
 
 
 async def test_tasks_find_the_run_in_their_environment(cluster: str) -> None:
-    """`open_step_store()` without anything is the run's."""
+    """`open_step_store()` without arguments opens the store of the run."""
     assert await launch(distributed_tasks.finds_the_run, num_workers=0) == ["RayStepStore"]
 
 
 async def test_a_task_that_dies(cluster: str) -> None:
-    """It is started again with the next attempt, and given up in the end."""
+    """It is restarted with the next attempt, up to `max_restarts` times."""
     assert await launch(distributed_tasks.dies, num_workers=1, args=("kill", 1)) == [1, 2]
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as caught:
         await launch(distributed_tasks.dies, num_workers=1, args=("kill", 9), max_restarts=0)
@@ -57,7 +57,7 @@ async def test_a_task_that_dies(cluster: str) -> None:
 
 
 async def test_a_task_that_fails(cluster: str) -> None:
-    """What `main` raised comes out with where it was raised, and the others are ended."""
+    """The error of `main` is raised with its traceback, and the others are ended."""
     with pytest.raises(ExceptionGroup, match="1 of 3 tasks failed") as caught:
         await launch(distributed_tasks.fails, num_workers=2)
     (error,) = caught.value.exceptions
@@ -66,16 +66,16 @@ async def test_a_task_that_fails(cluster: str) -> None:
 
 
 async def test_bad_options(cluster: str) -> None:
-    """What is the launcher's own is refused, and so is another cluster than this process's."""
+    """Options that the launcher sets are refused, and so is another cluster than that of this process."""
     with pytest.raises(InvalidArgumentError, match="task_options has 'max_retries'"):
         await launch(distributed_tasks.about, task_options={"max_retries": 3})
     with pytest.raises(InvalidArgumentError, match="is part of the Ray cluster at"):
         await launch(distributed_tasks.about, address="127.0.0.1:1")
 
 
-@pytest.mark.parametrize("kills", ["nobody", "a worker", "the chief", "the step actor"])
+@pytest.mark.parametrize("kills", ["nothing", "a worker", "the chief", "the step actor"])
 async def test_staggered_start(cluster: str, kills: str) -> None:
-    """A chief and three workers: each starts at the first step it may, and never below it, whoever is killed meanwhile."""
+    """A chief and three workers each start exactly at their step, also if one of them, or the step actor, is killed."""
     dies = {"a worker": (2,), "the chief": (0,)}.get(kills, ())
     run = f"staggered {kills}"
     launched = asyncio.ensure_future(launch(distributed_tasks.staggered, args=(200, dies), run=run, address=cluster))
@@ -86,7 +86,7 @@ async def test_staggered_start(cluster: str, kills: str) -> None:
 
 
 async def _kill_keeper(run: str, step: int) -> None:
-    """Kills the process that keeps the run, once it is at that step."""
+    """Kill the process of the run's actor once the run is at that step."""
     from aiohooks.stores.ray import RayStepStore
 
     async with RayStepStore(run=run) as store:

@@ -1,16 +1,16 @@
-"""The example of asynchronous reinforcement learning, run as a user runs it: "async_rl_digits.py"."""
+"""The example of asynchronous reinforcement learning, `async_rl_digits.py`, run as a user runs it."""
 
 from __future__ import annotations
 
 import dataclasses
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from examples.async_rl_digits import parse_options
-from tests.integration.test_examples import PATIENCE_SECS, ROOT, command, environment, run
+from tests.integration.test_examples import TIMEOUT_SECS, command, environment, run
+from tests.support import processes
 
 EXAMPLE = "async_rl_digits.py"
 STEPS = 80
@@ -18,7 +18,7 @@ STEPS = 80
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line of the table."""
+    """A row of the table."""
 
     bound: int
     seed: str
@@ -29,7 +29,7 @@ class Row:
     lag_max: int
     refused: int
     crashed_at: int | None
-    went_on_from: int | None
+    continued_from: int | None
 
 
 def rows(output: str) -> list[Row]:
@@ -48,7 +48,7 @@ def rows(output: str) -> list[Row]:
 
 @pytest.mark.slow
 def test_no_item_is_used_beyond_the_bound(tmp_path: Path) -> None:
-    """For each bound the run learns, goes on after a crash, and no item was older than the bound; a bound of 4 is used."""
+    """For each bound the run learns, continues after a crash, and uses no item beyond the bound; a bound of 4 makes a lag."""
     picture = tmp_path / "picture.png"
     done = run(EXAMPLE, "--seeds", 1, "--steps", STEPS, "--plot", picture)
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -59,20 +59,20 @@ def test_no_item_is_used_beyond_the_bound(tmp_path: Path) -> None:
         assert one.accuracy > 0.8, "a tenth is what guessing gives"
         assert 0 < one.waiting < 1
         assert one.crashed_at is not None
-        assert one.went_on_from is not None
-        assert 0 < one.crashed_at < STEPS, "it crashed on the way"
-        # The newest checkpoint may be that of the run in which the crash came.
-        assert one.went_on_from % 20 == 0
-        assert one.crashed_at - 40 <= one.went_on_from <= one.crashed_at + 1
+        assert one.continued_from is not None
+        assert 0 < one.crashed_at < STEPS, "the crash is inside the run"
+        # The newest checkpoint may be that of the step of the crash.
+        assert one.continued_from % 20 == 0
+        assert one.crashed_at - 40 <= one.continued_from <= one.crashed_at + 1
     assert table[0].lag_mean == 0
-    assert table[2].lag_max > 1, "what is allowed is made use of"
+    assert table[2].lag_max > 1, "the bound is used"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
 
 
 @pytest.mark.slow
-def test_several_seeds_are_put_together() -> None:
-    """Over several seeds the table has the means, and of the maximum lag the maximum; the means are of what was printed."""
+def test_several_seeds_are_averaged() -> None:
+    """Over several seeds the table has the means of the printed values, and the maximum of the maximum lag."""
     done = run(EXAMPLE, "--bounds", 2, "--seeds", 2, "--steps", 50, "--workers", 8, "--wait")
     assert (done.returncode, done.stderr) == (0, ""), done
     first, second, both = rows(done.stdout)
@@ -84,16 +84,14 @@ def test_several_seeds_are_put_together() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it() -> None:
-    """Ctrl-C ends the runs, wherever they are, with the exit code of an interrupt and without a traceback."""
-    with subprocess.Popen(
-        command(EXAMPLE, "--steps", 50, "--seeds", 1_000, "--bounds", 4),
-        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    """Ctrl-C ends the runs at any point, with the exit code of an interrupt and without a traceback."""
+    arguments = command(EXAMPLE, "--steps", 50, "--seeds", 1_000, "--bounds", 4)
+    with processes.start(arguments, env=environment()) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("lag bound")
         assert rows(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=PATIENCE_SECS)
+        output, errors = process.communicate(timeout=TIMEOUT_SECS)
     assert (process.returncode, errors) == (130, "")
     assert len(rows(output)) < 999
 
@@ -107,10 +105,10 @@ def test_ctrl_c_ends_it() -> None:
         (["--workers", "some"], "argument --workers: invalid int value: 'some'"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused(
+def test_an_invalid_option_is_refused(
     options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong option is named in one sentence, with the exit code for wrong usage."""
+    """An invalid option is named in one sentence, with the exit code for wrong usage."""
     monkeypatch.setattr("sys.argv", [EXAMPLE, *options])
     with pytest.raises(SystemExit, match="2"):
         parse_options()

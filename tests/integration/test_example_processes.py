@@ -1,4 +1,4 @@
-"""examples/train_digits.py over processes: on this machine, with a store of one's own, on Ray."""
+"""examples/train_digits.py in several processes: on this machine, with a given store, on Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def train(*options: object) -> str:
-    """Runs the example; returns what it printed."""
+    """Run the example and return its output."""
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / "train_digits.py"), *map(str, options)]
     env = {**os.environ, **environment(), "PYTHONPATH": str(ROOT), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
@@ -27,13 +27,13 @@ def train(*options: object) -> str:
 
 
 def starts(output: str) -> dict[str, tuple[int, int]]:
-    """When each was to start, and when it did."""
+    """Return, for each task, the step at which it was to start, and the one at which it did."""
     found = re.findall(r"(chief|worker \d+): asked to start at step (\d+), started at step (\d+)", output)
     return {name: (int(wanted), int(started)) for name, wanted, started in found}
 
 
 def check(output: str, steps: int) -> None:
-    """All took part, none too early; what they learned adds up."""
+    """Check that all tasks made steps, none too early, and that the model is good."""
     seen = starts(output)
     assert set(seen) == {"chief", "worker 1", "worker 2", "worker 3"}
     assert [seen[name][0] for name in sorted(seen)] == [0, 13, 21, 27]
@@ -47,27 +47,27 @@ def check(output: str, steps: int) -> None:
 
 
 def test_processes_of_this_machine() -> None:
-    """Each process trains its own copy; the chief's model is the mean."""
+    """Each process trains its own copy of the model; the chief's is the mean."""
     check(train("--processes", "--steps", 600, "--k", 20), 600)
 
 
-def test_a_store_of_ones_own(tmp_path: Path) -> None:
-    """--store means processes; with --checkpoint-dir a second run goes on where the first one ended."""
+def test_a_given_store(tmp_path: Path) -> None:
+    """--store implies processes; with --checkpoint-dir a second run continues where the first one ended."""
     options = ("--store", f"local://{tmp_path}/steps", "--checkpoint-dir", tmp_path / "model", "--k", 20)
     check(train(*options, "--steps", 600), 600)
     output = train(*options, "--steps", 900)
-    assert re.search(r"going on from step 60\d, the newest checkpoint", output)
+    assert re.search(r"continuing from step 60\d, the newest checkpoint", output)
     assert "chief: asked to start at step 0, started at step 60" in output
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_on_ray() -> None:
-    """The same on a cluster that is started for it."""
+    """The same on a Ray cluster that the example starts."""
     check(train("--engine", "ray", "--steps", 600, "--k", 20), 600)
 
 
 def test_options_that_exclude_each_other() -> None:
-    """On Ray the cluster keeps the step."""
+    """With Ray the cluster keeps the step, so a store is refused."""
     command = [sys.executable, str(ROOT / "examples" / "train_digits.py"), "--engine", "ray", "--store", "local:///x"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2

@@ -1,4 +1,4 @@
-"""The examples and the README's programs, run as a user runs them: in a process of their own."""
+"""The examples and the README's programs, run as a user runs them: each in its own process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-# A guard against hanging for ever, not a measurement.
-PATIENCE_SECS = 120
+from tests.support import processes
+from tests.support.source import ROOT
+
+# A guard against hanging, not a measurement.
+TIMEOUT_SECS = 120
 STARTED = re.compile(r"(.+): asked to start at step (\d+), started at step (\d+)")
 ENDED = re.compile(r"(.+): (\d+) steps, stopped because: (.+)")
 ACCURACY = re.compile(r"accuracy on 450 held-out images: (\d\.\d+)")
@@ -34,17 +36,17 @@ def environment() -> dict[str, str]:
 def run(example: str, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(example, *options),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_SECS, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
 
 
 def starts(output: str) -> dict[str, tuple[int, int]]:
-    """For each worker the step at which it was asked to start, and the one it saw."""
+    """Return, for each worker, the step at which it was to start, and the one at which it did."""
     return {name: (int(asked), int(seen)) for name, asked, seen in STARTED.findall(output)}
 
 
 def ends(output: str) -> dict[str, tuple[int, str]]:
-    """For each worker how many steps it made, and why it stopped."""
+    """Return, for each worker, the number of its steps, and why it stopped."""
     return {name: (int(runs), reason) for name, runs, reason in ENDED.findall(output)}
 
 
@@ -54,19 +56,19 @@ def accuracy(output: str) -> float:
     return float(found[1])
 
 
-def asked(number: int, k: int) -> int:
+def start_step(number: int, k: int) -> int:
     return int(k * math.log(number + 1))
 
 
 @pytest.mark.slow
 def test_the_main_job_reaches_its_accuracy() -> None:
-    """With no option four workers train to 0.93 or better on held-out images, each starting when it was asked to."""
+    """Without options four workers train to an accuracy of 0.93 or more, each starting at its step."""
     done = run("train_digits.py")
     assert (done.returncode, done.stderr) == (0, ""), done
     assert accuracy(done.stdout) >= 0.93
     seen = starts(done.stdout)
     assert list(seen) == ["chief", "worker 1", "worker 2", "worker 3"]
-    assert [want for want, _ in seen.values()] == [asked(number, 200) for number in range(4)]
+    assert [want for want, _ in seen.values()] == [start_step(number, 200) for number in range(4)]
     assert seen["chief"] == (0, 0)
     assert all(start >= want for want, start in seen.values())
     losses = [float(loss) for loss in re.findall(r"loss = ([\d.]+)", done.stdout)]
@@ -77,25 +79,25 @@ def test_the_main_job_reaches_its_accuracy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "k"), [(1, 0), (5, 20)])
-def test_all_options_are_obeyed(workers: int, k: int) -> None:
-    """The workers, the steps and the K that were asked for are those of the run; every worker takes part."""
+def test_options_are_applied(workers: int, k: int) -> None:
+    """The run has the given workers, steps and K, and every worker makes steps."""
     done = run("train_digits.py", "--workers", workers, "--steps", 150, "--k", k, "--seed", 3)
     assert (done.returncode, done.stderr) == (0, ""), done
     seen = starts(done.stdout)
-    assert [want for want, _ in seen.values()] == [asked(number, k) for number in range(workers)]
+    assert [want for want, _ in seen.values()] == [start_step(number, k) for number in range(workers)]
     assert all(want <= start < 150 for want, start in seen.values())
     ended = ends(done.stdout)
     assert sorted(ended) == sorted(seen)
     assert all(runs > 0 and "reached the last step, 150" in reason for runs, reason in ended.values())
-    # Workers that are inside a run when the last step is reached finish it: at most one step each beyond.
+    # Workers finish the run that they are in when the last step is reached: at most one step more each.
     total = re.search(r"(\d+) steps in", done.stdout)
     assert total
     assert 150 <= int(total[1]) == sum(runs for runs, _ in ended.values()) < 150 + workers
 
 
 @pytest.mark.slow
-def test_a_worker_that_can_never_start_is_told_so() -> None:
-    """A worker whose step lies beyond the last one ends cleanly, and the output says why."""
+def test_a_worker_that_can_never_start_ends() -> None:
+    """A worker whose step is beyond the last one ends cleanly, and the output says why."""
     done = run("train_digits.py", "--workers", 3, "--steps", 60, "--k", 90)
     assert (done.returncode, done.stderr) == (0, ""), done
     assert list(starts(done.stdout)) == ["chief"]
@@ -108,7 +110,7 @@ def test_a_worker_that_can_never_start_is_told_so() -> None:
 
 @pytest.mark.slow
 def test_a_seed_decides_the_run() -> None:
-    """Run again with the same seed, everything but the times comes out the same."""
+    """A second run with the same seed has the same output except for the times."""
 
     def without_times(output: str) -> list[str]:
         return [re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line) for line in output.splitlines() if "/sec" not in line]
@@ -128,8 +130,8 @@ def test_a_seed_decides_the_run() -> None:
         (["--checkpoint-every", "0"], "--checkpoint-every is 0: give a number from 1 to 1000000000"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused(options: list[str], message: str) -> None:
-    """A wrong option is named in one sentence, with the exit code for wrong usage."""
+def test_an_invalid_option_is_refused(options: list[str], message: str) -> None:
+    """An invalid option is named in one sentence, with the exit code for wrong usage."""
     done = run("train_digits.py", *options)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(message)
@@ -137,18 +139,18 @@ def test_an_option_that_cannot_be_meant_is_refused(options: list[str], message: 
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Started again with the directory, the workers go on from the last step, and say so; nothing good there ends it."""
+def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    """With a checkpoint directory a second run continues from the last step and prints so; damaged checkpoints end it."""
     directory = tmp_path / "made" / "here"
     options = ("train_digits.py", "--workers", 2, "--k", 20, "--checkpoint-dir", directory, "--checkpoint-every", 70, "--steps")
     done = run(*options, 150)
     assert (done.returncode, done.stderr) == (0, ""), done
-    assert "going on from" not in done.stdout
+    assert "continuing from" not in done.stdout
     first = sum(runs for runs, _ in ends(done.stdout).values())
 
     done = run(*options, 300)
     assert (done.returncode, done.stderr) == (0, ""), done
-    assert f"going on from step {first}, the newest checkpoint in {directory}\n" in done.stdout
+    assert f"continuing from step {first}, the newest checkpoint in {directory}\n" in done.stdout
     assert starts(done.stdout)["chief"] == (0, first)
     runs = sum(runs for runs, _ in ends(done.stdout).values())
     assert 300 <= first + runs < 300 + 2
@@ -165,17 +167,14 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_stops_all_workers() -> None:
-    """Ctrl-C ends every worker after its step; the accuracy so far is printed and the exit code is 130."""
-    with subprocess.Popen(
-        command("train_digits.py", "--steps", 100_000_000),
-        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    """Ctrl-C ends every worker after its step; the accuracy is printed and the exit code is 130."""
+    with processes.start(command("train_digits.py", "--steps", 100_000_000), env=environment()) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "loss = " in line:
                 break
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=PATIENCE_SECS)
+        output, errors = process.communicate(timeout=TIMEOUT_SECS)
     assert (process.returncode, errors) == (130, "")
     assert 0 <= accuracy(output) <= 1
     assert [reason for _, reason in ends(output).values()] == ["SIGINT received"] * 4
@@ -184,30 +183,26 @@ def test_ctrl_c_stops_all_workers() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_before_the_first_step() -> None:
-    """Ctrl-C is as clean while the sessions are just being opened."""
-    with subprocess.Popen(
-        command("train_digits.py", "--steps", 100_000_000),
-        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    """Ctrl-C ends the program as cleanly while the sessions open."""
+    with processes.start(command("train_digits.py", "--steps", 100_000_000), env=environment()) as process:
         assert process.stdout is not None
         assert "images to train on" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE_SECS)
+        _, errors = process.communicate(timeout=TIMEOUT_SECS)
     assert (process.returncode, errors) == (130, "")
 
 
 def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
-    """Runs the main example with a terminal as its input and output; returns the exit code and what came out."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command("train_digits.py", *options), cwd=ROOT, env=environment(), stdin=theirs, stdout=theirs, stderr=theirs
-    ) as process:
-        os.close(theirs)
+    """Run the main example on a terminal, and return its exit code and its output."""
+    terminal, side = pty.openpty()
+    arguments = command("train_digits.py", *options)
+    with processes.start(arguments, env=environment(), stdin=side, stdout=side, stderr=side) as process:
+        os.close(side)
         output = b""
         while True:
             try:
-                chunk = os.read(ours, 4096)
-            except OSError:  # Linux says so when the last process has closed the other side
+                chunk = os.read(terminal, 4096)
+            except OSError:  # on Linux, when the last process has closed the other side
                 break
             if not chunk:
                 break
@@ -215,23 +210,23 @@ def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
             if interrupt and b": loss " in output:
                 process.send_signal(signal.SIGINT)
                 interrupt = False
-        code = process.wait(PATIENCE_SECS)
-    os.close(ours)
+        code = process.wait(TIMEOUT_SECS)
+    os.close(terminal)
     return code, output.decode()
 
 
 def screen(output: str) -> list[str]:
-    """What a terminal shows in the end: of what was written over one line, the last."""
+    """Return the lines that a terminal shows in the end, with the last of the texts written over each other."""
     return [line.rsplit("\r", 1)[-1].removeprefix("\x1b[K") for line in output.replace("\r\n", "\n").split("\n")]
 
 
 @pytest.mark.slow
 def test_a_terminal_shows_one_line_of_progress() -> None:
-    """On a terminal the progress is written over one line, and nothing of it is left over between the other lines."""
+    """On a terminal the progress is written over one line, and nothing of it remains between the other lines."""
     code, output = on_a_terminal("--steps", 3_000)
     assert code == 0, output
     assert re.search(r"\r\x1b\[Kstep \d+: loss [\d.]+, [\d,]+ steps per second", output)
-    assert "loss = " not in output, "the log lines are for other places"
+    assert "loss = " not in output, "log lines are only for other outputs"
     lines = screen(output)
     assert not [line for line in lines if line.startswith("step ") and ": loss " in line]
     assert lines[-1] == ""
@@ -241,7 +236,7 @@ def test_a_terminal_shows_one_line_of_progress() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_on_a_terminal() -> None:
-    """Ctrl-C on a terminal ends just as cleanly, with the cursor on a line of its own."""
+    """Ctrl-C on a terminal ends as cleanly, with the cursor on an empty line."""
     code, output = on_a_terminal("--steps", 100_000_000, interrupt=True)
     assert code == 130, output
     assert "Traceback" not in output
@@ -252,7 +247,7 @@ def test_ctrl_c_on_a_terminal() -> None:
 
 
 def test_first_session() -> None:
-    """The smallest session prints each loss, and its hook the best of them."""
+    """The smallest session prints each loss, and its hook prints the best."""
     done = run("first_session.py")
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout.splitlines() == [
@@ -261,7 +256,7 @@ def test_first_session() -> None:
 
 
 def test_step_waiter() -> None:
-    """A wait for a published step ends at it; one for a step that will not come ends with the publisher's failure."""
+    """A wait for a published step ends at it; one for a step that is never reached ends with the publisher's failure."""
     done = run("step_waiter.py")
     assert (done.returncode, done.stderr) == (0, ""), done
     lines = done.stdout.splitlines()
@@ -284,10 +279,10 @@ def readme_programs() -> list[str]:
     ],
 )
 def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:
-    """What the README shows is a whole program: saved to a file it runs and prints this."""
+    """Each program of the README is complete: it runs and prints this."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", readme_programs()[number]],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_SECS, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout.splitlines() == wanted

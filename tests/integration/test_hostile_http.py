@@ -11,7 +11,7 @@ from aiohooks.adapters.asgi import app
 from aiohooks.adapters.asgi._access import AccessPolicy
 from aiohooks.adapters.asgi._events import WhileConnected
 from tests.fuzz import hostile_http, service_memory
-from tests.fuzz._hostile_requests import MAKERS, requests
+from tests.fuzz.hostile_requests import MAKERS, requests
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""What a process exits with after a signal, and what becomes of its children; each test starts real processes."""
+"""The exit code of a process after signals, and the signal handlers of its children; each test starts processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from aiohooks.session import runner
+from tests.support import processes
 from tests.support.source import ROOT
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
-PATIENCE_SECS = 60
+TIMEOUT_SECS = 60
 
 PROGRAM = """
     import asyncio, logging, os, signal, sys, threading
@@ -28,7 +29,6 @@ PROGRAM = """
     from aiohooks.session import runner
 
     logging.disable()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has made it ignored
 
     class Hook(ah.SessionRunHook):
         async def before_run(self, run_context):
@@ -37,12 +37,12 @@ PROGRAM = """
 
         async def end(self, session):
             print("end", flush=True)
-            if STAYS > 1:
+            if SIGNALS > 1:
                 await asyncio.Event().wait()
 
         async def close(self, exc):
             print("close", flush=True)
-            if STAYS > 2:
+            if SIGNALS > 2:
                 await asyncio.Event().wait()
 
     async def step():
@@ -63,23 +63,23 @@ AH_RUN = "ah.run(main)"
 RUNNER = "asyncio.Runner(loop_factory=runner._new_event_loop).run(main())"
 
 
-def program(run: str, loop: str, result: object = None, stays: int = 1) -> list[str]:
-    """The command of a program that waits for a step, and for so many signals."""
+def program(run: str, loop: str, result: object = None, signals: int = 1) -> list[str]:
+    """Return the command of a program that waits in a step, and after it for the other signals."""
     source = textwrap.dedent(PROGRAM)
-    for name, value in (("RUN", run), ("LOOP", repr(loop)), ("RESULT", repr(result)), ("STAYS", str(stays))):
+    for name, value in (("RUN", run), ("LOOP", repr(loop)), ("RESULT", repr(result)), ("SIGNALS", str(signals))):
         source = source.replace(name, value)
     return [sys.executable, "-c", source]
 
 
-def after(command: list[str], *numbers: signal.Signals) -> tuple[int, str, str]:
-    """The exit code, the output and the errors of a program that got these signals, each where the next one belongs."""
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def send_signals(command: list[str], *numbers: signal.Signals) -> tuple[int, str, str]:
+    """Send signals to a program, one at each of its waits, and return its exit code, output and errors."""
+    with processes.start(command) as process:
         assert process.stdout is not None
         try:
             for number, line in zip(numbers, ("ready", "end", "close"), strict=False):
                 assert process.stdout.readline() == f"{line}\n"
                 process.send_signal(number)
-            output, errors = process.communicate(timeout=PATIENCE_SECS)
+            output, errors = process.communicate(timeout=TIMEOUT_SECS)
         except BaseException:
             process.kill()
             raise
@@ -102,27 +102,27 @@ CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
 ]
 
 
-# Real processes take a while: each case on one loop, in turn.
+# Processes are slow: each case runs on one loop, in turn.
 @pytest.mark.parametrize(
     ("run", "result", "numbers", "wanted", "loop"), [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)]
 )
 def test_the_exit_code(run: str, result: object, numbers: list[signal.Signals], wanted: tuple[int, str], loop: str) -> None:
-    """What the page on signals says: 128 + n, unless the program says something else; nothing is written to stderr."""
-    code, output, errors = after(program(run, loop, result, len(numbers)), *numbers)
+    """The exit code is the one of docs/signals.md: 128 + n, unless the program chooses another; stderr is empty."""
+    code, output, errors = send_signals(program(run, loop, result, len(numbers)), *numbers)
     assert (code, output, errors) == (*wanted, "")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_second_interrupt_of_asyncio_run(loop: str) -> None:
-    """Where asyncio's own runner has Ctrl-C, the second one is its `KeyboardInterrupt`, after all hooks were closed."""
-    code, output, errors = after(program(RUNNER, loop, None, 2), INT, INT)
+    """Under `asyncio.Runner` the second Ctrl-C raises its `KeyboardInterrupt`, after all hooks were closed."""
+    code, output, errors = send_signals(program(RUNNER, loop, None, 2), INT, INT)
     assert (code, output) == (-2, "close")
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_third_ends_a_loop_that_is_blocked(loop: str) -> None:
-    """A step that blocks the loop lets neither of the first two through; the third one ends the process all the same."""
+def test_the_third_signal_ends_a_blocked_loop(loop: str) -> None:
+    """While a step blocks the loop the first two signals have no effect; the third one ends the process."""
     source = """
         async def step():
             print("ready", flush=True)
@@ -132,10 +132,10 @@ def test_the_third_ends_a_loop_that_is_blocked(loop: str) -> None:
             pass
     """
     command = program(f"{textwrap.dedent(source)}\n{AH_RUN}", loop)
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with processes.start(command) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        while process.poll() is None:  # two that wait to be handled are one, so there may have to be more than three
+        while process.poll() is None:  # pending signals are merged, so it may take more than three
             process.send_signal(TERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
@@ -160,7 +160,7 @@ FORKS = """
                     os.kill(os.getpid(), signal.SIGTERM)
                     await session.coord.wait_for_stop()
                 connection.send(session.stop_reason)
-            with asyncio.Runner() as runner:  # a loop of its own
+            with asyncio.Runner() as runner:  # a new loop
                 asyncio._set_running_loop(None)
                 runner.run(main())
             os._exit(5)
@@ -189,10 +189,10 @@ FORKS = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_forked_children_have_their_own_signals() -> None:
-    """A child that multiprocessing forks has the default handlers, and no wakeup fd; it may open sessions of its own."""
+def test_forked_children_have_default_handlers() -> None:
+    """A child that multiprocessing forks has the default handlers and no wakeup fd, and may open sessions of its own."""
     command = [sys.executable, "-c", textwrap.dedent(FORKS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECS, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False)
     assert done.stdout.splitlines() == [
         "[True, True] -1",
         "-15 False",
@@ -207,7 +207,7 @@ def test_forked_children_have_their_own_signals() -> None:
 def test_ctrl_c_twice_in_the_example() -> None:
     """Two quick Ctrl-Cs end the main example without a traceback."""
     command = [sys.executable, "examples/train_digits.py", "--steps", "100000000"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with processes.start(command) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "loss = " in line:
@@ -216,13 +216,13 @@ def test_ctrl_c_twice_in_the_example() -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.005)
         process.send_signal(INT)
-        _, errors = process.communicate(timeout=PATIENCE_SECS)
+        _, errors = process.communicate(timeout=TIMEOUT_SECS)
     assert errors == ""
     assert process.returncode in (130, -2)
 
 
-class _Interrupted(asyncio.SelectorEventLoop):
-    """What uvloop becomes where Ctrl-C comes in its last moment: it takes itself for running, and cannot be closed."""
+class _InterruptedLoop(asyncio.SelectorEventLoop):
+    """Behaves as uvloop after a Ctrl-C in its last iteration: `is_running` stays true, and it cannot be closed."""
 
     stuck = False
 
@@ -239,9 +239,9 @@ class _Interrupted(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_an_interrupt_in_the_last_moment_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    """It ends the program as the first one would have; nothing is hidden where no session was stopped."""
-    loop = _Interrupted()
+def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """It ends the program as the first one does; without a stopped session the error of the loop is raised."""
+    loop = _InterruptedLoop()
     monkeypatch.setattr(runner, "_new_event_loop", lambda: loop)
     monkeypatch.setattr(runner, "stopped_by", lambda _: INT if stopped else None)
 

@@ -1,7 +1,4 @@
-"""P14: a part of it in every test run, and the proof that it finds what it is for.
-
-The whole of it is a command: `python -m tests.fuzz.signals --points 5000 --real 150 --loop both`.
-"""
+"""A part of `python -m tests.fuzz.signals` in every test run, and the injected bugs that it must find."""
 
 from __future__ import annotations
 
@@ -12,9 +9,10 @@ from typing import Any
 import pytest
 
 from aiohooks.session import signals
-from tests.fuzz._signal_scenarios import plain, saving, waiting
-from tests.fuzz._signal_sweep import sweep
-from tests.fuzz.signals import main, real
+from tests.fuzz.signals.__main__ import main
+from tests.fuzz.signals.processes import send_to_processes
+from tests.fuzz.signals.scenarios import plain, saving, waiting
+from tests.fuzz.signals.sweep import sweep
 
 pytestmark = pytest.mark.every_python
 
@@ -24,7 +22,7 @@ LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_signals_anywhere(loop: str) -> None:
-    """One signal or two, at any suspension: the session answers for it and leaves nothing behind."""
+    """One signal or two, at any suspension: the session ends as documented and leaves nothing behind."""
     tally = sweep(points=150, loop=loop)
     assert tally.violations == []
     assert tally.once >= 30
@@ -34,52 +32,52 @@ def test_signals_anywhere(loop: str) -> None:
 
 @pytest.mark.slow
 def test_signals_to_processes() -> None:
-    """One to three signals to real processes, some of them in a chosen phase and some at any moment."""
-    found = real(processes=10, loop=LOOPS[-1])
+    """One to three signals to processes, some of them in a chosen phase and some at a random moment."""
+    found = send_to_processes(count=10, loop=LOOPS[-1])
     assert found.violations == []
-    assert (len(found.phases), found.phases["any moment"]) == (6, 5)
+    assert (len(found.phases), found.phases["random moment"]) == (6, 5)
 
 
-def lost(session: Any, number: Any, late: Any) -> None:
+def without_stop(session: Any, number: Any, on_grace_end: Any) -> None:
     """Does not stop the session."""
 
 
-def nameless(session: Any, number: Any, late: Any) -> None:
-    """Stops it and does not say why."""
+def without_reason(session: Any, number: Any, on_grace_end: Any) -> None:
+    """Stops the session without naming the signal."""
     session._root.request_stop("stopped")
 
 
-def patient(taken: Any, number: Any) -> None:
-    """Takes a second signal for the first one again."""
+def without_cancel(handlers: Any, number: Any) -> None:
+    """Ignores the second signal."""
 
 
-def kept(taken: Any, numbers: Any) -> None:
-    """Keeps the handlers."""
+def without_restore(handlers: Any, numbers: Any) -> None:
+    """Keeps the handlers installed."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "method", "fault", "finding"),
     [
-        (signals.StopOnSignal, "request_stop", lost, "stopped because: None"),
-        (signals.StopOnSignal, "request_stop", nameless, "stopped because: stopped"),
-        (signals._SignalHandlers, "_cancel_sessions", patient, "ended with None"),
-        (signals._SignalHandlers, "_restore", kept, "the handler of SIGINT is"),
+        (signals.StopOnSignal, "request_stop", without_stop, "stopped because: None"),
+        (signals.StopOnSignal, "request_stop", without_reason, "stopped because: stopped"),
+        (signals._SignalHandlers, "_cancel_sessions", without_cancel, "ended with None"),
+        (signals._SignalHandlers, "_restore", without_restore, "the handler of SIGINT is"),
         (signals._Wakeup, "close", lambda wakeup: None, "the wakeup fd is"),
     ],
 )
-def test_seeded_bug_is_found(
+def test_injected_bug_is_found(
     owner: type, method: str, fault: Any, finding: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """Each bug made on purpose is found, and called by its name."""
+    """Each injected bug is found, with the right violation."""
     monkeypatch.setattr(owner, method, fault)
     tally = sweep(points=60, loop="asyncio", scenarios=(plain, saving, waiting))
     assert any(finding in one for one in tally.violations), tally.violations
 
 
 @pytest.mark.slow
-def test_command_counts_what_it_fires(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints what it has fired on which loop, and ends well when nothing was found."""
+def test_command_counts_its_signals(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints the number of signals on each loop, and returns 0 when it found no violation."""
     assert main(["--points", "20", "--real", "1", "--loop", "asyncio"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"asyncio: 2[01] signals at \d+ points .*; 0 violations$", output, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A chief and three workers start one after the other, as processes of one machine, on each store there."""
+"""A chief and three workers start one after the other, as processes of one machine, with each of its stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN, LAST = "staggered", 40
 
 @pytest.fixture(autouse=True, scope="module")
 def _tracker() -> None:
-    # A process of Python's own, which stays as long as this one; it comes with the first child.
+    # A process of Python's own that starts with the first child and stays as long as this process.
     resource_tracker.ensure_running()
 
 
@@ -36,22 +36,22 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server | 
 
 
 async def staggered(server: Server | None, kills: Sequence[int] = (), faults: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """What the four say."""
-    main, args, at_once = distributed_tasks.staggered, (LAST, kills, faults), Backoff(initial_secs=0)
+    """Return the wanted and the actual first steps of the four."""
+    main, args, no_pauses = distributed_tasks.staggered, (LAST, kills, faults), Backoff(initial_secs=0)
     url = None if server is None else server.url
-    return await run_processes(main, args=args, store=url, run=RUN, backoff=at_once)
+    return await run_processes(main, args=args, store=url, run=RUN, backoff=no_pauses)
 
 
 @pytest.mark.parametrize("server", ["local", *SERVERS], indirect=True)
-@pytest.mark.parametrize("kills", [(), (2, 0)], ids=["nobody dies", "a worker and the chief die"])
+@pytest.mark.parametrize("kills", [(), (2, 0)], ids=["no death", "a worker and the chief die"])
 async def test_staggered_start(server: Server | None, kills: Sequence[int]) -> None:
-    """Each starts at the first step it may, and never below it, whoever is killed meanwhile."""
+    """Each starts exactly at its step, also if tasks are killed."""
     check_staggered(await staggered(server, kills), kills)
 
 
 @pytest.mark.parametrize("server", SERVERS, indirect=True)
 async def test_staggered_start_while_the_server_is_killed(server: Server) -> None:
-    """It comes back with its data, and later without, which the processes give it again: nobody starts early or late."""
+    """It restarts with its data, and later without, which the processes then restore: each task starts at its step."""
     await first_stream()
     launched = asyncio.ensure_future(staggered(server, faults=(10, 24)))
     async with open_step_store(server.url, run=RUN) as steps, open_step_store(server.url, run=starts_of(RUN)) as starts:

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pair of pipes (its own protocol, JSON messages that end with a zero byte)."""
+"""A headless Chromium, controlled over a pair of pipes (DevTools protocol: JSON messages that end with a zero byte)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from types import TracebackType
 from typing import Any, Self
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-# A guard against hanging for ever, not a measurement.
-PATIENCE_SECS = 60
-_SILENT = (
+# A guard against hanging, not a measurement.
+TIMEOUT_SECS = 60
+_DISABLED = (
     "quic", "gpu", "background-networking", "component-update", "sync", "extensions", "breakpad", "dev-shm-usage",
     "features=Translate,MediaRouter,OptimizationHints",
 )  # fmt: skip
 
 
 class Chromium:
-    """One browser with one page; ended with the block."""
+    """One browser with one page; closed with the block."""
 
     def __init__(self) -> None:
-        """Starts nothing yet."""
         assert BROWSER is not None
         self._numbers = itertools.count(1)
         self._text = b""
@@ -38,10 +37,10 @@ class Chromium:
         self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         to_read, self._write_fd = os.pipe()
         self._read_fd, to_write = os.pipe()
-        # The browser takes its orders at descriptor 3 and answers at 4.
+        # The browser reads commands from descriptor 3 and writes replies to 4.
         shell = f'exec 3<&{to_read} 4>&{to_write}; exec "$@"'
         options = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe"]
-        options += [f"--disable-{one}" for one in _SILENT]
+        options += [f"--disable-{one}" for one in _DISABLED]
         assert BROWSER is not None
         self._process = subprocess.Popen(
             ["bash", "-c", shell, "chromium", BROWSER, *options, f"--user-data-dir={self._profile.name}"],
@@ -56,7 +55,7 @@ class Chromium:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        os.close(self._write_fd)  # it ends with its orders
+        os.close(self._write_fd)  # without commands the browser ends
         os.close(self._read_fd)
         try:
             self._process.wait(10)
@@ -66,7 +65,7 @@ class Chromium:
         self._profile.cleanup()
 
     def open(self, url: str, *, width: int = 1100, height: int = 800, dark: bool = False) -> None:
-        """Opens a page."""
+        """Open a page."""
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._call("Emulation.setEmulatedMedia", features=scheme)
@@ -75,21 +74,21 @@ class Chromium:
         self.evaluate("new Promise((done) => document.readyState === 'complete' ? done() : addEventListener('load', done))")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the page; that of a promise is waited for."""
+        """Return the value of an expression in the page, or of its promise."""
         answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait_until(self, condition: str) -> None:
-        """Waits until an expression is true; it is looked at whenever the page has changed."""
+        """Wait until an expression is true; it is evaluated after each change of the page."""
         self.evaluate(
-            f"new Promise((done) => {{ const look = () => {{ if ({condition}) {{ seen.disconnect(); done(); }} }};"
-            "const seen = new MutationObserver(look);"
-            "seen.observe(document, { subtree: true, childList: true, attributes: true, characterData: true }); look(); })"
+            f"new Promise((done) => {{ const check = () => {{ if ({condition}) {{ observer.disconnect(); done(); }} }};"
+            "const observer = new MutationObserver(check);"
+            "observer.observe(document, { subtree: true, childList: true, attributes: true, characterData: true }); check(); })"
         )
 
     def screenshot(self, path: Path) -> None:
-        """Writes what is seen, as a PNG."""
+        """Write a screenshot as a PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class Chromium:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._write_fd, json.dumps(message).encode() + b"\0")
-        until = time.monotonic() + PATIENCE_SECS
+        until = time.monotonic() + TIMEOUT_SECS
         while True:
             *whole, self._text = self._text.split(b"\0")
             for one in whole:

@@ -1,10 +1,9 @@
-"""examples/service.py as a process in which something holds on, or breaks, at a step.
+"""examples/service.py as a process that pauses, or fails, at a step.
 
     python -m tests.support.paused_service DIRECTORY WHAT STEP GRACE_SECS
 
 WHAT is `hook` (a hook that waits), `save` (a disk that waits in the middle of a checkpoint), `crash` (a hook that fails),
-`names` (names that are markup, and nothing wrong), or `nothing`. What holds on says "held", and lets go at a byte on the
-standard input.
+`names` (names that are markup), or `nothing`. At its pause it prints "paused", and continues after a byte on the standard input.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from examples.service import Service, serve
 MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
 
 
-class Held(ah.SessionRunHook):
-    """Holds on, or fails, behind a step."""
+class PausingHook(ah.SessionRunHook):
+    """Waits, or fails, after a step."""
 
     def __init__(self, what: str, step: int) -> None:
         self.name = MARKUP
@@ -38,43 +37,43 @@ class Held(ah.SessionRunHook):
         if self._what == "hook":
             released = asyncio.Event()
             asyncio.get_running_loop().add_reader(0, released.set)
-            print("held", flush=True)
+            print("paused", flush=True)
             try:
                 await released.wait()
             finally:
                 asyncio.get_running_loop().remove_reader(0)
 
 
-class HeldDisk:
-    """A disk that takes its time over one write."""
+class PausingDisk:
+    """A file system that waits in one write."""
 
     def __init__(self, step: int) -> None:
         self.service: Service | None = None
         self._step = step
-        self._held = False
+        self._paused = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
     def fsync(self, fd: int) -> None:
-        """In a worker thread of the saver."""
+        """Wait at the first call after the step; called in a worker thread of the saver."""
         assert self.service is not None
         step = self.service.training.health().step
-        if step is not None and step >= self._step and not self._held:
-            self._held = True
-            os.write(1, b"held\n")
+        if step is not None and step >= self._step and not self._paused:
+            self._paused = True
+            os.write(1, b"paused\n")
             os.read(0, 1)
         os.fsync(fd)
 
 
 def main() -> int:
-    """Serves."""
+    """Serve until a signal."""
     directory, what, step, grace_secs = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-    disk = HeldDisk(step)
+    disk = PausingDisk(step)
     if what == "save":
         Saver._fs = disk
-    hooks = [Held(what, step)]
-    title = MARKUP if what == "names" else "held"
+    hooks = [PausingHook(what, step)]
+    title = MARKUP if what == "names" else "paused"
     service = Service(directory, checkpoint_every=step, hooks=hooks, title=title, grace_secs=grace_secs)
     disk.service = service
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""What tests give to the launchers to run: functions of a module, which other processes can import."""
+"""Functions for launchers to run: of a module, so that other processes can import them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from aiohooks.distributed import Task
 
 SCALE = 20
 KILLED_AFTER = 3
-"""So many steps after its start a task is killed."""
+"""The number of steps after its start at which a task is killed."""
 
 
 def first_step(task_id: int) -> int:
-    """The step that a task waits for."""
+    """Return the step at which a task starts."""
     return int(SCALE * math.log(task_id + 1))
 
 
 async def about(task: Task) -> dict[str, Any]:
-    """Says what it was given."""
+    """Return the attributes of the task."""
     return {
         "task_id": task.task_id,
         "is_chief": task.is_chief,
@@ -39,19 +39,19 @@ async def about(task: Task) -> dict[str, Any]:
 
 
 async def finds_the_run(task: Task) -> str:
-    """Opens the run once more, by its environment."""
+    """Open the run again, by its environment variables."""
     async with open_step_store() as store:
         assert store.run == task.store.run
         return type(store).__name__
 
 
 async def staggered(task: Task, last: int, kills: Sequence[int] = (), faults: Sequence[int] = ()) -> tuple[int, int]:
-    """Starts at its step and counts on to the last; says the step that was asked for, and the one at which it started.
+    """Start at the task's step and advance to the last; return the wanted first step, and the one at which it started.
 
-    At each step at which somebody may start the chief goes on only when that one has. So who starts late, or waits for one
-    step more, is stuck; there is no other clock in this. The tasks `kills` kill their own processes, in their first attempts,
-    `KILLED_AFTER` steps after their starts: there the chief goes on when they have started again. At the steps of `faults` it
-    goes on when somebody else, who makes something fail there, has counted that as a start, in the run `starts_of` this one.
+    At each step at which a task may start, the chief continues only after that task has started, so a task that starts late, or
+    waits for one step more, hangs the run: no clock is needed. The tasks `kills` kill their own processes, in their first
+    attempts, `KILLED_AFTER` steps after their starts; there the chief continues after they have started again. At the steps of
+    `faults` it continues after the test, which injects a fault there, has counted it as a start in the run `starts_of` this one.
     """
     wanted = first_step(task.task_id)
     dies_at = wanted + KILLED_AFTER if task.task_id in kills and task.attempt == 1 else last
@@ -74,12 +74,12 @@ async def staggered(task: Task, last: int, kills: Sequence[int] = (), faults: Se
 
 
 def starts_of(run: str) -> str:
-    """The run in which the starts of the tasks of a run are counted."""
+    """Return the name of the run in which the starts of the tasks of a run are counted."""
     return f"{run} started"
 
 
 def check_staggered(started: Sequence[tuple[int, int]], killed: Sequence[int] = ()) -> None:
-    """Each has started at the first step it might, and a killed one again where it was killed."""
+    """Check that each task has started at its first step, and a killed one again where it was killed."""
     assert [wanted for wanted, _ in started] == [0, 13, 21, 27]
     assert [at for _, at in started] == [
         wanted + (KILLED_AFTER if task_id in killed else 0) for task_id, (wanted, _) in enumerate(started)
@@ -87,7 +87,7 @@ def check_staggered(started: Sequence[tuple[int, int]], killed: Sequence[int] = 
 
 
 async def dies(task: Task, how: str, attempts: int) -> int:
-    """A worker dies in its first attempts; says how many there were."""
+    """Let worker 1 die in its first attempts; return the number of the attempt."""
     if task.task_id == 1 and task.attempt <= attempts:
         if how == "exit":
             os._exit(3)
@@ -96,27 +96,27 @@ async def dies(task: Task, how: str, attempts: int) -> int:
 
 
 async def fails(task: Task) -> None:
-    """A worker fails, the others wait for ever."""
+    """Let worker 1 fail; the others wait indefinitely."""
     if task.task_id == 1:
         raise ValueError("the data are bad")
     await asyncio.get_running_loop().create_future()
 
 
-async def tells_its_pid(task: Task, pipe: str) -> None:
-    """Writes it into a named pipe, and waits for ever."""
+async def writes_its_pid(task: Task, pipe: str) -> None:
+    """Write the process id into a named pipe, and wait indefinitely."""
     Path(pipe).write_text(f"{os.getpid()}\n")  # noqa: ASYNC240
     await asyncio.get_running_loop().create_future()
 
 
 async def returns_a_lock(task: Task) -> object:
-    """Returns what cannot travel."""
+    """Return an object that cannot be pickled."""
     import threading
 
     return threading.Lock()
 
 
-async def calls_itself(task: Task) -> str:
-    """The name under which others hear of what this process does; leaves a step behind."""
+async def returns_its_name(task: Task) -> str:
+    """Make a step, and return the name of the asyncio task, which messages of its sessions have."""
     await task.store.advance()
     running = asyncio.current_task()
     assert running is not None

@@ -1,8 +1,8 @@
-"""A training program that gets real signals: `python -m tests.fuzz._signalled DIR --at PHASE`, started by P14.
+"""A training program that gets signals: `python -m tests.fuzz.signals.program DIR --at PHASE`, started by `processes`.
 
-It prints a line when it is at a phase, and what it knows about its own end as one line of JSON. Only if it is to be in `end`
-or in `close` it goes there of itself. In the phase it was told it stays until a stop is asked for; in `end` and in `close` for
-ever, if it was told so, until a signal ends that.
+It prints a line at each phase, and at its end one line of JSON with what it knows about it. In the phase of `--at` it waits for
+a stop; in those of `--stay` it waits indefinitely, until a signal ends the wait. It ends by itself only with `--at end` and
+`--at close`, to get to these phases.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import logging
-import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -23,19 +22,19 @@ LAST_STEP = 6
 
 
 def say(line: str) -> None:
-    """One line, at once."""
+    """Print one line, without buffering."""
     print(line, flush=True)
 
 
-class Slow(ah.SessionRunHook):
-    """Tells of each phase, and stays in it."""
+class WaitingHook(ah.SessionRunHook):
+    """Prints each phase, and waits in the chosen ones."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.calls: Counter[str] = Counter()
         self.session: ah.AsyncMonitoredSession | None = None
         self._options = options
 
-    async def _at(self, phase: str) -> None:
+    async def wait_in(self, phase: str) -> None:
         self.calls[phase] += 1
         say(f"at {phase}")
         if phase == self._options.at and self.session is not None:
@@ -46,56 +45,56 @@ class Slow(ah.SessionRunHook):
             await asyncio.Event().wait()
 
     async def begin(self) -> None:
-        await self._at("begin")
+        await self.wait_in("begin")
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self._at("after_create_session")
+        await self.wait_in("after_create_session")
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await self._at("before_run")
+        await self.wait_in("before_run")
 
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self._at("after_run")
+        await self.wait_in("after_run")
 
     async def end(self, session: ah.Session) -> None:
-        await self._at("end")
+        await self.wait_in("end")
 
     async def close(self, exc: BaseException | None) -> None:
-        await self._at("close")
+        await self.wait_in("close")
 
 
-class Telling(ah.CheckpointSaverListener):
-    """Tells of each save, and makes it last."""
+class WaitingListener(ah.CheckpointSaverListener):
+    """Prints each save, and waits in it."""
 
-    def __init__(self, hook: Slow) -> None:
+    def __init__(self, hook: WaitingHook) -> None:
         self._hook = hook
 
     async def before_save(self, session: ah.Session, global_step: int) -> None:
-        await self._hook._at("save")
+        await self._hook.wait_in("save")
 
 
-def program(options: argparse.Namespace, hook: Slow) -> ah.AsyncMonitoredSession:
-    """The session, which is at each phase once at least."""
+def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMonitoredSession:
+    """Make a session that gets to each phase at least once."""
     graph = ah.Graph()
     graph.variable("total", 0)
     failures = [ah.AbortedError("gone")] if options.at == "recovery" else []
 
     @graph.train_op(adds_to="total")
     async def train() -> int:
-        await hook._at("step")
+        await hook.wait_in("step")
         if failures:
             say("at recovery")
             raise failures.pop()
         if options.at == "blocking":
             say("at blocking")
-            threading.Event().wait()  # the loop cannot do anything now, and a third signal ends it all the same
+            threading.Event().wait()  # blocks the loop; a third signal ends the process all the same
         return 1
 
     async def initialise(session: ah.Session) -> None:
-        await hook._at("create_session")
+        await hook.wait_in("create_session")
 
     hooks: list[ah.SessionRunHook] = [
-        ah.CheckpointSaverHook(every=ah.Every(steps=2), listeners=[Telling(hook)]),
+        ah.CheckpointSaverHook(every=ah.Every(steps=2), listeners=[WaitingListener(hook)]),
         hook,
     ]
     if options.at == "wait":
@@ -109,15 +108,15 @@ def program(options: argparse.Namespace, hook: Slow) -> ah.AsyncMonitoredSession
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Trains, and tells how it ended."""
-    hook = Slow(options)
-    session = hook.session = program(options, hook)
+    """Train, and print how it ended."""
+    hook = WaitingHook(options)
+    session = hook.session = make_session(options, hook)
 
-    async def tell() -> None:
+    async def print_stop() -> None:
         await session.coord.wait_for_stop()
         say("stopping")
 
-    telling = asyncio.create_task(tell())
+    printing = asyncio.create_task(print_stop())
     try:
         async with session:
             if options.at == "wait":
@@ -127,7 +126,7 @@ async def main(options: argparse.Namespace) -> None:
                     break
                 await session.run("train")
     finally:
-        telling.cancel()
+        printing.cancel()
         step = session.global_step.latest.step if hook.calls["after_create_session"] else 0
         say(json.dumps({"calls": hook.calls, "reason": session.stop_reason, "step": step}))
 
@@ -141,11 +140,10 @@ if __name__ == "__main__":
     parser.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio")
     given = parser.parse_args()
     logging.disable()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has made it ignored
     if given.loop == "asyncio":
         runner._new_event_loop = asyncio.new_event_loop
     if given.run == "aiohooks":
         ah.run(main, given)
     else:
-        with asyncio.Runner(loop_factory=runner._new_event_loop) as loop_runner:  # what asyncio.run does
+        with asyncio.Runner(loop_factory=runner._new_event_loop) as loop_runner:  # as asyncio.run does
             loop_runner.run(main(given))

@@ -1,4 +1,4 @@
-"""What P14 sends signals to: small programs whose every phase suspends, with a record of what was called."""
+"""Small programs whose every phase suspends, with a record of the calls: the scenarios of the sweep."""
 
 from __future__ import annotations
 
@@ -12,103 +12,98 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
+from tests.support.models import ticks
 
 LAST_STEP = 4
 NO_PAUSE = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0.0005, jitter=False))
 
 
-async def ticks(count: int) -> None:
-    """Suspends so many times."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-class Busy(ah.SessionRunHook):
+class SuspendingHook(ah.SessionRunHook):
     """Counts its calls, and suspends in each."""
 
-    def __init__(self, stage: Stage, in_turn: int) -> None:
+    def __init__(self, fixture: Fixture, suspensions: int) -> None:
         self.calls: Counter[str] = Counter()
-        self._stage = stage
-        self._ticks = in_turn
+        self._fixture = fixture
+        self._suspensions = suspensions
 
-    async def _at(self, phase: str) -> None:
+    async def _suspend_in(self, phase: str) -> None:
         self.calls[phase] += 1
-        if phase == "end" and self._stage.cut:
-            self._stage.problems.append("end was called after the second signal")
-        await ticks(self._ticks)
+        if phase == "end" and self._fixture.cancelled:
+            self._fixture.problems.append("end was called after the second signal")
+        await ticks(self._suspensions)
 
     async def begin(self) -> None:
-        await self._at("begin")
+        await self._suspend_in("begin")
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self._at("after_create_session")
+        await self._suspend_in("after_create_session")
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await self._at("before_run")
+        await self._suspend_in("before_run")
 
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self._at("after_run")
+        await self._suspend_in("after_run")
 
     async def end(self, session: ah.Session) -> None:
-        await self._at("end")
+        await self._suspend_in("end")
 
     async def close(self, exc: BaseException | None) -> None:
-        await self._at("close")
+        await self._suspend_in("close")
 
 
 @dataclass(slots=True, eq=False)
-class Act:
-    """One session of a scenario."""
+class Entry:
+    """One session of a scenario, and how its block was left."""
 
     session: ah.AsyncMonitoredSession
-    hooks: list[Busy]
+    hooks: list[SuspendingHook]
     left: BaseException | str | None = None
-    """How its block was left: an error, or "well"."""
+    """The error that the block raised, or "cleanly"; None before."""
 
 
 @dataclass(slots=True, eq=False)
-class Stage:
-    """One run of a scenario."""
+class Fixture:
+    """What one run of a scenario runs with."""
 
     rng: random.Random
     scratch: Path
-    acts: list[Act] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    cut: bool = False
+    cancelled: bool = False
     """Whether the second signal has been delivered."""
 
-    def busy(self, count: int = 3) -> list[Busy]:
-        """Hooks that suspend, more or less often."""
-        return [Busy(self, self.rng.randrange(4)) for _ in range(count)]
+    def hooks(self, count: int = 3) -> list[SuspendingHook]:
+        """Return hooks that suspend a random number of times in each call."""
+        return [SuspendingHook(self, self.rng.randrange(4)) for _ in range(count)]
 
-    async def play(self, act: Act, body: Callable[[ah.AsyncMonitoredSession], Coroutine[Any, Any, None]]) -> None:
-        """Enters the session and runs the body in it."""
-        self.acts.append(act)
+    async def run(self, entry: Entry, body: Callable[[ah.AsyncMonitoredSession], Coroutine[Any, Any, None]]) -> None:
+        """Enter the session and run the body in it."""
+        self.entries.append(entry)
         try:
-            async with act.session as session:
+            async with entry.session as session:
                 await body(session)
         except BaseException as error:
-            act.left = error
+            entry.left = error
             raise
-        act.left = "well"
+        entry.left = "cleanly"
 
     def directory(self) -> Path:
-        """A new one for checkpoints."""
+        """Make a directory for checkpoints."""
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
 
-Scenario = Callable[[Stage], Coroutine[Any, Any, None]]
+Scenario = Callable[[Fixture], Coroutine[Any, Any, None]]
 
 
 def graph_of(step: Callable[..., Any] | None = None, *, thread: bool = False) -> ah.Graph:
-    """A variable that counts the steps."""
+    """Return a graph with a variable that counts the steps."""
     graph = ah.Graph()
     graph.variable("total", 0)
 
     if thread:
 
         @graph.train_op(adds_to="total", thread=True, name="train")
-        def train_in_a_thread() -> int:
+        def train_in_thread() -> int:
             return 1
     else:
 
@@ -123,64 +118,64 @@ def graph_of(step: Callable[..., Any] | None = None, *, thread: bool = False) ->
 
 
 async def some_steps(session: ah.AsyncMonitoredSession) -> None:
-    """Three steps, and then the block is left: nobody asks for a stop."""
+    """Run three steps and leave the block without a stop."""
     for _ in range(3):
         if not session.should_stop():
             await session.run("train")
 
 
-async def to_the_end(session: ah.AsyncMonitoredSession) -> None:
-    """Steps until the stop."""
+async def until_stopped(session: ah.AsyncMonitoredSession) -> None:
+    """Run steps until the stop."""
     async for _ in session.steps("train"):
         await ticks(1)
 
 
-async def plain(stage: Stage) -> None:
+async def plain(fixture: Fixture) -> None:
     """Three hooks, four steps."""
-    hooks = stage.busy()
+    hooks = fixture.hooks()
     session = ah.AsyncMonitoredSession(graph_of(), [*hooks, ah.StopAtStepHook(last_step=LAST_STEP)], handle_signals=True)
-    await stage.play(Act(session, hooks), to_the_end)
+    await fixture.run(Entry(session, hooks), until_stopped)
 
 
-async def unstopped(stage: Stage) -> None:
-    """Three hooks, and an end that no stop has asked for."""
-    hooks = stage.busy()
-    await stage.play(Act(ah.AsyncMonitoredSession(graph_of(), hooks, handle_signals=True), hooks), some_steps)
+async def unstopped(fixture: Fixture) -> None:
+    """Three hooks, and an end without a stop."""
+    hooks = fixture.hooks()
+    await fixture.run(Entry(ah.AsyncMonitoredSession(graph_of(), hooks, handle_signals=True), hooks), some_steps)
 
 
-async def saving(stage: Stage) -> None:
-    """Checkpoints at the beginning, at every second step and at the end."""
-    directory, hooks = stage.directory(), stage.busy(2)
-    saver = ah.CheckpointSaverHook(every=ah.Every(steps=2), background=stage.rng.random() < 0.5)
+async def saving(fixture: Fixture) -> None:
+    """Checkpoints at the start, at every second step and at the end."""
+    directory, hooks = fixture.directory(), fixture.hooks(2)
+    saver = ah.CheckpointSaverHook(every=ah.Every(steps=2), background=fixture.rng.random() < 0.5)
     creator = ah.ChiefSessionCreator(graph_of(), checkpoint_dir=directory)
     session = ah.AsyncMonitoredSession(creator, [*hooks, saver, ah.StopAtStepHook(last_step=LAST_STEP)], handle_signals=True)
-    act = Act(session, hooks)
-    await stage.play(act, to_the_end)
-    if act.left == "well":
+    entry = Entry(session, hooks)
+    await fixture.run(entry, until_stopped)
+    if entry.left == "cleanly":
         restored = await ah.Saver(directory).restore()
         step = session.global_step.latest.step
         if restored is None or restored.checkpoint.step != step:
-            stage.problems.append(f"the last save is {restored!r}, and the session ended at step {step}")
+            fixture.problems.append(f"the last save is {restored!r}, and the session ended at step {step}")
 
 
-async def recovering(stage: Stage) -> None:
-    """A step that fails twice, and one session after the other."""
+async def recovering(fixture: Fixture) -> None:
+    """A step that fails twice, with a new session after each failure."""
     failures = [ah.AbortedError("gone"), ah.UnavailableError("away")]
 
     async def fail() -> None:
         if failures:
             raise failures.pop()
 
-    hooks = stage.busy()
+    hooks = fixture.hooks()
     session = ah.AsyncMonitoredSession(
         graph_of(fail), [*hooks, ah.StopAtStepHook(last_step=2)], recovery=NO_PAUSE, handle_signals=True
     )
-    await stage.play(Act(session, hooks), to_the_end)
+    await fixture.run(Entry(session, hooks), until_stopped)
 
 
-async def waiting(stage: Stage) -> None:
-    """A wait that only a stop, or this scenario's own patience, ends."""
-    hooks = stage.busy(1)
+async def waiting(fixture: Fixture) -> None:
+    """A wait that only a stop ends: a signal's, or the scenario's own after a while."""
+    hooks = fixture.hooks(1)
     steps = ah.MemoryStepStore()
     session = ah.AsyncMonitoredSession(
         graph_of(), [*hooks, ah.GlobalStepWaiterHook(wait_until_step=10**6)], global_step=steps, handle_signals=True
@@ -189,17 +184,17 @@ async def waiting(stage: Stage) -> None:
     async def body(session: ah.AsyncMonitoredSession) -> None:
         async def give_up() -> None:
             await ticks(30)
-            session.request_stop("patience is at its end")
+            session.request_stop("no signal came")
 
         session.start_soon(give_up)
-        await to_the_end(session)
+        await until_stopped(session)
 
-    await stage.play(Act(session, hooks), body)
+    await fixture.run(Entry(session, hooks), body)
 
 
-async def producing(stage: Stage) -> None:
+async def producing(fixture: Fixture) -> None:
     """A background task feeds the steps through a queue."""
-    hooks = stage.busy(2)
+    hooks = fixture.hooks(2)
     batches: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
 
     async def step(batch: int) -> dict[str, int]:
@@ -219,15 +214,15 @@ async def producing(stage: Stage) -> None:
             await session.run("loss", {"batch": batch})
             batches.task_done()
 
-    await stage.play(Act(ah.AsyncMonitoredSession(step, hooks, handle_signals=True), hooks), body)
+    await fixture.run(Entry(ah.AsyncMonitoredSession(step, hooks, handle_signals=True), hooks), body)
 
 
-async def together(stage: Stage) -> None:
-    """A chief and two workers, in tasks of one group."""
+async def together(fixture: Fixture) -> None:
+    """A chief and two workers, as tasks of one group."""
     graph, steps, variables = graph_of(), ah.MemoryStepStore(), ah.Variables()
 
     async def work(number: int) -> None:
-        hooks = stage.busy(2)
+        hooks = fixture.hooks(2)
         kind = ah.WorkerSessionCreator if number else ah.ChiefSessionCreator
         session = ah.AsyncMonitoredSession(
             kind(graph, global_step=steps, variables=variables),
@@ -235,27 +230,27 @@ async def together(stage: Stage) -> None:
             handle_signals=True,
             name=f"worker {number}",
         )
-        await stage.play(Act(session, hooks), to_the_end)
+        await fixture.run(Entry(session, hooks), until_stopped)
 
     async with asyncio.TaskGroup() as group:
         for number in range(3):
             group.create_task(work(number))
 
 
-async def threads(stage: Stage) -> None:
+async def threads(fixture: Fixture) -> None:
     """An operation in a worker thread."""
-    hooks = stage.busy(1)
+    hooks = fixture.hooks(1)
     session = ah.AsyncMonitoredSession(graph_of(thread=True), [*hooks, ah.StopAtStepHook(last_step=2)], handle_signals=True)
-    await stage.play(Act(session, hooks), to_the_end)
+    await fixture.run(Entry(session, hooks), until_stopped)
 
 
-async def in_a_task(stage: Stage) -> None:
-    """A session that another task than its own runs, and that is closed by hand."""
-    hooks = stage.busy(2)
+async def in_a_task(fixture: Fixture) -> None:
+    """A session whose steps run in another task than its own, and that is closed by `aclose`."""
+    hooks = fixture.hooks(2)
     session = ah.AsyncMonitoredSession(graph_of(), [*hooks, ah.StopAtStepHook(last_step=2)], handle_signals=True)
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
-        running = asyncio.create_task(to_the_end(session))
+        running = asyncio.create_task(until_stopped(session))
         try:
             await running
         finally:
@@ -263,7 +258,7 @@ async def in_a_task(stage: Stage) -> None:
             await asyncio.wait([running])
         await session.aclose()
 
-    await stage.play(Act(session, hooks), body)
+    await fixture.run(Entry(session, hooks), body)
 
 
 SCENARIOS: tuple[Scenario, ...] = (plain, unstopped, saving, recovering, waiting, producing, together, threads, in_a_task)

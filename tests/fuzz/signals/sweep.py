@@ -1,4 +1,4 @@
-"""P14 in this process: signals at the k-th suspension of a program, wherever in it that is."""
+"""Signals at the k-th suspension of a scenario in this process, for all k."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz._signal_scenarios import SCENARIOS, Act, Scenario, Stage
+from tests.fuzz.signals.scenarios import SCENARIOS, Entry, Fixture, Scenario
 
 HANG_SECS = 10
-FARTHEST = 10
-"""The second signal comes at most so many suspensions after the first."""
-EARLIER: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+MAX_DISTANCE = 10
+"""The second signal is sent at most this many suspensions after the first."""
+PREVIOUS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
-    """One signal: at which suspension, and whether the kernel brings it or Python itself."""
+class Delivery:
+    """One signal: the suspension at which it is sent, and whether by the kernel or by Python itself."""
 
     at: int
     number: signal.Signals
@@ -40,21 +40,21 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is needed to fire a point again."""
+    """What is needed to reproduce a point."""
 
     scenario: Scenario
     loop: str
     seed: int
-    shots: tuple[Shot, ...]
+    deliveries: tuple[Delivery, ...]
 
     def __str__(self) -> str:
-        shots = ", ".join(f"{shot.number.name} at {shot.at}{' by kill' if shot.by_kill else ''}" for shot in self.shots)
-        return f"{self.scenario.__name__} seed {self.seed} on {self.loop}: {shots or 'nothing'}"
+        sent = ", ".join(f"{one.number.name} at {one.at}{' by kill' if one.by_kill else ''}" for one in self.deliveries)
+        return f"{self.scenario.__name__} seed {self.seed} on {self.loop}: {sent or 'no signal'}"
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was fired and found."""
+    """The signals sent and the violations found on one loop."""
 
     signals: Counter[str] = field(default_factory=Counter)
     once: int = 0
@@ -64,7 +64,7 @@ class Tally:
 
 
 class _Counted:
-    """Awaits a coroutine, and tells of each of its suspensions."""
+    """Awaits a coroutine, and reports each of its suspensions to the point."""
 
     __slots__ = ("coro", "point")
 
@@ -80,7 +80,7 @@ class _Counted:
             except StopIteration as stop:
                 return stop.value
             value = error = None
-            self.point.suspended()
+            self.point.count_suspension()
             try:
                 value = yield waited
             except BaseException as thrown:
@@ -92,47 +92,47 @@ async def _counted(coro: Any, point: Point) -> Any:
 
 
 class Point:
-    """One run of a scenario with its shots, and the status."""
+    """One run of a scenario with its signals, and the checks."""
 
     def __init__(self, plan: Plan, scratch: Path) -> None:
         self.plan = plan
         self.suspensions = 0
-        self.fired: list[signal.Signals] = []
-        self.stage = Stage(random.Random(plan.seed), scratch)
+        self.sent: list[signal.Signals] = []
+        self.fixture = Fixture(random.Random(plan.seed), scratch)
         self.outcome: BaseException | None = None
         self.problems: list[str] = []
-        self._left = list(plan.shots)
-        self._open: list[Act] = []
+        self._pending = list(plan.deliveries)
+        self._open: list[Entry] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def suspended(self) -> None:
+    def count_suspension(self) -> None:
         self.suspensions += 1
-        if self._left and self._left[0].at <= self.suspensions:
-            self._fire(self._left.pop(0))
+        if self._pending and self._pending[0].at <= self.suspensions:
+            self._send(self._pending.pop(0))
 
-    def _fire(self, shot: Shot) -> None:
-        if signal.getsignal(shot.number) in EARLIER.values() or not any(
-            act.session.status().state in OPEN for act in self.stage.acts
+    def _send(self, delivery: Delivery) -> None:
+        if signal.getsignal(delivery.number) in PREVIOUS.values() or not any(
+            entry.session.status().state in OPEN for entry in self.fixture.entries
         ):
             return  # no session is open
-        if not self.fired:
-            self._open = [act for act in self.stage.acts if act.session.status().state in OPEN]
-            asyncio.get_running_loop().call_soon(self._before)  # right before what the signal puts there
-        self.fired.append(shot.number)
-        if shot.by_kill:
-            os.kill(os.getpid(), shot.number)
+        if not self.sent:
+            self._open = [entry for entry in self.fixture.entries if entry.session.status().state in OPEN]
+            asyncio.get_running_loop().call_soon(self._note_other_stops)  # right before the callback of the signal
+        self.sent.append(delivery.number)
+        if delivery.by_kill:
+            os.kill(os.getpid(), delivery.number)
         else:
-            signal.raise_signal(shot.number)
-        if len(self.fired) == 2:
-            asyncio.get_running_loop().call_soon(self._cut)  # right behind what the signal has put there
+            signal.raise_signal(delivery.number)
+        if len(self.sent) == 2:
+            asyncio.get_running_loop().call_soon(self._note_cancel)  # right after the callback of the signal
 
-    def _before(self) -> None:
-        """In the tick of the signal somebody else may ask for a stop, who is the first then."""
-        self._open = [act for act in self._open if act.session.stop_reason in (None, f"{self.fired[0].name} received")]
+    def _note_other_stops(self) -> None:
+        """Leave out sessions that were stopped otherwise in the tick of the signal, which is not their reason then."""
+        self._open = [entry for entry in self._open if entry.session.stop_reason in (None, f"{self.sent[0].name} received")]
 
-    def _cut(self) -> None:
-        self.stage.cut = True
+    def _note_cancel(self) -> None:
+        self.fixture.cancelled = True
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
         options.pop("eager_start", None)
@@ -150,7 +150,7 @@ class Point:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(HANG_SECS, self._hang)
         try:
-            await self.plan.scenario(self.stage)
+            await self.plan.scenario(self.fixture)
         finally:
             timer.cancel()
         others = [task.get_name() for task in self._tasks if not task.done() and task is not asyncio.current_task()]
@@ -158,7 +158,7 @@ class Point:
             self.problems.append(f"tasks are left: {others}")
 
     def run(self) -> None:
-        """Runs it in a loop of its own, as a script does."""
+        """Run the scenario in a new loop, as a script does."""
         factory = asyncio.new_event_loop
         if self.plan.loop == "uvloop":
             import uvloop
@@ -168,57 +168,57 @@ class Point:
             with asyncio.Runner(loop_factory=factory) as runner:
                 loop = runner.get_loop()
                 loop.set_task_factory(self._task)
-                loop.set_exception_handler(lambda _, context: self.problems.append(f"heard: {context!r}"))
+                loop.set_exception_handler(lambda _, context: self.problems.append(f"reported to the loop: {context!r}"))
                 runner.run(self._main())
         except BaseException as error:
             self.outcome = error
-        self._judge()
+        self._check()
         self.outcome = None
-        for act in self.stage.acts:
-            act.left = None if isinstance(act.left, BaseException) else act.left
+        for entry in self.fixture.entries:
+            entry.left = None if isinstance(entry.left, BaseException) else entry.left
 
-    # -- the status
+    # -- the checks
 
-    def _judge(self) -> None:
+    def _check(self) -> None:
         problems = self.problems
-        problems += self.stage.problems
+        problems += self.fixture.problems
         problems += [f"task {task.get_name()} is not done" for task in self._tasks if not task.done()]
-        for number, handler in EARLIER.items():
+        for number, handler in PREVIOUS.items():
             if signal.getsignal(number) != handler:
                 problems.append(f"the handler of {number.name} is {signal.getsignal(number)!r}")
                 signal.signal(number, handler)
         fd = signal.set_wakeup_fd(-1)
         if fd != -1:
             problems.append(f"the wakeup fd is {fd}")
-        self._judge_outcome()
-        for place, act in enumerate(self.stage.acts):
-            self._judge_act(place, act)
+        self._check_outcome()
+        for place, entry in enumerate(self.fixture.entries):
+            self._check_entry(place, entry)
 
-    def _judge_outcome(self) -> None:
+    def _check_outcome(self) -> None:
         outcome = self.outcome
-        if len(self.fired) < 2:
+        if len(self.sent) < 2:
             right = outcome is None
-        elif self.fired[1] == signal.SIGINT:
+        elif self.sent[1] == signal.SIGINT:
             right = isinstance(outcome, KeyboardInterrupt)
         else:
-            right = isinstance(outcome, SystemExit) and outcome.code == 128 + self.fired[1]
+            right = isinstance(outcome, SystemExit) and outcome.code == 128 + self.sent[1]
         if not right:
             self.problems.append(f"ended with {outcome!r}")
 
-    def _judge_act(self, number: int, act: Act) -> None:
-        cut = len(self.fired) > 1
-        session = act.session
-        for hook in act.hooks:
+    def _check_entry(self, number: int, entry: Entry) -> None:
+        cancelled = len(self.sent) > 1
+        session = entry.session
+        for hook in entry.hooks:
             calls = hook.calls
             begun, ended, closed = calls["begin"], calls["end"], calls["close"]
-            whole = begun == closed == 1 and (ended <= 1 if cut else ended == 1)
-            if not whole and not (cut and begun == closed == ended == 0):
+            complete = begun == closed == 1 and (ended <= 1 if cancelled else ended == 1)
+            if not complete and not (cancelled and begun == closed == ended == 0):
                 self.problems.append(f"a hook of session {number}: {dict(calls)}")
-        if not cut and act.left != "well":
-            self.problems.append(f"session {number} was left with {act.left!r}")
+        if not cancelled and entry.left != "cleanly":
+            self.problems.append(f"session {number} was left with {entry.left!r}")
         if session.status().state not in ("closed", "new"):
             self.problems.append(f"session {number} is {session.status().state}")
-        if act in self._open and (session.stop_reason, session.stop_signal) != (f"{self.fired[0].name} received", self.fired[0]):
+        if entry in self._open and (session.stop_reason, session.stop_signal) != (f"{self.sent[0].name} received", self.sent[0]):
             self.problems.append(f"session {number} stopped because: {session.stop_reason}, by {session.stop_signal!r}")
 
 
@@ -226,16 +226,16 @@ OPEN = ("opening", "open", "closing")
 
 
 def sweep(*, points: int, loop: str, seed: int = 0, scenarios: Sequence[Scenario] = SCENARIOS) -> Tally:
-    """Fires at least so many signals, half of them in pairs, evenly over the scenarios."""
+    """Send at least `points` signals, in half of the points two, evenly over the scenarios."""
     tally = Tally()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch, _quiet(tally):
         plans = _plans(loop, seed, scenarios, Path(scratch), tally)
         for number, plan in enumerate(plans):
             point = _run(plan, Path(scratch), tally)
-            tally.signals[plan.scenario.__name__] += len(point.fired)
-            tally.once += len(point.fired) == 1
-            tally.twice += len(point.fired) == 2
+            tally.signals[plan.scenario.__name__] += len(point.sent)
+            tally.once += len(point.sent) == 1
+            tally.twice += len(point.sent) == 2
             if number % BATCH == 0:
                 gc.collect()
             if tally.signals.total() >= points or len(tally.violations) > 20:
@@ -246,7 +246,7 @@ def sweep(*, points: int, loop: str, seed: int = 0, scenarios: Sequence[Scenario
 
 
 def _run(plan: Plan, scratch: Path, tally: Tally) -> Point:
-    signal.alarm(6 * HANG_SECS)  # ends the process, where even the loop is stuck
+    signal.alarm(6 * HANG_SECS)  # ends the process where even the loop hangs
     try:
         point = Point(plan, scratch)
         point.run()
@@ -257,14 +257,14 @@ def _run(plan: Plan, scratch: Path, tally: Tally) -> Point:
 
 
 def _plans(loop: str, seed: int, scenarios: Sequence[Scenario], scratch: Path, tally: Tally) -> Iterator[Plan]:
-    """For ever: each suspension of each scenario once, with another seed in each round."""
+    """Yield plans without end: each suspension of each scenario once, with another seed in each round."""
     rng = random.Random(seed)
     while True:
         seed += 1
         rounds: list[list[Plan]] = []
         for scenario in scenarios:
             length = _run(Plan(scenario, loop, seed, ()), scratch, tally).suspensions
-            plans = [Plan(scenario, loop, seed, _shots(at, rng)) for at in range(1, length + 1)]
+            plans = [Plan(scenario, loop, seed, _deliveries(at, rng)) for at in range(1, length + 1)]
             rng.shuffle(plans)
             rounds.append(plans)
         while any(rounds):
@@ -273,21 +273,21 @@ def _plans(loop: str, seed: int, scenarios: Sequence[Scenario], scratch: Path, t
                     yield plans.pop()
 
 
-def _shots(at: int, rng: random.Random) -> tuple[Shot, ...]:
-    def shot(at: int) -> Shot:
-        return Shot(at, rng.choice((signal.SIGINT, signal.SIGTERM)), rng.random() < 0.5)
+def _deliveries(at: int, rng: random.Random) -> tuple[Delivery, ...]:
+    def delivery(at: int) -> Delivery:
+        return Delivery(at, rng.choice((signal.SIGINT, signal.SIGTERM)), rng.random() < 0.5)
 
-    first = shot(at)
-    return (first,) if rng.random() < 0.5 else (first, shot(at + rng.randrange(FARTHEST + 1)))
+    first = delivery(at)
+    return (first,) if rng.random() < 0.5 else (first, delivery(at + rng.randrange(MAX_DISTANCE + 1)))
 
 
 @contextmanager
 def _quiet(tally: Tally) -> Iterator[None]:
-    """Python's own handlers, no log, and what finalisers complain of counts."""
-    assert threading.current_thread() is threading.main_thread(), "signals come to the main thread"
-    before = {number: signal.signal(number, handler) for number, handler in EARLIER.items()}
+    """Install Python's own handlers, disable the log, and count errors of finalisers as violations."""
+    assert threading.current_thread() is threading.main_thread(), "signals are sent to the main thread"
+    before = {number: signal.signal(number, handler) for number, handler in PREVIOUS.items()}
     hook, disabled = sys.unraisablehook, logging.root.manager.disable
-    sys.unraisablehook = lambda one: tally.violations.append(f"unheard: {one.exc_value!r} in {one.object!r}")
+    sys.unraisablehook = lambda one: tally.violations.append(f"unreported: {one.exc_value!r} in {one.object!r}")
     logging.disable()
     try:
         with warnings.catch_warnings():
