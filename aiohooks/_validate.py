@@ -36,6 +36,17 @@ def check_int(value: object, what: str, least: int = 0, *, expected: str | None 
         raise InvalidArgumentError(f"{what} is {value!r}; give {expected or f'a whole number, {least} or more'}")
 
 
+def check_choice(value: object, what: str, *choices: str) -> None:
+    """Raise `InvalidArgumentError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InvalidArgumentError(f"{what} is {value!r}; give {_either(choices)}")
+
+
+def _either(choices: tuple[str, ...]) -> str:
+    *others, last = (f'"{choice}"' for choice in choices)
+    return f"{', '.join(others)} or {last}"
+
+
 def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:
     """Refuses what is not a `kind`; `optional` lets None pass."""
     if not isinstance(value, kind) and not (optional and value is None):

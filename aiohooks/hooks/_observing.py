@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import IO, Any, Generic, Literal, TypeVar, cast
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock, wake
-from aiohooks._validate import check_int
+from aiohooks._validate import check_choice, check_int
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
@@ -83,11 +83,7 @@ Values = Mapping[str, Any] | Iterable[Any]
 
 
 def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """Return the fetches by tag.
-
-    Raises:
-        InvalidArgumentError: not a mapping or a list, a tag that is not a str, or empty.
-    """
+    """Return the fetches by tag; raise `InvalidArgumentError` if they or a tag are invalid, or there are none."""
     if isinstance(values, str):
         raise InvalidArgumentError(f"values is the str {values!r}; give a mapping or a list: [{values!r}]")
     if values is None:
@@ -108,11 +104,7 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
 
 
 def checked_path(path: object, name: str) -> str:
-    """Return a path as a str.
-
-    Raises:
-        InvalidArgumentError: not a path, or empty.
-    """
+    """Return a path as a str; raise `InvalidArgumentError` if it is not one, or empty."""
     if isinstance(path, (str, os.PathLike)):
         text: object = os.fspath(path)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         if isinstance(text, str) and text:
@@ -121,21 +113,15 @@ def checked_path(path: object, name: str) -> str:
 
 
 def checked_number(value: Any, tag: str) -> int | float:
-    """Return a value as a plain number: a Python number, or an array of one element of any library.
-
-    Raises:
-        InvalidArgumentError: not a single number.
-    """
-    if isinstance(value, (bool, int, float)):
-        return value
-    found = scalar(value)
+    """Return a Python number, or the element of an array of one; raise `InvalidArgumentError` for anything else."""
+    found = value if isinstance(value, (bool, int, float)) else scalar(value)
     if found is None:
         raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give one number, for example a mean or a norm of it")
     return found
 
 
 def scalar(value: Any) -> int | float | None:
-    """Return the number that an object converts to, or None."""
+    """Return the number that an object of any library converts to, or None."""
     try:
         if callable(getattr(value, "item", None)):
             found = value.item()
@@ -157,6 +143,14 @@ def describe_value(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def is_terminal(file: IO[str] | None) -> bool:
+    """Return whether a file is an open terminal."""
+    try:
+        return file is not None and file.isatty()
+    except (AttributeError, ValueError):  # not a real file, or a closed one
+        return False
+
+
 def write_whole(path: str, write: Callable[[str], object]) -> None:
     """Call `write(temporary_path)`, and rename its file to `path`, which therefore appears only when it is complete."""
     unfinished = f"{path}.{os.getpid()}.tmp"
@@ -176,8 +170,7 @@ OnWriteError = Literal["raise", "log"]
 def check_writer_options(max_queue: object, on_write_error: object) -> None:
     """Raise `InvalidArgumentError` unless both are valid for a `BackgroundWriter`."""
     check_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
-    if on_write_error not in ("raise", "log"):
-        raise InvalidArgumentError(f'on_write_error is {on_write_error!r}; give "raise" or "log"')
+    check_choice(on_write_error, "on_write_error", "raise", "log")
 
 
 class BackgroundWriter(Generic[T]):

@@ -9,6 +9,7 @@ import threading
 from typing import IO, TYPE_CHECKING, Any
 
 from aiohooks.errors import missing_extra
+from aiohooks.hooks._observing import is_terminal
 
 try:
     from rich.console import Console, Group
@@ -80,8 +81,8 @@ class ProgressRenderer:
             auto_refresh=False,
             get_renderable=self._rows,
             # The console writes to the terminal, so a stream that was redirected to a file must not go through it.
-            redirect_stdout=_is_terminal(sys.stdout),
-            redirect_stderr=_is_terminal(sys.stderr),
+            redirect_stdout=is_terminal(sys.stdout),
+            redirect_stderr=is_terminal(sys.stderr),
         )
         error_stream = sys.stderr
         moved: list[logging.StreamHandler[Any]] = []
@@ -140,10 +141,3 @@ def _redirect_handlers(error_stream: IO[str]) -> list[logging.StreamHandler[Any]
                     one.setStream(sys.stderr)
                     moved.append(one)
     return moved
-
-
-def _is_terminal(file: IO[str] | None) -> bool:
-    try:
-        return file is not None and file.isatty()
-    except (AttributeError, ValueError):
-        return False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task, to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run
-from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, check_secs
+from aiohooks._validate import check_callable, check_choice, check_instance, check_int, check_mapping, check_secs
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
@@ -150,8 +150,7 @@ class EvaluatorHook(SessionRunHook):
                 "write it as `async def`, or give thread=True for one that blocks"
             )
         check_instance(every, Every, "every")
-        if mode not in ("inline", "background"):
-            raise InvalidArgumentError(f'mode is {mode!r}; give "inline" or "background"')
+        check_choice(mode, "mode", "inline", "background")
         check_int(max_pending, "max_pending", 1)
         check_int(max_results, "max_results", 1)
         check_callable(snapshot, "snapshot", optional=True)
@@ -179,7 +178,7 @@ class EvaluatorHook(SessionRunHook):
         self._clock: Clock = current_clock()
         self._session: Session | None = None
         self._coord: Coordinator | None = None
-        self._timer: EveryTimer | None = None
+        self._timer: EveryTimer = self._every.timer()
         self._evaluated: int | None = None  # the last step that was evaluated
         self._resumed: tuple[int | None, int, bool] | None = None
         self._pending: deque[_Due] = deque()
@@ -208,17 +207,13 @@ class EvaluatorHook(SessionRunHook):
             self._failed = None
         # Later steps are lost, and will be run again.
         self._pending = deque(due for due in self._pending if due.step <= step)
-        is_due = False
-        if self._timer is None:
-            self._timer = self._every.timer()
-            self._timer.start(step, now)
-            is_due = self._at_begin
+        is_due = self._at_begin and self._timer.last_step is None
         if self._resumed is not None:
             self._evaluated, counted_from, unfinished = self._resumed
             self._resumed = None
             is_due = (is_due and self._evaluated is None) or (unfinished and not self._pending)
             self._timer.start(max([counted_from, *self.pending]), now)
-        self._timer.rewind(step)
+        self._timer.resume(step, now)
         if is_due or self._timer.due(step, now):
             self._schedule(session, step)
         if not self._background:  # in the background it starts with a run, and must not be waited for here
@@ -240,7 +235,7 @@ class EvaluatorHook(SessionRunHook):
             BaseException: the evaluation failed.
         """
         step = run_context.global_step
-        if self._timer is None or not self._timer.due(step, self._clock.now()):
+        if not self._timer.due(step, self._clock.now()):
             return
         self._schedule(run_context.session, step)
         if not self._background:
@@ -271,9 +266,8 @@ class EvaluatorHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluated step, where it counts from, and whether an evaluation is unfinished; not the results."""
-        counted_from = None if self._timer is None else self._timer.last_step
         unfinished = bool(self._pending) or self._error is not None
-        return {"evaluated_step": self._evaluated, "counted_from": counted_from or 0, "unfinished": unfinished}
+        return {"evaluated_step": self._evaluated, "counted_from": self._timer.last_step or 0, "unfinished": unfinished}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state: `after_create_session` repeats an unfinished evaluation.
@@ -291,7 +285,6 @@ class EvaluatorHook(SessionRunHook):
 
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""
-        assert self._timer is not None
         self._timer.start(step, self._clock.now())
         snapshot = None if self._snapshot is None else self._snapshot()
         self._pending.append(_Due(step, session.variables.snapshot(), snapshot))
@@ -367,14 +360,10 @@ class EvaluatorHook(SessionRunHook):
         self._pending.popleft()
 
     async def _call_eval_fn(self, evaluation: Evaluation) -> Any:
-        """Return the result within the time limit; an error that means the end of training is converted.
+        """Return the result within the time limit; no error of the function may be taken for the end of the training.
 
-        Raises:
-            HookTimeoutError: it took too long.
-            HookCancelledError: something in it was cancelled, and not the caller.
-            StopRequestedError: a wait inside it was ended by the session's stop.
-            AiohooksError: it ended as training does at the end of its input.
-            BaseException: the function raised it.
+        A cancellation of something in it that is not one of the caller raises `HookCancelledError`, and an error that means
+        the end of input `AiohooksError`; `StopRequestedError` from a wait inside it passes.
         """
         what = f"the evaluation at step {evaluation.step}"
         limit = TimeLimit(self._timeout_secs, what)

@@ -66,11 +66,12 @@ class EveryTimer:
         """Count from this step and time."""
         self._last_step, self._last_now = step, now
 
-    def rewind(self, step: int) -> None:
-        """Count from `step` if a recovery has moved the global step back to it; the time is unchanged."""
+    def resume(self, step: int, now: float) -> None:
+        """Start, or continue after a recovery, which may have moved the global step back to `step`."""
         if self._last_step is None:
-            raise _not_started(self)
-        self._last_step = min(step, self._last_step)
+            self.start(step, now)
+        else:
+            self._last_step = min(step, self._last_step)
 
     def due(self, step: int, now: float) -> bool:
         """Return whether it is due at this step and time; the timer does not change."""

@@ -259,7 +259,7 @@ class _DueRuns:
         self._calls = calls
         self._requests = "before_run" in calls
         self._clock: Clock = current_clock()
-        self._timer: EveryTimer | None = None
+        self._timer: EveryTimer = every.timer()
         self._due = False
 
     def methods(self) -> dict[str, Function]:
@@ -273,16 +273,12 @@ class _DueRuns:
 
     async def begin(self) -> None:
         self._clock = current_clock()
-        self._timer = None
+        self._timer = self._every.timer()
         self._due = False
         await self._call("begin")
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        step = session.global_step.latest.step
-        if self._timer is None:
-            self._timer = self._every.timer()
-            self._timer.start(step, self._clock.now())
-        self._timer.rewind(step)
+        self._timer.resume(session.global_step.latest.step, self._clock.now())
         await self._call("after_create_session", session, coord)
 
     async def before_run(self, run_context: SessionRunContext) -> Any:
@@ -292,7 +288,6 @@ class _DueRuns:
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         if not (self._due if self._requests else self._is_due(run_context)):
             return
-        assert self._timer is not None
         self._timer.mark(run_context.global_step, self._clock.now())
         await self._call("after_run", run_context, run_values)
 
@@ -300,4 +295,4 @@ class _DueRuns:
         return await self._calls[method](*args) if method in self._calls else None
 
     def _is_due(self, run_context: SessionRunContext) -> bool:
-        return self._timer is not None and self._timer.due(run_context.global_step, self._clock.now())
+        return self._timer.due(run_context.global_step, self._clock.now())

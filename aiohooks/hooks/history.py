@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._validate import check_instance, check_int
-from aiohooks.errors import InvalidArgumentError
+from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.hooks._observing import Sampling, Values, checked_number, checked_path, checked_values
 from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -52,8 +51,7 @@ class HistoryHook(SessionRunHook):
         """
         check_instance(every, Every, "every")
         check_int(max_length, "max_length", 2, expected="a whole number of steps, at least 2")
-        if on_full not in ("thin", "drop_oldest"):
-            raise InvalidArgumentError(f'on_full is {on_full!r}; give "thin" or "drop_oldest"')
+        check_choice(on_full, "on_full", "thin", "drop_oldest")
         self.name: str = name or ""
         self._fetches = checked_values(values)
         self._args = SessionRunArgs(self._fetches)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_instance
+from aiohooks._validate import check_callable, check_choice, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError
 from aiohooks.hooks._observing import Values, checked_values
 from aiohooks.hooks.every import Every, EveryTimer
@@ -110,8 +110,7 @@ class NanHook(SessionRunHook):
         """
         if value is None:
             raise InvalidArgumentError("value is None; give the node or name to watch")
-        if check not in ("nan", "non-finite"):
-            raise InvalidArgumentError(f'check is {check!r}; give "nan" or "non-finite"')
+        check_choice(check, "check", "nan", "non-finite")
         self._value = value
         self._fail = fail_on_nan_loss
         self._is_bad: Callable[[float], bool] = math.isnan if check == "nan" else _is_not_finite

@@ -6,18 +6,17 @@ import cProfile
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._validate import check_instance, check_int
-from aiohooks.errors import InvalidArgumentError
+from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.hooks._observing import Sampling, checked_path, write_whole
 from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
+    from aiohooks.hooks._pyinstrument import SampledProfile
     from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
@@ -59,18 +58,17 @@ class ProfilerHook(SessionRunHook):
         check_instance(every, Every, "every")
         check_int(window_steps, "window_steps", 1)
         check_int(max_captures, "max_captures", 1, optional=True)
-        if backend not in ("cprofile", "pyinstrument"):
-            raise InvalidArgumentError(f'backend is {backend!r}; give "cprofile" or "pyinstrument"')
+        check_choice(backend, "backend", "cprofile", "pyinstrument")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._every = every
         self._window_steps = window_steps
         self._max_captures = max_captures
-        self._new_profile: Callable[[], _Profile] = _CountedProfile
+        self._new_profile: type[_CountedProfile | SampledProfile] = _CountedProfile
         if backend == "pyinstrument":
             from aiohooks.hooks._pyinstrument import SampledProfile  # imported here to fail now
 
             self._new_profile = SampledProfile
-        self._profile: _Profile | None = None
+        self._profile: _CountedProfile | SampledProfile | None = None
         self._first_step: int | None = None
         self._left = 0
         self.captures: list[str] = []
@@ -143,7 +141,7 @@ class ProfilerHook(SessionRunHook):
                 return
         _logger.warning("step %d is not profiled: another profiler is active (%s)", step, other)
 
-    def _stop(self) -> _Profile | None:
+    def _stop(self) -> _CountedProfile | SampledProfile | None:
         profile, self._profile = self._profile, None
         self._first_step = None
         if profile is not None:
@@ -162,16 +160,6 @@ class ProfilerHook(SessionRunHook):
 
     def __repr__(self) -> str:
         return f"ProfilerHook({self.output_dir!r}, every={self._every}, window_steps={self._window_steps})"
-
-
-class _Profile(Protocol):
-    """A profile of one window."""
-
-    suffix: str
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def write(self, path: str) -> None: ...
 
 
 class _CountedProfile:

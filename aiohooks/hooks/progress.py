@@ -13,9 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_instance, check_int, check_secs
-from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._observing import Sampling, Values, checked_values
+from aiohooks._validate import check_choice, check_instance, check_int, check_secs
+from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal
 from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -104,8 +103,7 @@ class ProgressHook(SessionRunHook):
         check_instance(description, str, "description")
         check_secs(refresh_secs, "refresh_secs", positive=True)
         check_int(total, "total", 1, expected="a step, at least 1, or leave it out", optional=True)
-        if display not in ("auto", "rich", "plain"):
-            raise InvalidArgumentError(f'display is {display!r}; give "auto", "rich" or "plain"')
+        check_choice(display, "display", "auto", "rich", "plain")
         if display == "rich":
             from aiohooks.hooks import _rich as _rich  # imported here to fail now if rich is missing
         self._fetches = checked_values(values, may_be_empty=True)
@@ -132,7 +130,7 @@ class ProgressHook(SessionRunHook):
     async def begin(self) -> None:
         """Choose between the bar and plain lines."""
         self._reset()
-        if self._display == "rich" or (self._display == "auto" and _is_terminal(self._file)):
+        if self._display == "rich" or (self._display == "auto" and is_terminal(self._file) and os.environ.get("TERM") != "dumb"):
             try:
                 from aiohooks.hooks import _rich
             except ImportError as error:
@@ -215,13 +213,6 @@ def duration(secs: float) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return (f"{days}d " if days else "") + f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-def _is_terminal(file: IO[str]) -> bool:
-    try:
-        return file.isatty() and os.environ.get("TERM") != "dumb"
-    except (AttributeError, ValueError):  # not a real file, or a closed one
-        return False
 
 
 def _text(value: Any) -> str:

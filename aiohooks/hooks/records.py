@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._validate import check_callable, check_instance
@@ -54,28 +54,8 @@ class Record(NamedTuple):
     values: Mapping[str, Any]
 
 
-class Format(Protocol):
-    """How lines are written and read. Each line ends with a line break and contains no other."""
-
-    def check(self, record: Record) -> None:
-        """Raise `InvalidArgumentError` if this file cannot hold the record."""
-        ...
-
-    def header(self, found: bytes | None) -> bytes:
-        """Return the header line, or nothing; `found` is the first line of an existing file, to be checked."""
-        ...
-
-    def encode(self, record: Record) -> bytes:
-        """Return the record as a line."""
-        ...
-
-    def decode(self, line: bytes) -> Record:
-        """Return the record of a line; raise `ValueError` if it is not one."""
-        ...
-
-
 class JSONLinesFormat:
-    """One JSON object per line."""
+    """One JSON object per line. A line of any format ends with a line break and contains no other."""
 
     def check(self, record: Record) -> None:
         """Refuse a value that is named as one of the fields of every line."""
@@ -84,7 +64,7 @@ class JSONLinesFormat:
                 raise InvalidArgumentError(f"the record has {name!r}, which every line has anyway; give it another name")
 
     def header(self, found: bytes | None) -> bytes:
-        """Return nothing: there is no header."""
+        """Return the header line: there is none."""
         return b""
 
     def encode(self, record: Record) -> bytes:
@@ -93,7 +73,7 @@ class JSONLinesFormat:
         return json.dumps(_strict_json(fields), ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 
     def decode(self, line: bytes) -> Record:
-        """Return the record of an object."""
+        """Return the record of an object; raise `ValueError` if it is not one."""
         fields: Any = json.loads(line)
         try:
             step, time = fields.pop("step"), fields.pop("time")
@@ -126,7 +106,7 @@ class CSVFormat:
                 raise InvalidArgumentError(f"{name!r} is {str(value)[:80]}; give one number or text, or use JSONLinesHook")
 
     def header(self, found: bytes | None) -> bytes:
-        """Return the column names; check them against those of an existing file."""
+        """Return the column names; check them against `found`, the first line of an existing file."""
         if found is not None:
             try:
                 names = tuple(_csv_fields(found))
@@ -145,7 +125,7 @@ class CSVFormat:
         return _csv_line([str(record.step), repr(record.time), *(_cell(record.values.get(name)) for name in columns)])
 
     def decode(self, line: bytes) -> Record:
-        """Return the record of a row; its values are the texts in the file."""
+        """Return the record of a row, with the texts in the file as values; raise `ValueError` if it is not one."""
         step, time, *rest = _csv_fields(line)
         columns = self._columns or ()
         if len(rest) != len(columns):
@@ -188,11 +168,7 @@ def _csv_fields(line: bytes) -> list[str]:
 
 
 def plain_value(value: Any, tag: str) -> Any:
-    """Return a value made only of None, bool, int, float, str, lists and dicts with str keys; arrays become lists.
-
-    Raises:
-        InvalidArgumentError: something in it cannot be converted.
-    """
+    """Return a value made only of None, bool, int, float, str, lists and dicts with str keys; arrays become lists."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (bool, int, float, str)):  # of a subclass with a repr of its own, such as an enumeration
@@ -210,6 +186,9 @@ def plain_value(value: Any, tag: str) -> Any:
     if found is None:
         raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give numbers, texts, or lists or mappings of these")
     return found
+
+
+Format = JSONLinesFormat | CSVFormat
 
 
 # -- files of lines

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, check_secs
+from aiohooks._validate import check_callable, check_choice, check_instance, check_int, check_mapping, check_secs
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean
 from aiohooks.graph.graph import Node
 from aiohooks.hooks._observing import scalar
@@ -280,10 +280,8 @@ class EarlyStoppingHook(SessionRunHook):
         Raises:
             InvalidArgumentError: an argument is invalid, or nothing would ever stop.
         """
-        if mode not in ("min", "max"):
-            raise InvalidArgumentError(f'mode is {mode!r}; give "min" or "max"')
-        if min_delta_mode not in ("abs", "rel"):
-            raise InvalidArgumentError(f'min_delta_mode is {min_delta_mode!r}; give "abs" or "rel"')
+        check_choice(mode, "mode", "min", "max")
+        check_choice(min_delta_mode, "min_delta_mode", "abs", "rel")
         check_int(patience, "patience", 1, expected="observations, 1 or more, or leave it out", optional=True)
         check_int(patience_steps, "patience_steps", 1, expected="steps, 1 or more, or leave it out", optional=True)
         check_secs(patience_secs, "patience_secs", optional=True, positive=True)
@@ -329,7 +327,7 @@ class EarlyStoppingHook(SessionRunHook):
         self._since: tuple[int, float] | None = None
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
-        self._timer: EveryTimer | None = None
+        self._timer: EveryTimer | None = None if self._every is None else self._every.timer()
         self._fetching = False
 
     async def begin(self) -> None:
@@ -339,11 +337,8 @@ class EarlyStoppingHook(SessionRunHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""
         step = session.global_step.latest.step
-        if self._every is not None:
-            if self._timer is None:
-                self._timer = self._every.timer()
-                self._timer.start(step, self._clock.now())
-            self._timer.rewind(step)
+        if self._timer is not None:
+            self._timer.resume(step, self._clock.now())
         self._coord = coord
         if self.reason is not None:
             coord.request_stop(self.reason)

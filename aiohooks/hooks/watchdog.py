@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from aiohooks._aio.await_chain import format_tasks, task_wait, user_location
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._validate import check_secs
-from aiohooks.errors import InvalidArgumentError, SessionStalledError
+from aiohooks._validate import check_choice, check_secs
+from aiohooks.errors import SessionStalledError
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.timing import BlockedLoopWatch, Frames
@@ -104,8 +104,7 @@ class WatchdogHook(SessionRunHook):
                 check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
         check_secs(wait_secs, "wait_secs", optional=True, positive=True)
         check_secs(blocked_secs, "blocked_secs", optional=True, positive=True)
-        if on_stall not in ("report", "stop", "raise"):
-            raise InvalidArgumentError(f'on_stall is {on_stall!r}; give "report", "stop" or "raise"')
+        check_choice(on_stall, "on_stall", "report", "stop", "raise")
         self._limits: dict[str, float] = {
             **{phase: step_secs if secs is None else secs for phase, secs in own.items()},
             "step": step_secs,
