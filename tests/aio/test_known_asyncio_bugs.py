@@ -31,8 +31,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.models import ticks
-from tests.support.single_hook import Hook, fails_after, for_ever, run_once, step
+from tests.support.hooks import BeforeRunHook
+from tests.support.sessions import double, run_in_before_run
+from tests.support.waiting import fails_after, forever, ticks
 
 Release = Callable[[], object]
 
@@ -73,12 +74,12 @@ def join() -> tuple[Awaitable[Any], Release]:
 
 def hooked_run() -> tuple[Awaitable[Any], Release]:
     event = asyncio.Event()
-    return run_once(event.wait), event.set
+    return run_in_before_run(event.wait), event.set
 
 
 def overlapping_run() -> tuple[Awaitable[Any], Release]:
     event = asyncio.Event()
-    return run_once(event.wait, event.wait), event.set
+    return run_in_before_run(event.wait, event.wait), event.set
 
 
 WAITS = [
@@ -150,14 +151,14 @@ async def test_e3_an_outer_cancel_wins_over_a_failure_inside() -> None:
 
     @graph.operation
     async def slow() -> None:
-        await for_ever()
+        await forever()
 
     class Nested(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
             await run_context.session.run(["broken", "slow"])
 
     async def body() -> None:
-        async with ah.AsyncMonitoredSession(graph, [Nested(), Hook(for_ever), Nested()]) as session:
+        async with ah.AsyncMonitoredSession(graph, [Nested(), BeforeRunHook(forever), Nested()]) as session:
             await session.run([])
 
     task = asyncio.create_task(body())
@@ -172,7 +173,7 @@ async def test_e3_an_outer_cancel_wins_over_a_failure_inside() -> None:
 async def test_e3_an_outer_cancel_wins_over_a_stop_inside() -> None:
     """E-3: a stop and an outer cancel meet in nested waits; the cancel comes out."""
     coord = ah.Coordinator()
-    task = asyncio.create_task(coord.until(coord.until(for_ever())))
+    task = asyncio.create_task(coord.until(coord.until(forever())))
     await ticks()
     coord.request_stop("enough")
     task.cancel()
@@ -186,13 +187,13 @@ async def test_e4_a_timeout_around_a_slow_handler_is_a_timeout(overlap: bool) ->
 
     async def slow_to_end() -> None:
         try:
-            await for_ever()
+            await forever()
         finally:
             await ticks(3)
 
     with pytest.raises(TimeoutError) as failure:
         async with asyncio.timeout(0):
-            await run_once(*[slow_to_end] * (3 if overlap else 1))
+            await run_in_before_run(*[slow_to_end] * (3 if overlap else 1))
     assert type(failure.value) is TimeoutError
     await asyncio.sleep(0)
 
@@ -203,7 +204,7 @@ async def test_e4_a_hooks_time_limit_around_a_slow_handler_is_a_timeout(late: in
 
     async def slow_to_end() -> None:
         try:
-            await for_ever()
+            await forever()
         finally:
             await ticks(3)
 
@@ -214,11 +215,11 @@ async def test_e4_a_hooks_time_limit_around_a_slow_handler_is_a_timeout(late: in
             clock.advance(5)
 
         acts = [slow_to_end, passes_time] if late == 0 else [passes_time, slow_to_end]
-        hooks: list[Any] = [Hook(act) for act in acts]
+        hooks: list[Any] = [BeforeRunHook(act) for act in acts]
         hooks[late] = ah.configure(hooks[late], timeout=5)
         with pytest.raises(ah.errors.HookTimeoutError):
-            async with ah.AsyncMonitoredSession(step, hooks) as session:
-                await session.run("step")
+            async with ah.AsyncMonitoredSession(double, hooks) as session:
+                await session.run("double")
     await asyncio.sleep(0)
 
 
@@ -244,7 +245,7 @@ async def test_e5_with_eager_tasks_no_cancel_leaks() -> None:
     """E-5: siblings of a failing hook are cancelled under an eager factory; the error comes out, no cancel after it."""
     error = ValueError("own")
     with pytest.raises(ValueError, match="own") as failure:
-        await run_once(for_ever, fails_after(1, error), for_ever)
+        await run_in_before_run(forever, fails_after(1, error), forever)
     assert failure.value is error
     await asyncio.sleep(0)
 
@@ -256,16 +257,16 @@ async def test_e6_with_eager_tasks_a_child_that_fails_at_once_is_heard() -> None
     async def fails_at_once() -> None:
         raise ValueError("background")
 
-    session = ah.AsyncMonitoredSession(step, [Hook(lambda: starts()), Hook(for_ever)])
+    session = ah.AsyncMonitoredSession(double, [BeforeRunHook(lambda: starts()), BeforeRunHook(forever)])
 
     async def starts() -> None:
         await asyncio.sleep(0)
         session.start_soon(fails_at_once)
-        await for_ever()
+        await forever()
 
     with pytest.raises(ValueError, match="background"):
         async with session:
-            await session.run("step")
+            await session.run("double")
 
 
 async def test_e7_a_task_factory_gets_no_options_of_ours_that_it_may_not_know() -> None:
@@ -280,7 +281,7 @@ async def test_e7_a_task_factory_gets_no_options_of_ours_that_it_may_not_know() 
 
     loop.set_task_factory(factory)
     try:
-        await run_once(ticks, ticks)
+        await run_in_before_run(ticks, ticks)
         coord = ah.Coordinator()
         coord.start_soon(ticks)
         await coord.join()
@@ -302,17 +303,17 @@ FORKS = """
     async def main():
         async with ah.AsyncMonitoredSession(step, handle_signals=True) as session:
             await session.run("step")
-            ready, tell = os.pipe()
+            read_end, write_end = os.pipe()
             child = os.fork()
             if child == 0:
-                os.write(tell, b"!")
+                os.write(write_end, b"!")
                 while True:
                     signal.pause()
-            os.read(ready, 1)
+            os.read(read_end, 1)
             os.kill(child, signal.SIGTERM)
-            deaf = asyncio.get_running_loop().call_later(20, os.kill, child, signal.SIGKILL)
+            kill_timer = asyncio.get_running_loop().call_later(20, os.kill, child, signal.SIGKILL)
             _, status = await asyncio.to_thread(os.waitpid, child, 0)
-            deaf.cancel()
+            kill_timer.cancel()
             await asyncio.sleep(0)
             print(status, session.should_stop())
 
@@ -341,9 +342,11 @@ async def test_e9_tasks_that_only_we_know_of_live_on() -> None:
             gc.collect()
         done.append(name)
 
-    async with ah.AsyncMonitoredSession(step, [Hook(lambda: collects("a")), Hook(lambda: collects("b"))]) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [BeforeRunHook(lambda: collects("a")), BeforeRunHook(lambda: collects("b"))]
+    ) as session:
         session.start_soon(collects, "background")
-        await session.run("step")
+        await session.run("double")
     assert sorted(done) == ["a", "b", "background"]
 
 

@@ -11,8 +11,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.models import ticks
-from tests.support.single_hook import Hook, for_ever, step
+from tests.support.hooks import BeforeRunHook
+from tests.support.sessions import double
+from tests.support.waiting import forever, ticks
 
 
 def me() -> asyncio.Task[Any]:
@@ -26,7 +27,7 @@ async def test_the_leaver_of_a_busy_session_may_be_cancelled(after: int) -> None
     """The block is left during another task's run, and the leaver is cancelled meanwhile: all is closed, nobody hangs."""
     hook = RecordingHook(suspend=True)
     store = ah.MemoryStepStore()
-    session = ah.AsyncMonitoredSession(step, [hook, Hook(ticks)], global_step=store)
+    session = ah.AsyncMonitoredSession(double, [hook, BeforeRunHook(ticks)], global_step=store)
     opened, running = asyncio.Event(), asyncio.Event()
 
     async def leave() -> None:
@@ -38,7 +39,7 @@ async def test_the_leaver_of_a_busy_session_may_be_cancelled(after: int) -> None
         await opened.wait()
         asyncio.get_running_loop().call_soon(running.set)
         with contextlib.suppress(ah.errors.SessionClosedError):
-            await session.run("step")
+            await session.run("double")
 
     leaver, runner = asyncio.create_task(leave()), asyncio.create_task(run())
     await running.wait()
@@ -57,17 +58,17 @@ async def test_the_leaver_of_a_busy_session_may_be_cancelled(after: int) -> None
 async def test_both_the_leaver_and_the_run_may_be_cancelled_at_once() -> None:
     """The other run ends in the very tick in which the leaver begins to wait for it: its turn is not waited for in vain."""
     for after in range(1, 12):
-        session = ah.AsyncMonitoredSession(step, [Hook(ticks)])
+        session = ah.AsyncMonitoredSession(double, [BeforeRunHook(ticks)])
         opened = asyncio.Event()
 
         async def leave(session: ah.AsyncMonitoredSession = session, opened: asyncio.Event = opened) -> None:
             async with session:
                 opened.set()
-                await for_ever()
+                await forever()
 
         async def run(session: ah.AsyncMonitoredSession = session, opened: asyncio.Event = opened) -> None:
             await opened.wait()
-            await session.run("step")
+            await session.run("double")
 
         tasks = [asyncio.create_task(leave()), asyncio.create_task(run())]
         await ticks(after)
@@ -95,8 +96,8 @@ async def test_a_cancel_of_the_closing_task_is_not_the_callers() -> None:
 
     hooks = [Closing("first", ticks), Closing("struck", struck), Closing("last", ticks)]
     with pytest.raises(ah.errors.HookCancelledError):
-        async with ah.AsyncMonitoredSession(step, hooks) as session:
-            await session.run("step")
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            await session.run("double")
     assert closed == ["last", "struck", "first"]
     assert me().cancelling() == 0
 
@@ -107,8 +108,8 @@ async def test_a_cancel_ends_the_grace_period_of_background_tasks() -> None:
     with ManualClock():
 
         async def body() -> None:
-            async with ah.AsyncMonitoredSession(step, [hook], stop_grace_period_secs=50) as session:
-                session.start_soon(for_ever)
+            async with ah.AsyncMonitoredSession(double, [hook], stop_grace_period_secs=50) as session:
+                session.start_soon(forever)
 
         task = asyncio.create_task(body())
         await ticks(10)
@@ -129,17 +130,17 @@ async def test_a_cancel_swallowed_long_ago_is_not_counted_again(overlap: bool) -
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
     loop.call_soon(lambda: loop.call_soon(future.cancel))
-    hooks = [Hook(lambda: future), *([Hook(for_ever)] if overlap else [])]
+    hooks = [BeforeRunHook(lambda: future), *([BeforeRunHook(forever)] if overlap else [])]
     with pytest.raises(ah.errors.HookCancelledError):
-        async with ah.AsyncMonitoredSession(step, hooks) as session:
-            await session.run("step")
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            await session.run("double")
     assert task.cancelling() == 1
     task.uncancel()
 
 
 async def test_a_stop_inside_until_leaves_no_cancel_behind() -> None:
     """What `until` awaits asks for the stop itself and returns without waiting: no stray cancel at the next await."""
-    async with ah.AsyncMonitoredSession(step) as session:
+    async with ah.AsyncMonitoredSession(double) as session:
 
         async def quick() -> int:
             session.request_stop("enough")
@@ -164,8 +165,8 @@ async def test_an_error_reported_by_a_hook_that_does_not_wait_comes_out() -> Non
             self.coord.request_stop(error)
 
     with pytest.raises(ValueError, match="reported") as failure:
-        async with ah.AsyncMonitoredSession(step, [Reports()]) as session:
-            await session.run("step")
+        async with ah.AsyncMonitoredSession(double, [Reports()]) as session:
+            await session.run("double")
     assert failure.value is error
     await asyncio.sleep(0)
     assert me().cancelling() == 0

@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from tests.checkpoint.test_sessions import Remembering, chief
-from tests.support.models import refused
+from tests.support.checks import refused
 from tests.support.saving_sessions import on_disk, saving, train
 
 

@@ -15,8 +15,11 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checkpoint_files import names, same
-from tests.support.models import QUICK, Calling, Sessions, counting_graph, refused, until_true
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.saving_sessions import HeldSaver, array_graph, on_disk, saving, train, values_at
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import until_true
 
 
 def chief(path: Any, graph: ah.Graph | None = None, **options: Any) -> ah.ChiefSessionCreator:
@@ -166,7 +169,7 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
     seen: list[ah.Position] = []
     creator = chief(tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader}), global_step=steps)
     async with ah.AsyncMonitoredSession(
-        creator, [faults, hook, saving(None, every=ah.Every(steps=2))], recovery=QUICK
+        creator, [faults, hook, saving(None, every=ah.Every(steps=2))], recovery=NO_BACKOFF
     ) as session:
         for number in range(7):
             loader.count = 10 * number
@@ -187,7 +190,7 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
 async def test_a_recovery_before_the_first_checkpoint(tmp_path: Path) -> None:
     """There is nothing to restore: it goes on with the variables and the step as they are, and says nothing of it."""
     faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    session = await train(chief(tmp_path), [faults], 5, recovery=QUICK)
+    session = await train(chief(tmp_path), [faults], 5, recovery=NO_BACKOFF)
     assert session.global_step.latest == (1, 5)
 
 
@@ -207,7 +210,7 @@ async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
     faults = FaultInjectionHook({("after_run", 4): ah.AbortedError("lost")})
     creator = Slow(array_graph(), checkpoint_dir=saver)
     async with saver:
-        await train(creator, [faults, saving(None, every=ah.Every(steps=3))], 5, recovery=QUICK)
+        await train(creator, [faults, saving(None, every=ah.Every(steps=3))], 5, recovery=NO_BACKOFF)
     assert listened == [0, 3]
 
 
@@ -224,7 +227,7 @@ async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytes
 
     hook = saving(None)
     runs = 3 if restarts else 4
-    session = await train(chief(tmp_path), [Calling("before_run", damage), hook], runs, recovery=QUICK)
+    session = await train(chief(tmp_path), [PhaseHook("before_run", damage), hook], runs, recovery=NO_BACKOFF)
     if restarts:
         spoil(tmp_path, 3)
         session = await train(chief(tmp_path), [hook], 1)
@@ -254,11 +257,11 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     await train(chief(tmp_path, graph), [saving(None)], 3)
     worker = ah.WorkerSessionCreator(graph, **shared)
-    sessions = Sessions()
+    sessions = SessionRecorder()
     faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
 
     async def work() -> None:
-        await train(worker, [faults, sessions], 3, recovery=QUICK)
+        await train(worker, [faults, sessions], 3, recovery=NO_BACKOFF)
 
     working = asyncio.create_task(work())
     async with ah.AsyncMonitoredSession(chief(tmp_path, graph, **shared), [saving(None)]) as session:

@@ -11,14 +11,16 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.five_hooks import HOOKS, PHASES, Hook, elapse, hooks, run_once, ticks
+from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, NumberedHook, five_hooks
+from tests.support.sessions import run_once
+from tests.support.waiting import elapse, ticks
 
 pytestmark = pytest.mark.every_python
 
 # -- overlapping
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
 async def test_hooks_of_a_phase_overlap(phase: str) -> None:
     """Five hooks that each wait until all of them have started get through, in every phase that is for all together."""
     started = [asyncio.Event() for _ in HOOKS]
@@ -31,11 +33,11 @@ async def test_hooks_of_a_phase_overlap(phase: str) -> None:
                 await other.wait()
             through.append(number)
 
-    await run_once(hooks(act))
+    await run_once(five_hooks(act))
     assert sorted(through) == list(HOOKS)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
 async def test_a_phase_takes_as_long_as_its_slowest_hook(phase: str) -> None:
     """Five hooks that wait for 10 seconds each are all through when 10 seconds have passed."""
     through: list[int] = []
@@ -46,7 +48,7 @@ async def test_a_phase_takes_as_long_as_its_slowest_hook(phase: str) -> None:
             through.append(number)
 
     with ManualClock() as clock:
-        running = asyncio.create_task(run_once(hooks(act)))
+        running = asyncio.create_task(run_once(five_hooks(act)))
         await ticks(5)
         clock.advance(9.99)
         await ticks(5)
@@ -68,7 +70,7 @@ async def test_hooks_start_in_registration_order_in_one_task_until_one_suspends(
                 await asyncio.sleep(0)
                 seen.append((number, asyncio.current_task() is caller))
 
-    await run_once(hooks(act))
+    await run_once(five_hooks(act))
     assert seen == [(0, True), (1, True), (2, True), (3, False), (4, False), (2, True)]
 
 
@@ -82,10 +84,10 @@ async def test_hooks_of_a_lower_order_finish_first() -> None:
         await ticks(1 + number)
         record.append((phase, number, "ends"))
 
-    await run_once([ah.configure(hook, order=orders[hook.number]) for hook in hooks(act)])
+    await run_once([ah.configure(hook, order=orders[hook.number]) for hook in five_hooks(act)])
     tiers = ((1, 4), (2,), (0, 3))
     assert record == [
-        (phase, number, what) for phase in PHASES for tier in tiers for what in ("starts", "ends") for number in tier
+        (phase, number, what) for phase in OVERLAPPING_PHASES for tier in tiers for what in ("starts", "ends") for number in tier
     ]
 
 
@@ -173,7 +175,7 @@ async def test_results_are_merged_in_registration_order() -> None:
         turn[number].set()
         return ah.SessionRunArgs({f"hook {number}": "loss"}, options={"who": [number]})
 
-    class Listening(Hook):
+    class Listening(NumberedHook):
         async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
             answers[self.number] = run_values.results
             assert run_values.options is not None
@@ -181,7 +183,7 @@ async def test_results_are_merged_in_registration_order() -> None:
 
     await run_once([Listening(number, act) for number in HOOKS])
     assert finished == [4, 3, 2, 1, 0]
-    assert answers == {number: {f"hook {number}": 7} for number in HOOKS}
+    assert answers == {number: {f"hook {number}": 2} for number in HOOKS}
     assert together == [[0, 1, 2, 3, 4]] * 5
 
 
@@ -217,7 +219,7 @@ async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends
     async def step() -> None:
         look("step")
 
-    async with ah.AsyncMonitoredSession(step, hooks(act)) as session:
+    async with ah.AsyncMonitoredSession(step, five_hooks(act)) as session:
         await session.run("step")
         look("caller")
     assert sorted(who for who, _ in seen) == ["caller", *[f"hook {number}" for number in HOOKS], "step"]
@@ -246,7 +248,7 @@ async def test_context_variables_of_operations_and_of_after_run_reach_the_caller
         return run
 
     operations = [graph.operation(name=f"operation_{number}")(operation(number)) for number in HOOKS]
-    async with ah.AsyncMonitoredSession(graph, hooks(act)) as session:
+    async with ah.AsyncMonitoredSession(graph, five_hooks(act)) as session:
         await session.run(operations)
     assert [variable.get() for variable in by_operation] == list(HOOKS)
     assert [variable.get() for variable in by_hook] == list(HOOKS)
@@ -269,7 +271,7 @@ async def test_runs_of_several_tasks_take_turns_in_order() -> None:
         record.append((who, session.global_step.latest.step))
         return {"trained": who}
 
-    async with ah.AsyncMonitoredSession(step, hooks(act)) as session:
+    async with ah.AsyncMonitoredSession(step, five_hooks(act)) as session:
 
         async def runs(who: str) -> list[str]:
             return [await session.run("trained", {"who": who}) for _ in range(3)]

@@ -10,14 +10,16 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.five_hooks import HOOKS, PHASES, elapse, hooks, run_once, ticks, train
+from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, five_hooks
+from tests.support.sessions import double, run_once
+from tests.support.waiting import elapse, ticks
 
 pytestmark = pytest.mark.every_python
 
 # -- failing
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
 @pytest.mark.parametrize("fails", HOOKS)
 async def test_first_failure_cancels_the_others_and_waits_for_them(phase: str, fails: int) -> None:
     """The failing hook's error reaches the caller as the same object, after all others were cancelled and have ended."""
@@ -41,9 +43,9 @@ async def test_first_failure_cancels_the_others_and_waits_for_them(phase: str, f
             ended.append(number)
 
     with pytest.raises(ValueError, match="no") as raised:
-        await run_once(hooks(act))
+        await run_once(five_hooks(act))
     assert raised.value is error
-    assert error.__notes__[0].startswith(f"raised by Hook#{fails + 1}.{phase} at step ")
+    assert error.__notes__[0].startswith(f"raised by NumberedHook#{fails + 1}.{phase} at step ")
     assert sorted(cancelled) == [number for number in HOOKS if number != fails]
     assert sorted(ended) == list(HOOKS)
 
@@ -59,7 +61,7 @@ async def test_hooks_after_one_that_fails_at_once_are_not_started() -> None:
                 raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await run_once(hooks(act))
+        await run_once(five_hooks(act))
     assert started == [0, 1, 2]
 
 
@@ -79,10 +81,10 @@ async def test_several_failures_are_one_flat_group(failing: tuple[int, ...]) -> 
                     raise errors[number]
 
     with pytest.raises(ExceptionGroup, match=f"{len(failing)} failures in one phase") as raised:
-        await run_once(hooks(act))
+        await run_once(five_hooks(act))
     assert raised.value.exceptions == tuple(errors[number] for number in failing)
     for number, error in errors.items():
-        assert error.__notes__[0] == f"raised by Hook#{number + 1}.before_run at step 1"
+        assert error.__notes__[0] == f"raised by NumberedHook#{number + 1}.before_run at step 1"
 
 
 @pytest.mark.parametrize("fails", [0, 3], ids=["in the caller's task", "in a task of its own"])
@@ -103,15 +105,15 @@ async def test_an_observers_error_is_logged_and_the_step_goes_on(
         ended.append((number, now))
         return ah.SessionRunArgs("loss") if now == "before_run" else None
 
-    given = [ah.configure(hook, on_error="log" if hook.number == fails else "raise") for hook in hooks(act)]
+    given = [ah.configure(hook, on_error="log" if hook.number == fails else "raise") for hook in five_hooks(act)]
     with caplog.at_level(logging.ERROR, logger="aiohooks"):
-        async with ah.AsyncMonitoredSession(train, given) as session:
-            assert await session.run("train") == {"loss": 7}
-            assert await session.run("train") == {"loss": 7}
+        async with ah.AsyncMonitoredSession(double, given) as session:
+            assert await session.run("double") == {"loss": 2, "batch": 1}
+            assert await session.run("double") == {"loss": 2, "batch": 1}
             assert session.global_step.latest.step == 2
     assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [error, error]
-    assert all(f"Hook#{fails + 1}.{phase}" in record.getMessage() for record in caplog.records)
-    expected = [(number, now) for now in PHASES for number in HOOKS if (number, now) != (fails, phase)]
+    assert all(f"NumberedHook#{fails + 1}.{phase}" in record.getMessage() for record in caplog.records)
+    expected = [(number, now) for now in OVERLAPPING_PHASES for number in HOOKS if (number, now) != (fails, phase)]
     assert ended == expected + [each for each in expected if each[1] != "after_create_session"]
 
 
@@ -119,7 +121,7 @@ async def test_an_observers_error_is_logged_and_the_step_goes_on(
 
 
 @pytest.mark.parametrize("late", [0, 3], ids=["in the caller's task", "in a task of its own"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
 async def test_a_hook_that_takes_too_long_fails(phase: str, late: int) -> None:
     """When its time is up a hook is cancelled and HookTimeoutError, which names it, ends the phase; nobody else is late."""
     cancelled: list[int] = []
@@ -132,7 +134,7 @@ async def test_a_hook_that_takes_too_long_fails(phase: str, late: int) -> None:
                 cancelled.append(number)
                 raise
 
-    given = [ah.configure(hook, timeout=5 if hook.number == late else 50) for hook in hooks(act)]
+    given = [ah.configure(hook, timeout=5 if hook.number == late else 50) for hook in five_hooks(act)]
     with ManualClock() as clock:
         running = asyncio.create_task(run_once(given))
         await ticks(5)
@@ -152,7 +154,7 @@ async def test_a_hook_in_time_leaves_no_timer() -> None:
         await ticks(number)
 
     with ManualClock() as clock:
-        await run_once([ah.configure(hook, timeout=5) for hook in hooks(act)])
+        await run_once([ah.configure(hook, timeout=5) for hook in five_hooks(act)])
         assert clock.pending == 0
 
 
@@ -163,14 +165,14 @@ async def test_a_late_observer_is_logged(caplog: pytest.LogCaptureFixture) -> No
         if phase == "before_run" and number == 1:
             await elapse(100)
 
-    given = [ah.configure(hook, timeout=5, on_error="log") for hook in hooks(act)]
+    given = [ah.configure(hook, timeout=5, on_error="log") for hook in five_hooks(act)]
     with ManualClock() as clock, caplog.at_level(logging.ERROR, logger="aiohooks"):
         running = asyncio.create_task(run_once(given))
         await ticks(5)
         clock.advance(5)
         await running
     assert len(caplog.records) == 1
-    assert "Hook#2.before_run" in caplog.text
+    assert "NumberedHook#2.before_run" in caplog.text
 
 
 # -- being cancelled
@@ -202,7 +204,7 @@ async def test_a_cancel_by_a_third_party_is_reported(victim: int) -> None:
 
     striking = asyncio.create_task(strike_soon())
     with pytest.raises(ah.errors.HookCancelledError, match=rf"Hook#{victim + 1}\.before_run at step 1 was cancelled, and not by"):
-        await run_once(hooks(act))
+        await run_once(five_hooks(act))
     await striking
     assert caller is not None
     assert caller.cancelling() == 0
@@ -221,7 +223,7 @@ async def test_an_outer_cancel_wins_over_a_hooks_error() -> None:
                 if number in (1, 2):
                     raise ValueError(f"hook {number}")
 
-    running = asyncio.create_task(run_once(hooks(act)))
+    running = asyncio.create_task(run_once(five_hooks(act)))
     await ticks(5)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -10,7 +10,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.models import Calling, double, refused, ticks
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import double
+from tests.support.waiting import ticks
 
 
 async def forever() -> None:
@@ -22,7 +25,7 @@ PHASES = ("begin", "before_run", "end", "close")
 
 
 def hooked(phase: str, call: Callable[..., Awaitable[Any]], **options: Any) -> ah.dispatch.HookRegistration:
-    return ah.configure(Calling(phase, call), **options)
+    return ah.configure(PhaseHook(phase, call), **options)
 
 
 async def use(*hooks: ah.SessionRunHook | ah.dispatch.HookRegistration) -> None:
@@ -49,7 +52,7 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
         await ticks(20)
         assert not using.done()
         clock.advance(0.1)
-        with refused(ah.errors.HookTimeoutError, f"Calling.{phase}", "5 s", "configure(hook, timeout=...)") as caught:
+        with refused(ah.errors.HookTimeoutError, f"PhaseHook.{phase}", "5 s", "configure(hook, timeout=...)") as caught:
             await using
         assert isinstance(caught.value, TimeoutError)
         assert cancelled == [phase]
@@ -82,13 +85,13 @@ async def test_close_is_always_limited() -> None:
             await forever()
 
         async def main() -> None:
-            async with ah.AsyncMonitoredSession(double, [Calling("close", hangs)], stop_grace_period_secs=7):
+            async with ah.AsyncMonitoredSession(double, [PhaseHook("close", hangs)], stop_grace_period_secs=7):
                 pass
 
         closing = asyncio.create_task(main())
         await ticks(20)
         clock.advance(7)
-        with refused(ah.errors.HookTimeoutError, "Calling.close took longer than 7 s"):
+        with refused(ah.errors.HookTimeoutError, "PhaseHook.close took longer than 7 s"):
             await closing
 
 
@@ -115,11 +118,11 @@ async def test_an_observers_cancellation_is_only_logged(phase: str, caplog: pyte
         task.cancel()
         await task
 
-    with refused(ah.errors.HookCancelledError, f"Calling.{phase}", "not by its session"):
+    with refused(ah.errors.HookCancelledError, f"PhaseHook.{phase}", "not by its session"):
         await use(hooked(phase, awaits_cancelled))
     caplog.clear()
     await use(hooked(phase, awaits_cancelled, on_error="log"))
-    assert [f"Calling.{phase}" in record.getMessage() for record in caplog.records] == [True]
+    assert [f"PhaseHook.{phase}" in record.getMessage() for record in caplog.records] == [True]
 
 
 async def test_an_observer_does_not_hide_what_is_no_exception() -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
-from tests.support.models import Asking, counting_graph
+from tests.support.hooks import RequestingHook
+from tests.support.sessions import counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -99,7 +100,7 @@ async def test_values_come_back_in_the_shape_of_the_fetches(fetches: Any, values
     """
     graph = counting_graph()
     raw = await ah.Session(graph).run(fetches, {"x": 7})
-    hook, other = Asking(fetches), Asking(["loss", "total"])
+    hook, other = RequestingHook(fetches), RequestingHook(["loss", "total"])
     async with ah.AsyncMonitoredSession(graph, [other, hook]) as session:
         result = await session.run(fetches, {"x": 7})
         (seen,) = hook.values
@@ -134,7 +135,7 @@ async def test_names_and_nodes_are_the_same_leaf() -> None:
         calls.append(1)
         return len(calls)
 
-    hooks = [Asking("count"), Asking({"a": count, "b": ["count", count]})]
+    hooks = [RequestingHook("count"), RequestingHook({"a": count, "b": ["count", count]})]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
         for number in (1, 2):
             assert await session.run(["count", count]) == [number, number]
@@ -145,7 +146,7 @@ async def test_names_and_nodes_are_the_same_leaf() -> None:
 
 async def test_what_compares_equal_is_still_told_apart() -> None:
     """A list, a tuple and a named tuple of the same names are three shapes, also one after the other."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [Asking("loss")]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook("loss")]) as session:
         for _ in range(2):
             for fetches in (("x", "loss"), ["x", "loss"], Point("x", "loss"), Names(("x", "loss"))):
                 result = await session.run(fetches)
@@ -154,8 +155,8 @@ async def test_what_compares_equal_is_still_told_apart() -> None:
 
 async def test_nothing_is_asked_for_by_none_and_by_an_empty_container() -> None:
     """A hook that asks for nothing gets None; one that asks for an empty container gets it empty."""
-    silent, none, empty, feeding = Asking(), Asking(None), Asking([]), Asking(None, {"x": 2})
-    silent.answer = None
+    silent, none, empty, feeding = RequestingHook(), RequestingHook(None), RequestingHook([]), RequestingHook(None, {"x": 2})
+    silent.request = None
     async with ah.AsyncMonitoredSession(counting_graph(), [silent, none, empty, feeding]) as session:
         assert await session.run("loss") == 20
     assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [None, None, [], None]
@@ -163,7 +164,7 @@ async def test_nothing_is_asked_for_by_none_and_by_an_empty_container() -> None:
 
 async def test_a_hook_may_fetch_what_advances_the_step() -> None:
     """What a hook asks for is part of the run: a train operation that only a hook fetches is run once a run."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [Asking("train"), Asking(["train"])]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook("train"), RequestingHook(["train"])]) as session:
         assert await session.run([]) == []
         assert await session.run("total") == 1
         assert session.global_step.latest.step == 2
@@ -178,7 +179,7 @@ async def test_feeds_of_hooks_and_the_caller_are_joined() -> None:
     for name in ("a", "b", "c"):
         graph.placeholder(name)
     graph.operation(name="all")(lambda a, b, c: (a, b, c))
-    hooks = [Asking("all", {"a": 1}), Asking(None, {graph.nodes["b"]: 2})]
+    hooks = [RequestingHook("all", {"a": 1}), RequestingHook(None, {graph.nodes["b"]: 2})]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
         feed_dict = {"c": 3}
         assert await session.run("all", feed_dict) == (1, 2, 3)
@@ -194,7 +195,7 @@ async def test_a_tuple_of_nodes_is_fed_together() -> None:
     graph.operation(name="all")(lambda a, b, c: (a, b, c))
     feed: dict[Any, Any] = {(("a", graph.nodes["b"]), "c"): ([1, 2], 3)}
     assert await ah.Session(graph).run("all", feed) == (1, 2, 3)
-    async with ah.AsyncMonitoredSession(graph, [Asking(None, feed)]) as session:
+    async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, feed)]) as session:
         assert await session.run("all") == (1, 2, 3)
 
 
@@ -219,7 +220,7 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
     """The larger number, either flag, sequences one after the other, else the later one; nobody's own is changed."""
     caller = {"level": 1, "trace": False, "watch": ["a"], "name": "caller"}
     asked = {"level": 3, "trace": True, "watch": ("b",), "name": "hook"}
-    hook, silent = Asking(None, None, asked), Asking()
+    hook, silent = RequestingHook(None, None, asked), RequestingHook()
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, silent]) as session:
         for _ in range(2):
             await session.run("loss", None, caller)
@@ -233,7 +234,7 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
 
 async def test_without_options_there_is_no_metadata() -> None:
     """`options` and `run_metadata` are None for a run for which nobody gave options."""
-    hook = Asking("loss")
+    hook = RequestingHook("loss")
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         await session.run("loss")
     assert hook.values == [ah.SessionRunValues(10, None, None)]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.models import Calling, counting_graph, refused
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph
 
 # -- names
 
@@ -211,7 +213,7 @@ async def test_a_session_that_fails_lets_go_of_its_graph(phase: str) -> None:
 
     graph = counting_graph()
     with pytest.raises(OSError, match=phase):
-        async with ah.AsyncMonitoredSession(graph, [Calling(phase, fail)]):
+        async with ah.AsyncMonitoredSession(graph, [PhaseHook(phase, fail)]):
             pass
     assert not graph.finalized
 
@@ -229,7 +231,7 @@ async def test_begin_may_add_to_the_default_graph() -> None:
     async def look(*_: object) -> None:
         seen.append(ah.get_default_graph())
 
-    hooks = [Calling("begin", add), Calling("before_run", look)]
+    hooks = [PhaseHook("begin", add), PhaseHook("before_run", look)]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
         assert await session.run("added") == 0.5
     assert seen[0] is graph

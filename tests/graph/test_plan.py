@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.models import counting_graph, refused
+from tests.support.checks import refused
+from tests.support.sessions import counting_graph
 
 # -- inputs
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.models import counting_graph, refused, ticks, until_true
+from tests.support.checks import refused
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 

@@ -8,7 +8,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.models import Calling, counting_graph, refused, ticks
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -46,7 +49,7 @@ async def test_a_graph_with_more_variables_brings_their_initial_values() -> None
     async def add() -> None:
         ah.get_default_graph().variable("extra", lambda: 7)
 
-    async with ah.AsyncMonitoredSession(graph, [Calling("begin", add)], variables=variables) as session:
+    async with ah.AsyncMonitoredSession(graph, [PhaseHook("begin", add)], variables=variables) as session:
         assert await session.run(["total", "extra"]) == [1, 7]
     assert variables.snapshot() == {"total": 1, "extra": 7}
 

@@ -12,7 +12,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.models import counting_graph, double, until_true
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import until_true
 
 PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.support.models import QUICK
 from tests.support.saving_sessions import Listener, array_graph, on_disk, saving, train, values_at
+from tests.support.sessions import NO_BACKOFF
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -72,7 +72,7 @@ async def test_a_stop_wish_is_not_lost_with_another_listener(tmp_path: Path) -> 
     """The next listener fails, with an error that is recovered from: the wish of the first one stands."""
     listeners = [Listener({1: "enough"}), Listener(fails={1: ah.AbortedError("lost")})]
     hook = saving(tmp_path, listeners=listeners, background=False)
-    async with ah.AsyncMonitoredSession(array_graph(), [hook], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(array_graph(), [hook], recovery=NO_BACKOFF) as session:
         await session.run("train")
     assert session.stop_reason == "enough"
 

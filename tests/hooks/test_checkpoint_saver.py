@@ -13,8 +13,11 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.models import QUICK, Asking, counting_graph, drop, refused, ticks, until_true
+from tests.support.checks import drop, refused
+from tests.support.hooks import RequestingHook
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, Listener, array_graph, on_disk, saving, train
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -316,7 +319,7 @@ async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplo
     await train(array_graph(), [saving(tmp_path)], 3)
     assert caplog.messages == []
     faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    await train(array_graph(), [faults, saving(tmp_path, on_save_error="log")], 2, recovery=QUICK)
+    await train(array_graph(), [faults, saving(tmp_path, on_save_error="log")], 2, recovery=NO_BACKOFF)
     (warning,) = [message for message in caplog.messages if "checkpoint" in message]
     assert f"{tmp_path} has a checkpoint of step 3, and this session begins at step 0 without it" in warning
     assert "ChiefSessionCreator(graph, checkpoint_dir=...)" in warning
@@ -350,7 +353,7 @@ async def test_what_cannot_be_meant_is_refused(tmp_path: Path, options: dict[str
 
 async def test_hooks_of_the_same_run_are_saved_as_they_are_after_it(tmp_path: Path) -> None:
     """The hook comes last in a step, wherever it stands in the list: the others have had their `after_run`."""
-    counter, asking = Counter(), Asking("total")
+    counter, asking = Counter(), RequestingHook("total")
     await train(counting_graph(), [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking], 2)
     restored = await ah.Saver(tmp_path, read_only=True).restore()
     assert restored is not None

@@ -12,8 +12,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checkpoint_files import names, saver_over
-from tests.support.models import QUICK, Calling, ticks, until_true
+from tests.support.hooks import PhaseHook
 from tests.support.saving_sessions import Disk, HeldSaver, Listener, array_graph, full, on_disk, saving, train, values_at
+from tests.support.sessions import NO_BACKOFF
+from tests.support.waiting import ticks, until_true
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -136,7 +138,7 @@ async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
             saver.let()
 
     with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
-        await train(array_graph(), [faults, Calling("after_create_session", let), hook], 3, recovery=QUICK)
+        await train(array_graph(), [faults, PhaseHook("after_create_session", let), hook], 3, recovery=NO_BACKOFF)
     assert len(sessions) == 2
     await saver.aclose()
 
@@ -246,7 +248,7 @@ async def test_what_was_half_restored_is_not_saved(tmp_path: Path) -> None:
     hook = saving(None, every=ah.Every(steps=2), save_on_error=True)
     faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
     with pytest.raises(ValueError, match="cannot go back"):
-        await train(creator, [faults, hook], 5, recovery=QUICK)
+        await train(creator, [faults, hook], 5, recovery=NO_BACKOFF)
     assert await on_disk(tmp_path) == [0, 2]
 
 
@@ -322,7 +324,7 @@ async def test_the_listeners_of_a_lost_session_are_told_first(tmp_path: Path) ->
 
     faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
     hook = saving(saver, every=ah.Every(steps=2), listeners=[listener])
-    await train(array_graph(), [faults, Telling(), hook], 3, recovery=QUICK)
+    await train(array_graph(), [faults, Telling(), hook], 3, recovery=NO_BACKOFF)
     assert record == [
         "begin",
         "a session at step 0",

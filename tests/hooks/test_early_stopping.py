@@ -12,8 +12,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import ManualClock
+from tests.support.checks import refused
 from tests.support.evaluations import giving, stopped_at
-from tests.support.models import Calling, counting_graph, refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -195,7 +197,7 @@ async def test_a_report_before_the_session_is_there_stops_it() -> None:
     async def early(*_: object) -> None:
         assert hook.report(0, 0.5)
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [Calling("after_create_session", early), hook]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("after_create_session", early), hook]) as session:
         assert session.should_stop()
         assert session.stop_reason == hook.reason
 

@@ -10,8 +10,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.checks import refused
 from tests.support.evaluations import Restoring, giving, stopped_at
-from tests.support.models import QUICK, Calling, counting_graph, refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -103,7 +105,7 @@ async def test_a_recovery_keeps_the_counts() -> None:
     """Without a checkpoint to go back to, the counts go on through a recovery; no observation is made twice."""
     hook = EarlyStoppingHook("loss", patience=3)
     lost = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(giving([1, 2, 2, 2, 2]), [hook, lost], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(giving([1, 2, 2, 2, 2]), [hook, lost], recovery=NO_BACKOFF) as session:
         while not session.should_stop():
             await session.run("step")
         assert session.status().recoveries == 1
@@ -132,8 +134,8 @@ async def test_a_step_that_was_taken_back_is_looked_at_again() -> None:
             return ah.Session(self.graph, global_step=steps)
 
     lost = FaultInjectionHook({("before_run", 7): ah.AbortedError("lost")})
-    hooks: list[Any] = [hook, ah.configure(Calling("after_run", note), order=1), lost]
-    async with ah.AsyncMonitoredSession(Creator(), hooks, recovery=QUICK) as session:
+    hooks: list[Any] = [hook, ah.configure(PhaseHook("after_run", note), order=1), lost]
+    async with ah.AsyncMonitoredSession(Creator(), hooks, recovery=NO_BACKOFF) as session:
         while not session.should_stop():
             await session.run("train")
     assert seen == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 2), (4, 1), (5, 1), (6, 2), (7, 2), (8, 3)]

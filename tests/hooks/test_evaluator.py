@@ -15,8 +15,10 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import ManualClock, RecordingHook
+from tests.support.checks import refused
 from tests.support.evaluations import Gate, total, train
-from tests.support.models import counting_graph, refused, ticks, until_true
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 

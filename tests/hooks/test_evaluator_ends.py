@@ -11,8 +11,11 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.testing import ManualClock, RecordingHook
+from tests.support.checks import refused
 from tests.support.evaluations import Gate, failing, total, train
-from tests.support.models import Calling, counting_graph, refused, ticks, until_true
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks, until_true
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -146,7 +149,7 @@ async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFix
         return evaluation.step
 
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode="background")
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Calling("after_create_session", created)]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, PhaseHook("after_create_session", created)]) as session:
         await session.run("train")
         await ticks()
         session.request_stop("enough")

@@ -9,8 +9,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import FaultInjectionHook
+from tests.support.checks import refused
 from tests.support.evaluations import Gate, Restoring, failing, total, train
-from tests.support.models import QUICK, counting_graph, refused, ticks
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -22,7 +24,7 @@ both_modes = pytest.mark.parametrize("mode", ["inline", "background"])
 async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
     """An error that the session recovers from repeats the evaluation, on the values of its own step; none is made twice."""
     hook = EvaluatorHook(failing(None, ah.AbortedError("lost")), every=ah.Every(steps=2), mode=mode, at_begin=at_begin)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
         for _ in range(7):
             await session.run("train")
         await session.run("loss")
@@ -34,7 +36,7 @@ async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
 async def test_a_creation_that_fails_evaluates_again() -> None:
     """An evaluation before the first run that is lost is made after the recovery, once."""
     hook = EvaluatorHook(failing(ah.AbortedError("lost")), every=ah.Every(steps=9), at_begin=True)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
         assert hook.results == {0: 0}
         assert session.status().recoveries == 1
 
@@ -44,7 +46,7 @@ async def test_what_is_unfinished_in_a_recovery_begins_again() -> None:
     gate = Gate()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
     lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost], recovery=NO_BACKOFF) as session:
         for _ in range(6):
             await session.run("train")
             await ticks()
@@ -67,7 +69,7 @@ async def test_what_a_recovery_took_back_comes_again() -> None:
             return ah.Session(self.graph, global_step=steps)
 
     lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=NO_BACKOFF) as session:
         for _ in range(6):
             await session.run("train")
         assert hook.pending == (2, 4)
@@ -80,7 +82,7 @@ async def test_an_error_that_was_logged_is_not_repeated() -> None:
     hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=2))
     lost = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
     hooks = [ah.configure(hook, on_error="log"), ah.configure(lost)]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF) as session:
         for _ in range(4):
             await session.run("train")
         assert session.status().recoveries == 1
@@ -103,7 +105,7 @@ async def test_a_recovery_does_not_make_up_for_what_is_there(unfinished: bool) -
             return ah.Session(self.graph, global_step=steps)
 
     lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=NO_BACKOFF) as session:
         for _ in range(5):
             await session.run("train")
         assert hook.pending == (2, 4)

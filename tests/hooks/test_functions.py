@@ -10,7 +10,8 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.functions import LambdaHook, hook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.models import QUICK, counting_graph, refused
+from tests.support.checks import refused
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 METHODS = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 ARGUMENTS = (0, 2, 1, 2, 1, 1)
@@ -19,7 +20,7 @@ ARGUMENTS = (0, 2, 1, 2, 1, 1)
 async def run(hooks: list[ah.SessionRunHook], times: int = 1, **options: Any) -> list[Any]:
     """What `loss` was in so many runs."""
     found: list[Any] = []
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK, **options) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF, **options) as session:
         found += [await session.run(["train", "loss"]) for _ in range(times)]
     return found
 
@@ -134,7 +135,7 @@ async def test_a_step_that_was_taken_back_is_due_again() -> None:
             await back()
             return ah.Session(self.graph, global_step=steps)
 
-    async with ah.AsyncMonitoredSession(Creator(), [note, lost], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(Creator(), [note, lost], recovery=NO_BACKOFF) as session:
         for _ in range(7):
             await session.run("train")
     assert seen == [2, 4, 2, 4]

@@ -16,8 +16,9 @@ import aiohooks as ah
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from aiohooks.testing import FaultInjectionHook
+from tests.support.checks import refused
 from tests.support.extras import hide
-from tests.support.models import QUICK, counting_graph, refused
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 
 async def run(hook: ah.SessionRunHook, runs: int, *, start: int = 0, before: ah.SessionRunHook | None = None) -> None:
@@ -114,7 +115,7 @@ async def test_a_recovery_that_takes_the_step_back() -> None:
 
     hook = HistoryHook(["loss"])
     hooks = [hook, FaultInjectionHook({("before_run", 5): back})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=NO_BACKOFF) as session:
         for _ in range(6):
             await session.run("train")
     assert hook.steps == [1, 2, 3, 4]

@@ -16,8 +16,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.checks import refused
 from tests.support.extras import hide
-from tests.support.models import QUICK, counting_graph, refused
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 
 def profiled_graph() -> ah.Graph:
@@ -48,7 +49,7 @@ def files(folder: Path) -> list[str]:
 
 async def run(hooks: list[ah.SessionRunHook], runs: int, fetch: str = "work") -> None:
     """A session of so many runs."""
-    async with ah.AsyncMonitoredSession(profiled_graph(), hooks, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(profiled_graph(), hooks, recovery=NO_BACKOFF) as session:
         for _ in range(runs):
             await session.run(fetch)
 

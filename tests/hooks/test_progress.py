@@ -19,8 +19,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.progress import Progress, ProgressHook, duration
 from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.checks import refused
 from tests.support.extras import hide
-from tests.support.models import QUICK, counting_graph, refused, until_true
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import until_true
 
 
 async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: int = 0, secs: float = 1.0) -> None:
@@ -77,7 +79,7 @@ async def test_a_recovery_that_takes_the_step_back(clock: ManualClock) -> None:
         raise ah.AbortedError("lost")
 
     hooks = [ProgressHook(total=100, every=ah.Every(steps=4), file=file), FaultInjectionHook({("before_run", 2): back})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=NO_BACKOFF) as session:
         for _ in range(5):
             clock.advance(1)
             await session.run("train")

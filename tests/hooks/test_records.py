@@ -18,8 +18,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.records import CSVHook, JSONLinesFormat, JSONLinesHook, Record, RecordFile, read_series
 from aiohooks.testing import ManualClock
-from tests.support.models import counting_graph, refused
+from tests.support.checks import refused
 from tests.support.record_files import Hook, both, file_of, run, steps, without_time
+from tests.support.sessions import counting_graph
 
 
 async def test_csv_lines(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.records import CSVFormat, CSVHook, JSONLinesFormat, JSONLinesHook, Record, RecordFile
 from aiohooks.testing import FaultInjectionHook
-from tests.support.models import QUICK, counting_graph, refused
+from tests.support.checks import refused
 from tests.support.record_files import Hook, aside_of, both, file_of, run, steps, without_time
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 
 @both
@@ -81,7 +82,7 @@ async def test_a_recovery_that_takes_the_step_back(tmp_path: Path, make: Callabl
         raise ah.AbortedError("lost")
 
     hooks = [make(path, ["loss", "total"]), FaultInjectionHook({("before_run", 5): back})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF) as session:
         for _ in range(6):
             await session.run("train")
     assert steps(path) == [1, 2, 3, 4]

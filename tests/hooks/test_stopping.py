@@ -14,8 +14,11 @@ import aiohooks as ah
 from aiohooks._aio.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtTimeHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.checks import refused
 from tests.support.evaluations import Restoring
-from tests.support.models import QUICK, Sessions, counting_graph, refused, ticks
+from tests.support.hooks import SessionRecorder
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import ticks
 
 NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
 
@@ -136,9 +139,9 @@ async def test_no_run_begins_late_in_a_busy_loop() -> None:
 async def test_a_recovery_does_not_start_the_time_anew() -> None:
     """Seconds count from the beginning, through recoveries, and a state that a recovery brings back is passed over."""
     with ManualClock() as clock:
-        hook, seen = StopAtTimeHook(secs=10, keep_elapsed=True), Sessions()
+        hook, seen = StopAtTimeHook(secs=10, keep_elapsed=True), SessionRecorder()
         lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost, seen], recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost, seen], recovery=NO_BACKOFF) as session:
             await session.run("train")
             clock.advance(6)
             hook.load_state_dict({"elapsed_secs": 3.0})

@@ -15,8 +15,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.records import SummarySaverHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.checks import refused
 from tests.support.extras import hide
-from tests.support.models import QUICK, counting_graph, refused
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 pytest.importorskip("tensorboardX")
 pytest.importorskip("tensorboard")
@@ -149,7 +150,7 @@ async def test_a_recovery_that_takes_the_step_back_is_a_restart_too(tmp_path: Pa
 
     hook = SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=1))
     hooks = [hook, FaultInjectionHook({("before_run", 5): back})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=NO_BACKOFF) as session:
         for _ in range(6):
             await session.run("train")
     assert restarts(tmp_path) == [1, 3]

@@ -16,7 +16,10 @@ from aiohooks._aio.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtStepHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.models import QUICK, Calling, counting_graph, double, refused, until_true
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, counting_graph, double
+from tests.support.waiting import until_true
 
 
 class Busy(ah.SessionRunHook):
@@ -133,7 +136,7 @@ async def test_errors_and_cancels_pass_through() -> None:
     assert found(timing)["fault.before_run"][0] == 1
 
     never = asyncio.Event()
-    waits = Calling("before_run", lambda *_: never.wait())
+    waits = PhaseHook("before_run", lambda *_: never.wait())
     async with ah.AsyncMonitoredSession(double, timing.watch([waits])) as session:
         running = asyncio.create_task(session.run("loss"))
         for _ in range(5):
@@ -141,19 +144,19 @@ async def test_errors_and_cancels_pass_through() -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    assert found(timing)["Calling.before_run"][0] == 1
+    assert found(timing)["PhaseHook.before_run"][0] == 1
 
 
 async def test_watched_hooks_still_overlap() -> None:
     """Two hooks that wait for each other meet, although they are watched."""
     here, there = asyncio.Event(), asyncio.Event()
 
-    def meets(mine: asyncio.Event, other: asyncio.Event) -> Calling:
+    def meets(mine: asyncio.Event, other: asyncio.Event) -> PhaseHook:
         async def meet(*_: Any) -> None:
             mine.set()
             await other.wait()
 
-        return Calling("before_run", meet)
+        return PhaseHook("before_run", meet)
 
     timing = HookTimingHook()
     async with ah.AsyncMonitoredSession(double, timing.watch([meets(here, there), meets(there, here)])) as session:
@@ -294,7 +297,7 @@ async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
     timing = HookTimingHook(warn_secs=100)
     for runs in (3, 1):
         faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
-        async with ah.AsyncMonitoredSession(double, [*timing.watch([Busy(clock, 1.0)]), faults], recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(double, [*timing.watch([Busy(clock, 1.0)]), faults], recovery=NO_BACKOFF) as session:
             for _ in range(runs):
                 await session.run("loss")
         assert found(timing)["Busy.before_run"][:2] == (runs + 1, runs + 1.0)

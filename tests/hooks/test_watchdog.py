@@ -17,7 +17,10 @@ from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.hooks.watchdog import WatchdogHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.models import QUICK, Calling, double, refused, ticks, until_true
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, double
+from tests.support.waiting import ticks, until_true
 
 
 class Gate:
@@ -44,7 +47,7 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
     async def refresh() -> None:
         await gate.pass_through()
 
-    hooks = [watchdog, Calling("before_run", nothing), Calling("before_run", gate.pass_through)]
+    hooks = [watchdog, PhaseHook("before_run", nothing), PhaseHook("before_run", gate.pass_through)]
     async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
         session.start_soon(refresh, name="refresh")
         run = asyncio.create_task(session.run("loss"), name="the run")
@@ -53,7 +56,7 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
         clock.advance(29.9)
         assert found(watchdog) == []
         clock.advance(0.1)
-        assert found(watchdog) == [("first step", "Calling#2.before_run at step 1", 30)]
+        assert found(watchdog) == [("first step", "PhaseHook#2.before_run at step 1", 30)]
         clock.advance(1000)
         assert len(watchdog.stalls) == 1
         gate.opened.set()
@@ -63,7 +66,7 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
     (record,) = [record for record in caplog.records if record.name == "aiohooks.hooks"]
     assert record.levelno == logging.ERROR
     text = record.getMessage()
-    assert text.startswith("the session stalls: first step: Calling#2.before_run at step 1 for 30 s, at Gate.pass_through")
+    assert text.startswith("the session stalls: first step: PhaseHook#2.before_run at step 1 for 30 s, at Gate.pass_through")
     assert "the limit is 30 s" in text
     assert "session trainer: open for 30 s, at step 0, in run 1 for 30 s" in text
     assert "background task 'refresh'" in text
@@ -83,7 +86,7 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
 
     async def main() -> None:
         # `begin` and `end` go in this order, `close` in reverse.
-        watched = Calling(phase, gate.pass_through)
+        watched = PhaseHook(phase, gate.pass_through)
         async with ah.AsyncMonitoredSession(double, [watchdog, watched]) as session:
             await session.run("loss")
 
@@ -93,7 +96,7 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
     (stall,) = watchdog.stalls
     assert "Gate.pass_through" in stall.report
     if phase != "begin":  # before there is a coordinator nobody can say whose the await is
-        assert stall.what.startswith(f"Calling.{phase}")
+        assert stall.what.startswith(f"PhaseHook.{phase}")
     gate.opened.set()
     await task
     assert clock.pending == 0
@@ -108,7 +111,7 @@ async def test_the_first_step_has_a_limit_of_its_own(clock: ManualClock) -> None
 
     watchdog = WatchdogHook(10, first_step_secs=100)
     faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(step, [watchdog, faults], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(step, [watchdog, faults], recovery=NO_BACKOFF) as session:
         for _ in range(3):
             gate.opened.clear()
             run = asyncio.create_task(session.run("step"))
@@ -221,13 +224,13 @@ async def test_an_error_breaks_the_run_off(clock: ManualClock) -> None:
     watchdog = WatchdogHook(10, on_stall="raise")
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, [watchdog, Calling("after_run", gate.pass_through)]) as session:
+        async with ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("after_run", gate.pass_through)]) as session:
             await session.run("loss")
 
     task = asyncio.create_task(main())
     await ticks()
     clock.advance(10)
-    with refused(ah.errors.SessionStalledError, "Calling.after_run at step 1 for 10 s", "Gate.pass_through"):
+    with refused(ah.errors.SessionStalledError, "PhaseHook.after_run at step 1 for 10 s", "Gate.pass_through"):
         await task
     assert isinstance(task.exception(), TimeoutError)
 
@@ -244,7 +247,7 @@ async def test_a_stall_may_be_recovered_from(clock: ManualClock) -> None:
 
     policy = ah.RecoveryPolicy((ah.errors.SessionStalledError,), backoff=ah.Backoff(initial_secs=0, jitter=False))
     watchdog = WatchdogHook(10, on_stall="raise")
-    async with ah.AsyncMonitoredSession(double, [watchdog, Calling("before_run", hang_once)], recovery=policy) as session:
+    async with ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", hang_once)], recovery=policy) as session:
         run = asyncio.create_task(session.run("loss"))
         await ticks()
         clock.advance(10)
@@ -292,10 +295,10 @@ async def test_a_blocked_loop_may_end_the_session() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, [watchdog, Calling("before_run", block)]) as session:
+        async with ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", block)]) as session:
             await session.run("loss")
 
-    with refused(ah.errors.SessionStalledError, "blocked loop", "Calling.before_run"):
+    with refused(ah.errors.SessionStalledError, "blocked loop", "PhaseHook.before_run"):
         await main()
 
 

@@ -18,7 +18,7 @@ from tests.benchmarks.__main__ import main
 from tests.benchmarks.measure import TINY, Result, measure
 from tests.benchmarks.report import COMPARED, Report, header, line, load, markdown, marks, save
 from tests.benchmarks.rows import GROUPS, OF_EACH_STORE, ROWS, SECTIONS, SESSION
-from tests.support.five_hooks import HOOKS, hooks
+from tests.support.hooks import HOOKS, five_hooks
 from tests.support.source import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -179,7 +179,7 @@ async def test_a_run_whose_hooks_do_not_suspend_makes_no_task(count: int) -> Non
         tasks.append(asyncio.all_tasks())
         return ah.SessionRunArgs(["loss", "accuracy"]) if phase == "before_run" else None
 
-    async with ah.AsyncMonitoredSession(small_graph(), hooks(act)[:count]) as session:
+    async with ah.AsyncMonitoredSession(small_graph(), five_hooks(act)[:count]) as session:
         for step in range(1, 4):
             driven_by_hand(session.run("train", {"batch": 2}))
             assert session.global_step.latest.step == step
@@ -199,7 +199,7 @@ async def test_a_run_makes_tasks_only_for_hooks_behind_the_first_that_suspends(s
         if phase == "before_run" and number >= suspends:
             await asyncio.sleep(0)
 
-    async with ah.AsyncMonitoredSession(small_graph(), hooks(act)) as session:
+    async with ah.AsyncMonitoredSession(small_graph(), five_hooks(act)) as session:
         await session.run("train", {"batch": 2})
     assert most == {"before_run": len(HOOKS) - 1 - suspends, "after_run": 0}
 
@@ -252,7 +252,7 @@ async def test_one_plan_is_made_for_each_set_of_fetches() -> None:
     async def act(number: int, phase: str) -> ah.SessionRunArgs | None:
         return ah.SessionRunArgs(wanted[0]) if phase == "before_run" else None
 
-    async with ah.AsyncMonitoredSession(graph, hooks(act)) as session:
+    async with ah.AsyncMonitoredSession(graph, five_hooks(act)) as session:
         looks: list[int] = []
         for wanted[0] in ("loss", "loss", "loss", "accuracy", "accuracy", "loss", "accuracy"):
             before = graph.looks
@@ -280,7 +280,7 @@ async def test_a_timeout_costs_nothing_until_its_hook_suspends() -> None:
             await asyncio.sleep(0)
 
     with CountingClock() as clock:
-        given = [ah.configure(hook, timeout=5) for hook in hooks(act)]
+        given = [ah.configure(hook, timeout=5) for hook in five_hooks(act)]
         async with ah.AsyncMonitoredSession(small_graph(), given) as session:
             before = clock.timers
             await session.run("train", {"batch": 2})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from tests.support.models import counting_graph
+from tests.support.sessions import counting_graph
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow]
 

@@ -12,7 +12,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.models import counting_graph, double, refused
+from tests.support.checks import refused
+from tests.support.sessions import counting_graph, double
 
 GRAPH = counting_graph()
 NAN = math.nan

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import aiohooks as ah
-from tests.support.models import QUICK, double, ticks
+from tests.support.sessions import NO_BACKOFF, double
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -39,7 +40,7 @@ class Workers(ah.SessionRunHook):
 
 
 async def train(workers: Workers, *, steps: int = 3) -> ah.AsyncMonitoredSession:
-    session = ah.AsyncMonitoredSession(double, [workers, ah.StopAtStepHook(last_step=steps)], recovery=QUICK)
+    session = ah.AsyncMonitoredSession(double, [workers, ah.StopAtStepHook(last_step=steps)], recovery=NO_BACKOFF)
     async with session:
         async for _ in session.steps("loss"):
             pass
@@ -90,7 +91,7 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
         raise ValueError("for good")
 
     async def go() -> None:
-        async with ah.AsyncMonitoredSession(double, [Workers(1, crash)], recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(double, [Workers(1, crash)], recovery=NO_BACKOFF) as session:
             session.start_soon(fail)
             async for _ in session.steps("loss"):
                 pass

@@ -10,7 +10,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.models import refused, ticks
+from tests.support.checks import refused
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 

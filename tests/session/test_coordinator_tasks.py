@@ -9,7 +9,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.models import ticks
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 

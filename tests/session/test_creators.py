@@ -9,7 +9,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.models import Calling, counting_graph, refused, ticks
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -43,8 +46,8 @@ async def test_the_order_of_a_chiefs_scaffold() -> None:
         record.append(what)
 
     hooks = [
-        Calling("begin", lambda: note("begin")),
-        Calling("after_create_session", lambda session, coord: note("after_create_session")),
+        PhaseHook("begin", lambda: note("begin")),
+        PhaseHook("after_create_session", lambda session, coord: note("after_create_session")),
     ]
     async with ah.AsyncMonitoredSession(creator, hooks):
         assert record == ["begin", *SCAFFOLD, "after_create_session"]
@@ -75,7 +78,7 @@ async def test_initialising_happens_once_local_initialising_each_time() -> None:
 
     creator = ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables)
     recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
-    async with ah.AsyncMonitoredSession(creator, [Calling("before_run", lose)], recovery=recovery) as session:
+    async with ah.AsyncMonitoredSession(creator, [PhaseHook("before_run", lose)], recovery=recovery) as session:
         await session.run("train")
         assert record == [*SCAFFOLD, *SCAFFOLD[1:]]
         record.clear()

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 import aiohooks as ah
-from tests.support.models import Asking, counting_graph, ticks
+from tests.support.hooks import RequestingHook
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -106,7 +108,7 @@ class OptionCreator:
 @pytest.mark.parametrize("hooked", [False, True], ids=["bare", "hooked"])
 async def test_options_reach_a_session_that_knows_them(hooked: bool) -> None:
     """Options are handed to the session's own `run`; what it writes into the metadata reaches the hooks."""
-    hook = Asking("total", None, {"trace": True})
+    hook = RequestingHook("total", None, {"trace": True})
     async with ah.AsyncMonitoredSession(OptionCreator(), [hook] if hooked else []) as session:
         assert await session.run("train", None, {"level": 2}) == 1
         assert await session.run("train") == 1

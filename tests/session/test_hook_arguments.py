@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.models import Asking, counting_graph, double, refused
+from tests.support.checks import refused
+from tests.support.hooks import RequestingHook
+from tests.support.sessions import counting_graph, double
 
 
 class Silent(ah.SessionRunHook):
@@ -119,11 +121,14 @@ def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[st
 @pytest.mark.parametrize("answer", ["loss", ("loss", None), {"fetches": "loss"}, 0, ah.SessionRunArgs], ids=repr)
 async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -> None:
     """`before_run` returns SessionRunArgs or None; anything else names the hook and its value, before anything is run."""
-    hook = Asking()
-    hook.answer = answer
+    hook = RequestingHook()
+    hook.request = answer
     async with ah.AsyncMonitoredSession(double, [Silent(), hook]) as session:
         with refused(
-            ah.errors.InvalidHookError, "Asking.before_run", repr(answer), "return SessionRunArgs(fetches, feed_dict) or None"
+            ah.errors.InvalidHookError,
+            "RequestingHook.before_run",
+            repr(answer),
+            "return SessionRunArgs(fetches, feed_dict) or None",
         ):
             await session.run("loss")
         assert session.global_step.latest.step == 0
@@ -182,7 +187,7 @@ async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) 
 @pytest.mark.parametrize(("fetches", "says"), [("los", "did you mean 'loss'?"), (foreign(), "another graph"), (7, "not a node")])
 async def test_unknown_fetches_of_a_hook_are_refused(fetches: Any, says: str) -> None:
     """What a hook asks for is checked as what the caller asks for is."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [Asking(fetches)]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook(fetches)]) as session:
         with refused(ah.errors.FetchError, says):
             await session.run("train")
         assert await ah.Session(session.graph).run("total") == 0
@@ -239,7 +244,7 @@ async def test_bad_feeds_are_refused(feed_dict: Any, says: tuple[str, ...]) -> N
     async with ah.AsyncMonitoredSession(graph) as session:
         with refused(ah.errors.FetchError, *says):
             await session.run("train", feed_dict)
-    async with ah.AsyncMonitoredSession(graph, [Asking(None, feed_dict)]) as session:
+    async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, feed_dict)]) as session:
         with refused(ah.errors.FetchError, *says):
             await session.run("train")
 
@@ -270,7 +275,7 @@ async def test_options_are_a_mapping(options: Any) -> None:
     async with ah.AsyncMonitoredSession(double, [Silent()]) as session:
         with refused(ah.errors.InvalidArgumentError, f"options is {options!r}", "give a mapping"):
             await session.run("loss", None, options)
-    async with ah.AsyncMonitoredSession(double, [Asking(None, None, options)]) as session:
+    async with ah.AsyncMonitoredSession(double, [RequestingHook(None, None, options)]) as session:
         with refused(ah.errors.InvalidArgumentError, repr(options), "give a mapping"):
             await session.run("loss")
 
@@ -288,8 +293,10 @@ async def test_two_hooks_that_feed_one_node_conflict(by: tuple[str, str]) -> Non
     """Two hooks that feed the same node, by name or by object, are both named in a FeedConflictError."""
     graph = graph_with_inputs()
     keys: dict[str, Any] = {"name": "x", "object": graph.nodes["x"]}
-    async with ah.AsyncMonitoredSession(graph, [Asking(None, {keys[one]: 1}) for one in by]) as session:
-        with refused(ah.errors.FeedConflictError, "'x' by Asking#1.before_run and Asking#2.before_run", "leave it out") as caught:
+    async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, {keys[one]: 1}) for one in by]) as session:
+        with refused(
+            ah.errors.FeedConflictError, "'x' by RequestingHook#1.before_run and RequestingHook#2.before_run", "leave it out"
+        ) as caught:
             await session.run("sum")
         assert isinstance(caught.value, RuntimeError)
 
@@ -299,21 +306,21 @@ async def test_a_hook_and_the_caller_conflict(by_object: bool) -> None:
     """A hook and the caller that feed the same node are a conflict too, though the values agree."""
     graph = graph_with_inputs()
     key = graph.nodes["y"] if by_object else "y"
-    async with ah.AsyncMonitoredSession(graph, [Asking(None, {"y": 1})]) as session:
-        with refused(ah.errors.FeedConflictError, "'y' by Asking.before_run and the caller", "leave it out"):
+    async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, {"y": 1})]) as session:
+        with refused(ah.errors.FeedConflictError, "'y' by RequestingHook.before_run and the caller", "leave it out"):
             await session.run("sum", {key: 1})
         assert await session.run("sum", {"x": 5}) == 6
 
 
 async def test_all_conflicts_are_listed_after_all_hooks_were_asked() -> None:
     """Conflicts are looked for when every hook has answered, and all of them are in one message."""
-    hooks = [Asking(None, {"x": 1, "y": 1}), Asking(None, {"y": 2}), Asking(None, {"z": 3, "y": 3})]
+    hooks = [RequestingHook(None, {"x": 1, "y": 1}), RequestingHook(None, {"y": 2}), RequestingHook(None, {"z": 3, "y": 3})]
     async with ah.AsyncMonitoredSession(graph_with_inputs(), hooks) as session:
         with refused(
             ah.errors.FeedConflictError,
-            "'x' by Asking#1.before_run and the caller",
-            "'y' by Asking#1.before_run and Asking#2.before_run and Asking#3.before_run",
-            "'z' by Asking#3.before_run and the caller",
+            "'x' by RequestingHook#1.before_run and the caller",
+            "'y' by RequestingHook#1.before_run and RequestingHook#2.before_run and RequestingHook#3.before_run",
+            "'z' by RequestingHook#3.before_run and the caller",
         ):
             await session.run("sum", {"x": 9, "z": 9})
         assert not any(hook.values for hook in hooks)

@@ -9,7 +9,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.models import Calling, counting_graph, double, drop, refused, ticks
+from tests.support.checks import drop, refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -88,8 +91,8 @@ async def test_a_stop_before_the_first_run_is_not_lost() -> None:
 
     for hook, reason in (
         (RecordingHook(), "before it"),
-        (Calling("begin", ask_in_begin), "in begin"),
-        (Calling("after_create_session", ask_at_creation), "at the creation"),
+        (PhaseHook("begin", ask_in_begin), "in begin"),
+        (PhaseHook("after_create_session", ask_at_creation), "at the creation"),
     ):
         session = ah.AsyncMonitoredSession(double, [hook])
         if isinstance(hook, RecordingHook):
@@ -120,7 +123,7 @@ async def test_a_stop_of_a_failing_run_is_not_lost() -> None:
         run_context.request_stop("asked before it failed")
         raise OSError("broken")
 
-    async with ah.AsyncMonitoredSession(double, [Calling("before_run", ask)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ask)]) as session:
         with pytest.raises(OSError, match="broken"):
             await session.run("loss")
         assert session.should_stop()
@@ -262,7 +265,7 @@ async def test_the_committed_step_is_the_runs_own() -> None:
 
     hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
         contexts,
-        ah.configure(Calling("after_run", elsewhere), order=-1),
+        ah.configure(PhaseHook("after_run", elsewhere), order=-1),
     ]
     async with ah.AsyncMonitoredSession(double, hooks, global_step=steps) as session:
         await session.run("loss")

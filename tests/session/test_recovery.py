@@ -10,7 +10,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.models import QUICK, Calling, Sessions, counting_graph, double, failing_step, policy, ticks
+from tests.support.hooks import PhaseHook, SessionRecorder
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, recovery_policy
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -25,10 +27,10 @@ PHASES = ("after_create_session", "before_run", "after_run")
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
 async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, suspend: bool) -> None:
     """Out of every phase of a run: a new session, `after_create_session` of all hooks, the run again, `begin` never."""
-    sessions, other = Sessions(), RecordingHook(suspend=suspend)
+    sessions, other = SessionRecorder(), RecordingHook(suspend=suspend)
     # At the creation, the first failure is in the session's own first one.
     fault = FaultInjectionHook({(phase, 1): error}, suspend=suspend)
-    async with ah.AsyncMonitoredSession(double, [sessions, fault, other], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(double, [sessions, fault, other], recovery=NO_BACKOFF) as session:
         assert await session.run("loss", {"batch": 4}) == 8
         assert [one.closed for one in sessions.sessions] == [True, False]
         assert session.status().recoveries == 1
@@ -42,7 +44,7 @@ async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, sus
 
 async def test_an_error_of_the_run_is_recovered() -> None:
     """The run that failed is repeated with the same fetches and feeds; variables and step are as they were before it."""
-    graph, sessions = counting_graph(), Sessions()
+    graph, sessions = counting_graph(), SessionRecorder()
     calls: list[int] = []
 
     async def risky(x: int) -> int:
@@ -53,7 +55,7 @@ async def test_an_error_of_the_run_is_recovered() -> None:
         return x
 
     graph.operation(risky)
-    async with ah.AsyncMonitoredSession(graph, [sessions], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(graph, [sessions], recovery=NO_BACKOFF) as session:
         for x in (1, 10, 100):
             assert await session.run(["train", "risky"], {"x": x}) == [x, x]
         assert await session.run("total") == 111
@@ -78,7 +80,7 @@ async def test_an_error_of_the_creation_is_recovered() -> None:
             return ah.Session(self.graph)
 
     creator = Creator()
-    async with ah.AsyncMonitoredSession(creator, [record], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(creator, [record], recovery=NO_BACKOFF) as session:
         await session.run("train")
         assert session.status().recoveries == 2
     assert creator.calls == 3
@@ -92,7 +94,7 @@ async def test_a_store_that_refuses_from_the_start_is_not_asked_again(tmp_path: 
     hook = RecordingHook()
     with pytest.raises(ah.errors.StoreRefusedError) as caught:
         async with ah.AsyncMonitoredSession(
-            counting_graph(), [hook], recovery=QUICK, global_step=open_step_store(f"local://{tmp_path}/file/runs")
+            counting_graph(), [hook], recovery=NO_BACKOFF, global_step=open_step_store(f"local://{tmp_path}/file/runs")
         ):
             raise AssertionError("entered")
     assert not hasattr(caught.value, "__notes__")
@@ -108,7 +110,7 @@ async def test_a_store_that_refuses_later_is_recovered_from() -> None:
             raise refusal
         return {"loss": 1}
 
-    async with ah.AsyncMonitoredSession(step, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
         assert await session.run("loss") == 1
         assert session.status().recoveries == 1
 
@@ -117,7 +119,7 @@ async def test_other_errors_are_not_recovered() -> None:
     """An error that the policy does not name reaches the caller as the same object, and the session is of no further use."""
     error, hook = OSError("broken"), RecordingHook()
     with pytest.raises(OSError, match="broken") as caught:
-        async with ah.AsyncMonitoredSession(failing_step(error), [hook], recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(failing_step(error), [hook], recovery=NO_BACKOFF) as session:
             await session.run("loss")
     assert caught.value is error
     assert hook.closed_with == [error]
@@ -128,7 +130,7 @@ async def test_other_errors_are_not_recovered() -> None:
 async def test_the_policy_names_the_errors() -> None:
     """`on` replaces the types of the default policy; subclasses count."""
     step = failing_step(ConnectionResetError("reset"), ah.AbortedError("lost"))
-    async with ah.AsyncMonitoredSession(step, recovery=policy(on=(ConnectionError,))) as session:
+    async with ah.AsyncMonitoredSession(step, recovery=recovery_policy(on=(ConnectionError,))) as session:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
         assert session.status().recoveries == 1
@@ -186,8 +188,8 @@ async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
             if run_context.attempt == 1:
                 raise ah.AbortedError("lost")
 
-    hooks = [Calling("before_run", lose), Calling("before_run", lose)]
-    async with ah.AsyncMonitoredSession(double, hooks, recovery=QUICK) as session:
+    hooks = [PhaseHook("before_run", lose), PhaseHook("before_run", lose)]
+    async with ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF) as session:
         assert await session.run("loss") == 2
         assert session.status().recoveries == 1
 
@@ -220,7 +222,7 @@ async def test_a_background_task_that_is_lost_is_recovered() -> None:
         await proceed.wait()
         return {"loss": 5}
 
-    async with ah.AsyncMonitoredSession(step, [Calling("after_create_session", start)], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(step, [PhaseHook("after_create_session", start)], recovery=NO_BACKOFF) as session:
         lives = session.start_soon(background)
         assert await session.run("loss") == 5
         assert [task.cancelled() for task in started] == [True, False]
@@ -232,12 +234,12 @@ async def test_a_background_task_that_is_lost_is_recovered() -> None:
 
 async def test_a_background_task_that_is_lost_between_runs_is_recovered() -> None:
     """A recoverable failure of such a task between two runs is recovered by the next run, before it begins."""
-    sessions = Sessions()
+    sessions = SessionRecorder()
 
     async def lose() -> None:
         raise ah.AbortedError("lost in the background")
 
-    async with ah.AsyncMonitoredSession(double, [sessions], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(double, [sessions], recovery=NO_BACKOFF) as session:
         await session.run("loss")
         session.coord.start_soon(lose)
         await ticks()
@@ -257,7 +259,7 @@ async def test_a_task_of_the_whole_session_is_not_recovered() -> None:
     async def step() -> None:
         await asyncio.Event().wait()
 
-    session = ah.AsyncMonitoredSession(step, recovery=QUICK)
+    session = ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF)
 
     async def use() -> None:
         async with session:
@@ -278,7 +280,7 @@ async def test_a_stop_outlives_a_recovery() -> None:
             run_context.request_stop("the hook says so")
             raise ah.AbortedError("lost")
 
-    async with ah.AsyncMonitoredSession(double, [Calling("before_run", ask)], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ask)], recovery=NO_BACKOFF) as session:
         assert await session.run("loss") == 2
         assert session.should_stop()
         assert session.coord.should_stop()

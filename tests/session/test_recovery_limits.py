@@ -8,7 +8,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.models import QUICK, Calling, Sessions, failing_step, policy, refused, ticks
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook, SessionRecorder
+from tests.support.sessions import NO_BACKOFF, failing_step, recovery_policy
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -101,8 +104,10 @@ async def test_a_cancel_ends_the_pause_and_the_recovery() -> None:
 async def test_attempts_are_counted() -> None:
     """When `max_attempts` recoveries in a row did not help the last error is raised, the same object, with the history."""
     errors = [ah.AbortedError(f"number {number}") for number in range(1, 5)]
-    sessions = Sessions()
-    session = ah.AsyncMonitoredSession(failing_step(*errors), [sessions], recovery=policy(max_attempts=3, no_progress_limit=9))
+    sessions = SessionRecorder()
+    session = ah.AsyncMonitoredSession(
+        failing_step(*errors), [sessions], recovery=recovery_policy(max_attempts=3, no_progress_limit=9)
+    )
     with pytest.raises(ah.AbortedError, match="number 4") as caught:
         async with session:
             await session.run("loss")
@@ -118,7 +123,9 @@ async def test_attempts_are_counted() -> None:
 
 async def test_a_policy_may_allow_no_attempt() -> None:
     """`max_attempts=0` is never."""
-    async with ah.AsyncMonitoredSession(failing_step(ah.AbortedError("lost")), recovery=policy(max_attempts=0)) as session:
+    async with ah.AsyncMonitoredSession(
+        failing_step(ah.AbortedError("lost")), recovery=recovery_policy(max_attempts=0)
+    ) as session:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
 
@@ -127,7 +134,7 @@ async def test_a_session_that_gave_up_says_so() -> None:
     """After recovery gave up every use says so, caused by the last error; a loop ends; leaving is neither clean nor a failure."""
     hook = RecordingHook()
     error = ah.AbortedError("lost")
-    async with ah.AsyncMonitoredSession(failing_step(error), [hook], recovery=policy(max_attempts=0)) as session:
+    async with ah.AsyncMonitoredSession(failing_step(error), [hook], recovery=recovery_policy(max_attempts=0)) as session:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
         for _ in range(2):
@@ -156,7 +163,7 @@ async def test_a_step_that_fails_again_and_again_is_given_up() -> None:
         return global_step
 
     async def use() -> None:
-        async with ah.AsyncMonitoredSession(graph, recovery=policy(no_progress_limit=2, max_attempts=99)) as session:
+        async with ah.AsyncMonitoredSession(graph, recovery=recovery_policy(no_progress_limit=2, max_attempts=99)) as session:
             async for _ in session.steps("train"):
                 pass
 
@@ -179,7 +186,7 @@ async def test_runs_that_do_not_train_do_not_hide_a_failing_step() -> None:
     graph.operation(name="look")(lambda: 1)
 
     async def use() -> None:
-        async with ah.AsyncMonitoredSession(graph, recovery=policy(no_progress_limit=2, max_attempts=1)) as session:
+        async with ah.AsyncMonitoredSession(graph, recovery=recovery_policy(no_progress_limit=2, max_attempts=1)) as session:
             for _ in range(50):
                 await session.run("look")
                 await session.run("train")
@@ -196,10 +203,12 @@ async def test_an_error_while_recovering_ends_it() -> None:
         if hook.calls == 2:
             raise OSError("cannot start again")
 
-    hook = Calling("after_create_session", second_time)
+    hook = PhaseHook("after_create_session", second_time)
     record = RecordingHook()
     with pytest.raises(OSError, match="cannot start again"):
-        async with ah.AsyncMonitoredSession(failing_step(ah.AbortedError("lost")), [hook, record], recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(
+            failing_step(ah.AbortedError("lost")), [hook, record], recovery=NO_BACKOFF
+        ) as session:
             await session.run("loss")
     assert "end" not in record.phases()
 
@@ -217,8 +226,8 @@ async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
         ended.append((sessions.index(session), session.closed))
 
     sessions: list[ah.Session] = []
-    hooks = [Calling("after_create_session", second_time), Calling("end", end)]
-    async with ah.AsyncMonitoredSession(failing_step(ah.AbortedError("lost")), hooks, recovery=QUICK) as session:
+    hooks = [PhaseHook("after_create_session", second_time), PhaseHook("end", end)]
+    async with ah.AsyncMonitoredSession(failing_step(ah.AbortedError("lost")), hooks, recovery=NO_BACKOFF) as session:
         await session.run("loss")
         raise AssertionError("the run must not return")
     assert ended == [(1, False)]

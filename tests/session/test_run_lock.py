@@ -10,7 +10,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.models import Calling, counting_graph, double, drop, refused, ticks
+from tests.support.checks import drop, refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import ticks
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
@@ -101,7 +104,7 @@ async def test_a_session_that_failed_to_open_is_closed() -> None:
     async def fail() -> None:
         raise OSError("no network")
 
-    session = ah.AsyncMonitoredSession(double, [Calling("begin", fail)])
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("begin", fail)])
     with pytest.raises(OSError, match="no network"):
         async with session:
             raise AssertionError("the block must not run")
@@ -123,7 +126,7 @@ async def test_a_raw_session_that_was_replaced_says_so() -> None:
         return {"loss": batch}
 
     recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
-    async with ah.AsyncMonitoredSession(lose, [Calling("after_create_session", keep)], recovery=recovery) as session:
+    async with ah.AsyncMonitoredSession(lose, [PhaseHook("after_create_session", keep)], recovery=recovery) as session:
         await session.run("loss")
         assert [one.closed for one in sessions] == [True, False]
         with refused(ah.errors.SessionClosedError, "this session is closed", "the latest after_create_session got"):
@@ -147,7 +150,7 @@ async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: 
     async def run(*_: object) -> None:
         await session.run("loss")
 
-    session = ah.AsyncMonitoredSession(double, [Calling(phase, run)])
+    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, run)])
     with refused(ah.errors.SessionClosedError, f"this session is {says}"):
         async with session:
             pass
@@ -162,7 +165,7 @@ async def test_a_hook_does_not_use_the_session_it_belongs_to(phase: str, use: Us
     async def call(*_: object) -> None:
         await use(session)
 
-    session = ah.AsyncMonitoredSession(double, [Calling(phase, call)])
+    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, call)])
     with refused(ah.errors.NestedRunError, "from inside a run", "run_context.session", "request_stop") as caught:
         async with session:
             await session.run("loss")
@@ -176,7 +179,7 @@ async def test_a_task_that_a_hook_awaits_is_inside_the_run_too() -> None:
     async def run_in_task(*_: object) -> None:
         await asyncio.create_task(session.run("loss"))
 
-    async with ah.AsyncMonitoredSession(double, [Calling("after_run", run_in_task)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("after_run", run_in_task)]) as session:
         with refused(ah.errors.NestedRunError, "run was called from inside a run", "run_context.session"):
             await session.run("loss")
 
@@ -223,7 +226,7 @@ async def test_two_sessions_that_run_each_other_are_told() -> None:
     async def run_outer(*_: object) -> None:
         await outer.run("step")
 
-    async with ah.AsyncMonitoredSession(double, [Calling("before_run", run_outer)]) as inner:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", run_outer)]) as inner:
 
         async def step() -> dict[str, int]:
             return {"loss": await inner.run("loss")}
@@ -243,7 +246,7 @@ async def test_a_background_task_started_in_a_hook_may_run_the_session() -> None
             await ticks()
             assert session.status().queued == 1
 
-    async with ah.AsyncMonitoredSession(double, [Calling("before_run", start)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", start)]) as session:
         assert await session.run("loss") == 2
         assert await started[0] == 100
 

@@ -11,7 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -73,7 +73,7 @@ async def test_worker_gives_up_at_its_deadline() -> None:
             for _ in range(20):
                 await asyncio.sleep(0)
             clock.advance(29.9)
-            await ticks()
+            await ticks(3)
             assert not entering.done()
             clock.advance(0.2)
             with pytest.raises(ah.errors.SessionNotReadyError, match="has not initialised it within 30 s"):

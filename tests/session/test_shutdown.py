@@ -9,7 +9,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.models import counting_graph, double, refused, ticks, until_true
+from tests.support.checks import refused
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 

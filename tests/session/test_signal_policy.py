@@ -14,7 +14,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.session import signals
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.models import Calling, counting_graph, double, drop, refused, ticks, until_true
+from tests.support.checks import drop, refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -39,7 +42,7 @@ async def test_the_step_may_take_so_long() -> None:
         await asyncio.Event().wait()
 
     with ManualClock() as clock:
-        hooks = [Calling("before_run", hang), hook]
+        hooks = [PhaseHook("before_run", hang), hook]
         async with ah.AsyncMonitoredSession(graph, hooks, handle_signals=policy(step_secs=5.0)) as session:
             running = asyncio.create_task(session.run("train"))
             await inside.wait()
@@ -63,7 +66,7 @@ async def test_a_step_that_ends_in_time_counts() -> None:
         async def wait(run_context: ah.SessionRunContext) -> None:
             await gate.wait()
 
-        hooks = [Calling("before_run", wait)]
+        hooks = [PhaseHook("before_run", wait)]
         async with ah.AsyncMonitoredSession(counting_graph(), hooks, handle_signals=policy(step_secs=5.0)) as session:
             running = asyncio.create_task(session.run("train"))
             send(USER)
@@ -83,7 +86,7 @@ async def test_the_grace_period_ends_it(phase: str, caplog: pytest.LogCaptureFix
         inside.set()
         await asyncio.Event().wait()
 
-    session = ah.AsyncMonitoredSession(double, [hook, Calling(phase, hang)], handle_signals=policy(grace_secs=20.0))
+    session = ah.AsyncMonitoredSession(double, [hook, PhaseHook(phase, hang)], handle_signals=policy(grace_secs=20.0))
 
     async def main() -> None:
         async with session:
@@ -131,7 +134,7 @@ def test_no_signal_is_lost_while_the_handlers_are_given_back() -> None:
             sys.settrace(trace)
 
         noted.clear()
-        session = ah.AsyncMonitoredSession(double, [Calling("close", close)], handle_signals=policy(grace_secs=2))
+        session = ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=policy(grace_secs=2))
         with ManualClock() as clock:
             try:
                 async with session:

@@ -13,7 +13,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.models import Calling, counting_graph, double, until_true
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -104,7 +106,7 @@ async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path)
         await asyncio.Event().wait()
 
     saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
-    session_of = ah.AsyncMonitoredSession(counting_graph(), [Calling("end", hang), saver, hook], handle_signals=True)
+    session_of = ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True)
 
     async def main() -> None:
         async with session_of as session:
@@ -140,7 +142,7 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
         await asyncio.wait([asyncio.create_task(late())])
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, [Calling("close", open_another)], handle_signals=True) as session:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", open_another)], handle_signals=True) as session:
             await send(signal.SIGTERM, session.should_stop)
             await send(signal.SIGTERM, lambda: False)
 
@@ -177,7 +179,7 @@ async def test_a_session_that_fails_gives_the_signals_back(phase: str) -> None:
         raise OSError(phase)
 
     with pytest.raises(OSError, match=phase):
-        async with ah.AsyncMonitoredSession(double, [Calling(phase, fail)], handle_signals=True) as session:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook(phase, fail)], handle_signals=True) as session:
             await session.run("loss")
     assert handlers() == before
 
@@ -188,7 +190,7 @@ async def test_a_signal_while_the_session_opens_is_not_lost() -> None:
     async def interrupted() -> None:
         await send(signal.SIGTERM, lambda: session.stop_reason)
 
-    session = ah.AsyncMonitoredSession(double, [Calling("begin", interrupted)], handle_signals=True)
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("begin", interrupted)], handle_signals=True)
     async with session:
         assert [one async for one in session.steps("loss")] == []
     assert session.stop_reason == "SIGTERM received"
@@ -202,7 +204,7 @@ async def test_a_signal_in_any_phase_is_recorded(phase: str) -> None:
     async def interrupted(*_: object) -> None:
         await send(signal.SIGTERM, lambda: session.stop_signal)
 
-    session = ah.AsyncMonitoredSession(double, [Calling(phase, interrupted), hook], handle_signals=True)
+    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, interrupted), hook], handle_signals=True)
     async with session:
         async for _ in session.steps("loss"):
             break

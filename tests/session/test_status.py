@@ -13,7 +13,9 @@ import aiohooks as ah
 from aiohooks._aio.await_chain import format_tasks, task_wait
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.models import QUICK, Calling, double, ticks
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, double
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -36,7 +38,7 @@ def named(status: ah.session.SessionStatus) -> list[tuple[str, float | None]]:
 async def test_the_hook_that_goes_on_is_named(phase: str, clock: ManualClock) -> None:
     """In every phase the status names the hook that is being waited for, since when, and at which line it waits."""
     gate = Gate()
-    hook = Calling(phase, gate.pass_through)
+    hook = PhaseHook(phase, gate.pass_through)
     session = ah.AsyncMonitoredSession(double, [ah.SessionRunHook(), hook], name="chief")
 
     async def main() -> None:
@@ -48,7 +50,7 @@ async def test_the_hook_that_goes_on_is_named(phase: str, clock: ManualClock) ->
     clock.advance(3.5)
     status = session.status()
     (doing,) = status.doing
-    assert doing.what.startswith(f"Calling.{phase}")
+    assert doing.what.startswith(f"PhaseHook.{phase}")
     assert doing.secs == 3.5
     assert doing.hook is hook
     assert doing.where is not None
@@ -65,16 +67,16 @@ async def test_the_hook_that_goes_on_is_named(phase: str, clock: ManualClock) ->
 async def test_all_that_overlap_are_named(clock: ManualClock) -> None:
     """Of hooks that overlap those are named that have not ended, with their numbers and the step."""
     slow, quick = Gate(), Gate()
-    hooks = [Calling("before_run", gate.pass_through) for gate in (slow, quick, slow)]
+    hooks = [PhaseHook("before_run", gate.pass_through) for gate in (slow, quick, slow)]
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         run = asyncio.create_task(session.run("loss"))
         await ticks()
         clock.advance(1)
-        assert named(session.status()) == [(f"Calling#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)]
+        assert named(session.status()) == [(f"PhaseHook#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)]
         quick.opened.set()
         await ticks()
         clock.advance(1)
-        assert named(session.status()) == [(f"Calling#{number}.before_run at step 1", 2.0) for number in (1, 3)]
+        assert named(session.status()) == [(f"PhaseHook#{number}.before_run at step 1", 2.0) for number in (1, 3)]
         assert session.status().run_secs == 2.0
         assert {one.task for one in session.status().doing} >= {run}
         slow.opened.set()
@@ -89,7 +91,7 @@ async def test_a_step_that_goes_on(clock: ManualClock, hooked: bool) -> None:
     async def step() -> None:
         await gate.pass_through()
 
-    hooks = [Calling("after_run", nothing)] if hooked else []
+    hooks = [PhaseHook("after_run", nothing)] if hooked else []
     async with ah.AsyncMonitoredSession(step, hooks) as session:
         run = asyncio.create_task(session.run("step"))
         await ticks()
@@ -177,8 +179,8 @@ async def test_turns_stop_and_failure_are_told() -> None:
 
     async def main() -> None:
         faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
-        hooks = [faults, Calling("after_run", gate.pass_through)]
-        async with ah.AsyncMonitoredSession(double, hooks, recovery=QUICK) as session:
+        hooks = [faults, PhaseHook("after_run", gate.pass_through)]
+        async with ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF) as session:
             runs = [asyncio.create_task(session.run("loss")) for _ in range(3)]
             await ticks(30)
             session.request_stop("enough")

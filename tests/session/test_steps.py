@@ -11,7 +11,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.models import counting_graph, double, ticks, until_true
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 

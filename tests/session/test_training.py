@@ -16,7 +16,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.models import counting_graph, refused
+from tests.support.checks import refused
+from tests.support.sessions import counting_graph
 
 SETS: dict[str, tuple[Callable[[Path], dict[str, Any]], list[str]]] = {
     "nothing given": (lambda path: {}, ["C", "StepCounterHook", "U"]),

@@ -10,7 +10,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.models import Calling, double, refused, ticks, until_true
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import double
+from tests.support.waiting import ticks, until_true
 
 
 class Deaf:
@@ -44,7 +47,7 @@ async def test_a_deaf_hook_is_waited_for_so_long(caplog: pytest.LogCaptureFixtur
         raise OSError("broken")
 
     with ManualClock() as clock:
-        hooks = [Calling("before_run", fails), Calling("before_run", deaf.wait)]
+        hooks = [PhaseHook("before_run", fails), PhaseHook("before_run", deaf.wait)]
         async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9) as session:
             running = asyncio.create_task(session.run("loss"))
             await until_true(lambda: deaf.cancels)
@@ -55,7 +58,7 @@ async def test_a_deaf_hook_is_waited_for_so_long(caplog: pytest.LogCaptureFixtur
             with pytest.raises(OSError, match="broken"):
                 await running
             assert warnings_of(caplog) == [
-                "Calling#2.before_run at step 1 still runs 9 s after its cancellation; going on without it"
+                "PhaseHook#2.before_run at step 1 still runs 9 s after its cancellation; going on without it"
             ]
             deaf.let_go.set()
             await until_true(lambda: deaf.done)
@@ -69,7 +72,7 @@ async def test_a_hook_that_swallows_its_callers_cancel(sibling: bool) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
 
-    hooks: list[ah.SessionRunHook] = [Calling("before_run", swallows)]
+    hooks: list[ah.SessionRunHook] = [PhaseHook("before_run", swallows)]
     if sibling:
         hooks.append(RecordingHook())
     async with ah.AsyncMonitoredSession(double, hooks) as session:
@@ -91,7 +94,7 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCa
         async def main() -> None:
             hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
                 hook,
-                ah.configure(Calling("close", deaf.wait), timeout=1000),
+                ah.configure(PhaseHook("close", deaf.wait), timeout=1000),
             ]
             async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9):
                 pass
@@ -126,7 +129,7 @@ async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing() -> No
         async def main() -> None:
             hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
                 hook,
-                ah.configure(Calling("close", hangs), timeout=1000),
+                ah.configure(PhaseHook("close", hangs), timeout=1000),
             ]
             async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9):
                 pass
@@ -151,8 +154,8 @@ async def test_a_closing_that_somebody_else_cancels_goes_on() -> None:
         task.cancel()
         await asyncio.Event().wait()
 
-    with refused(ah.errors.HookCancelledError, "Calling.close was cancelled"):
-        async with ah.AsyncMonitoredSession(double, [hook, Calling("close", cancels_itself)]):
+    with refused(ah.errors.HookCancelledError, "PhaseHook.close was cancelled"):
+        async with ah.AsyncMonitoredSession(double, [hook, PhaseHook("close", cancels_itself)]):
             pass
     assert hook.closed_with == [None]
 
@@ -241,7 +244,9 @@ async def test_groups_of_hooks_are_made_flat() -> None:
         finally:
             raise ExceptionGroup("inner", [ValueError("two"), ExceptionGroup("innermost", [KeyError("three")])])
 
-    async with ah.AsyncMonitoredSession(double, [Calling("before_run", fails), Calling("before_run", fails_twice)]) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [PhaseHook("before_run", fails), PhaseHook("before_run", fails_twice)]
+    ) as session:
         with pytest.raises(ExceptionGroup) as caught:
             await session.run("loss")
     assert [repr(error) for error in caught.value.exceptions] == ["OSError('one')", "ValueError('two')", "KeyError('three')"]

@@ -11,7 +11,7 @@ import aiohooks as ah
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Snapshot
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 
 class Counted(FakeStepStore):

@@ -12,7 +12,7 @@ from aiohooks.errors import InvalidArgumentError, StepResetError, StepTimeoutErr
 from aiohooks.stores import MemoryStepStore, Position, StepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.leaks import no_leaks
-from tests.support.suspensions import at_once, parked, ticks
+from tests.support.waiting import parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -41,10 +41,10 @@ async def test_writing_in_memory_never_suspends() -> None:
     store = MemoryStepStore()
     assert store.inline
     assert not StepStore.inline
-    assert at_once(store.advance()) == 1
-    assert at_once(store.raise_to(4)) == 4
-    assert at_once(store.reset(2)) == Position(2, 2)
-    assert at_once(store.value()) == Position(2, 2)
+    assert result_without_suspending(store.advance()) == 1
+    assert result_without_suspending(store.raise_to(4)) == 4
+    assert result_without_suspending(store.reset(2)) == Position(2, 2)
+    assert result_without_suspending(store.value()) == Position(2, 2)
 
 
 async def test_advance_without_a_coroutine() -> None:
@@ -145,10 +145,10 @@ async def test_other_kinds_of_whole_numbers_are_steps() -> None:
 async def test_reached_steps_never_suspend() -> None:
     """A wait for a step that is reached, or not above 0, returns what was seen without suspending."""
     store = MemoryStepStore(10)
-    assert [at_once(store.wait_for(step)) for step in (10, 9, 1, 0, -5)] == [10] * 5
-    assert at_once(store.wait_for(3, timeout=0, on_reset="raise")) == 10
+    assert [result_without_suspending(store.wait_for(step)) for step in (10, 9, 1, 0, -5)] == [10] * 5
+    assert result_without_suspending(store.wait_for(3, timeout=0, on_reset="raise")) == 10
     assert store.statistics().immediate == 6
-    assert at_once(MemoryStepStore().wait_for(0)) == 0
+    assert result_without_suspending(MemoryStepStore().wait_for(0)) == 0
 
 
 async def test_wait_ends_when_the_step_is_reached() -> None:
@@ -157,7 +157,7 @@ async def test_wait_ends_when_the_step_is_reached() -> None:
         store = MemoryStepStore()
         exact, past = await parked(store.wait_for(3)), await parked(store.wait_for(4))
         await store.advance(2)
-        await ticks()
+        await ticks(3)
         assert not exact.done()
         await store.advance()
         assert await exact == 3
@@ -177,7 +177,7 @@ async def test_one_advance_wakes_all_it_passes() -> None:
     tasks = [await parked(wait(*it)) for it in [("a", 7), ("b", 3), ("c", 8), ("d", 3), ("e", 5)]]
     assert (store.statistics().wanted, store.statistics().thresholds) == (3, 4)
     await store.advance(7)
-    await ticks()
+    await ticks(3)
     assert woken == ["b", "d", "e", "a"]
     assert (store.statistics().waiting, store.statistics().wanted) == (1, 8)
     tasks[2].cancel()
@@ -281,7 +281,7 @@ async def test_timeout_says_what_was_wanted() -> None:
         task = await parked(store.wait_for(10, timeout=2.5))
         await store.advance(4)
         clock.advance(2.4)
-        await ticks()
+        await ticks(3)
         assert not task.done()
         clock.advance(0.1)
         with pytest.raises(
@@ -298,7 +298,7 @@ async def test_timeout_zero_asks_without_waiting() -> None:
     with ManualClock() as clock:
         store = MemoryStepStore()
         with pytest.raises(StepTimeoutError, match="not reached in 0 s: seen step 0, no publisher"):
-            at_once(store.wait_for(1, timeout=0))
+            result_without_suspending(store.wait_for(1, timeout=0))
         task = await parked(store.wait_for(1, timeout=float("inf")))
         clock.advance(10_000)
         await store.advance()
@@ -336,7 +336,7 @@ async def test_reset_below_keeps_waiters() -> None:
     task = await parked(store.wait_for(10))
     await store.reset(2)
     await store.advance(7)
-    await ticks()
+    await ticks(3)
     assert not task.done()
     await store.advance()
     assert await task == 10

@@ -12,7 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.stores._protocol import Leave
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 

@@ -12,7 +12,7 @@ from aiohooks.stores._protocol import Answer, Lead, Member, Request
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import parked, ticks
+from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
 

@@ -14,7 +14,7 @@ from aiohooks.errors import InvalidArgumentError, PublisherFailedError, StoreClo
 from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.leaks import no_leaks
-from tests.support.suspensions import at_once, parked, ticks
+from tests.support.waiting import parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -28,10 +28,10 @@ async def test_changes_begin_with_the_current_mark_and_skip() -> None:
     """The first item is the position as it is; then only the newest, at once if it is new already."""
     store = MemoryStepStore(3)
     changes = store.changes()
-    assert at_once(anext(changes)) == Position(1, 3)
+    assert result_without_suspending(anext(changes)) == Position(1, 3)
     await store.advance()
     await store.advance()
-    assert at_once(anext(changes)) == Position(1, 5)
+    assert result_without_suspending(anext(changes)) == Position(1, 5)
     task = await parked(anext(changes))
     assert store.statistics().watching == 1
     await store.advance()
@@ -94,8 +94,8 @@ async def test_fail_ends_waits_until_something_happens() -> None:
     assert all(isinstance(end, PublisherFailedError) and end.__cause__ is cause for end in ends)
     assert len({id(end) for end in ends}) == 3
     with pytest.raises(PublisherFailedError, match="wanted 5"):
-        at_once(store.wait_for(5))
-    assert at_once(store.wait_for(4)) == 4
+        result_without_suspending(store.wait_for(5))
+    assert result_without_suspending(store.wait_for(4)) == 4
     await store.advance()
     (await parked(store.wait_for(6))).cancel()
     store.fail(cause)
@@ -176,7 +176,7 @@ def test_without_a_loop_only_looking_is_allowed() -> None:
         with pytest.raises(WrongLoopError, match="where no event loop is running"):
             call()
     with pytest.raises(WrongLoopError, match="where no event loop is running"):
-        at_once(store.advance())
+        result_without_suspending(store.advance())
     with pytest.raises(WrongLoopError, match="not in use in any event loop yet"):
         store.advance_threadsafe()
     assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, no publisher>"
@@ -211,7 +211,7 @@ async def test_other_threads_are_refused() -> None:
 
     def no_loop() -> None:
         try:
-            at_once(store.advance())
+            result_without_suspending(store.advance())
         except WrongLoopError as error:
             errors.append(error)
 
@@ -229,12 +229,12 @@ async def test_thread_learns_of_errors() -> None:
     await store.value()
     too_far, given_up, good = (store.advance_threadsafe(by) for by in (2, 1, 1))
     assert given_up.cancel()
-    await ticks()
+    await ticks(3)
     assert isinstance(too_far.exception(0), InvalidArgumentError)
     assert good.result(0) == MAX_STEP
     late = store.advance_threadsafe()
     await store.aclose()
-    await ticks()
+    await ticks(3)
     assert isinstance(late.exception(0), StoreClosedError)
 
 
@@ -282,7 +282,7 @@ async def test_statistics_count() -> None:
     tasks = [await parked(store.wait_for(step)) for step in (4, 4, 6)]
     await store.advance(4)
     await store.wait_for(2)
-    await ticks()
+    await ticks(3)
     statistics = store.statistics()
     assert statistics.waiting_secs is not None
     assert dataclasses.replace(statistics, waiting_secs=None) == StoreStatistics(
@@ -312,7 +312,7 @@ async def test_engine_is_told_what_to_look_out_for() -> None:
     change = await parked(anext(changes))
     await store.advance(5)
     tasks[3].cancel()
-    await ticks()
+    await ticks(3)
     store._observe(Position(1, 3))
     store._observe(Position(1, 9))
     await asyncio.gather(*tasks, change, return_exceptions=True)

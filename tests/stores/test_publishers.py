@@ -20,7 +20,7 @@ from aiohooks.errors import (
 )
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
 from aiohooks.testing.clock import ManualClock
-from tests.support.suspensions import at_once, parked, ticks
+from tests.support.waiting import parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -88,7 +88,7 @@ async def test_before_the_first_departure_nobody_is_told() -> None:
     chief = store.publisher("chief")
     late = await parked(store.wait_for(2))
     await store.advance()
-    await ticks()
+    await ticks(3)
     assert not early.done()
     assert not late.done()
     await store.advance()
@@ -114,8 +114,8 @@ async def test_finished_publisher_ends_waits_cleanly() -> None:
     assert await watching is None
     assert [position.step async for position in store.changes()] == [1000]
     with pytest.raises(PublisherFinishedError, match="chief finished at step 1000, wanted 1001"):
-        at_once(store.wait_for(1001))
-    assert at_once(store.wait_for(1000)) == 1000
+        result_without_suspending(store.wait_for(1001))
+    assert result_without_suspending(store.wait_for(1000)) == 1000
 
 
 @pytest.mark.parametrize("end", [OutOfRangeError(), StopAsyncIteration(), StopRequestedError()])
@@ -148,7 +148,7 @@ async def test_the_last_departure_decides() -> None:
     first, second = store.publisher("first"), store.publisher("second")
     task = await parked(store.wait_for(5))
     first.close(ValueError("broken"))
-    await ticks()
+    await ticks(3)
     assert not task.done()
     assert store.statistics().publishers == ("second",)
     await store.advance(2)
@@ -209,10 +209,10 @@ async def test_the_last_one_to_wait_is_told_at_once() -> None:
     chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
     first = await waits(one, store, 500)
     chief.close(cause := ValueError("broken"))
-    await ticks()
+    await ticks(3)
     assert not first.done()
     with pytest.raises(PublisherFailedError, match="chief failed at step 100, wanted 600") as error:
-        at_once(acting(two, lambda: store.wait_for(600)))
+        result_without_suspending(acting(two, lambda: store.wait_for(600)))
     assert error.value.__cause__ is cause
     with pytest.raises(PublisherFailedError, match="wanted 500"):
         await first
@@ -227,7 +227,7 @@ async def test_waiting_ends_with_the_answer_not_with_the_resumption() -> None:
     assert worker.waiting == 0
     chief.close()
     assert await own == 1
-    await ticks()
+    await ticks(3)
     assert not other.done()
     worker.close()
     with pytest.raises(PublisherFinishedError, match="worker finished"):
@@ -279,7 +279,7 @@ async def test_leaving_while_waiting() -> None:
     task = await waits(worker, store, 2)
     worker.close()
     await store.advance()
-    await ticks()
+    await ticks(3)
     assert not task.done()
     again = await waits(worker, store, 2)
     assert worker.waiting == 1
@@ -295,7 +295,7 @@ async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> 
     task = await acting(worker, lambda: parked(store.wait_for(1)))
     assert worker.waiting == 0
     chief.close()
-    await ticks()
+    await ticks(3)
     assert not task.done()
     await store.advance()
     assert await task == 1
@@ -309,7 +309,7 @@ async def test_publishers_of_other_stores_do_not_count() -> None:
     assert worker.waiting == 0
     waiting = await parked(store.wait_for(1))
     chief.close()
-    await ticks()
+    await ticks(3)
     assert not waiting.done()
     await other.advance()
     await store.advance()

@@ -11,7 +11,7 @@ import aiohooks as ah
 from aiohooks.stores._protocol import MAX_STEP, Answer, Position, Request
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 
 async def test_reconnected_stores_have_no_storm() -> None:

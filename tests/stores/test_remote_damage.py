@@ -17,7 +17,7 @@ from tests.integration.test_redis import parked
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS, server_of
 from tests.support.store_servers import Server, available, first_stream, running
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 NUMBERS = itertools.count()
 

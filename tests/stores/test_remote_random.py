@@ -12,7 +12,7 @@ from aiohooks.stores import Publisher
 from aiohooks.stores._protocol import Join
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -16,7 +16,7 @@ from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Snapshot
 from aiohooks.stores.local import LocalStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.suspensions import ticks
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
-from tests.support.models import counting_graph
+from tests.support.sessions import counting_graph
 
 
 async def total(evaluation: Evaluation) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.records import CSVHook, JSONLinesHook
-from tests.support.models import counting_graph
+from tests.support.sessions import counting_graph
 
 Hook = CSVHook | JSONLinesHook
 both = pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.models import counting_graph
+from tests.support.sessions import counting_graph
 
 MakeSession = Callable[..., ah.AsyncMonitoredSession]
 Body = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]

@@ -16,8 +16,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.models import QUICK, counting_graph
 from tests.support.saving_sessions import Listener, on_disk, train
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -236,7 +236,7 @@ async def test_a_recovery_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     noting = Noting(record)
     faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
     hook = saver(None, ah.Every(steps=2), Recording(record))
-    await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [noting, faults, hook], 5, recovery=QUICK)
+    await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [noting, faults, hook], 5, recovery=NO_BACKOFF)
     assert noting.steps == [1, 2, 3, 3, 4]
     assert " ".join(record) == (
         "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 RUN2 L.before_save(2) L.after_save(2) RUN3 "

@@ -10,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.models import ticks, until_true
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 

@@ -12,7 +12,9 @@ from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.functions import LambdaHook
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtTimeHook
 from aiohooks.testing import ManualClock
-from tests.support.models import Calling, counting_graph, refused
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -152,7 +154,7 @@ async def test_workers_see_the_stop() -> None:
             told.append(1)
 
     told: list[int] = []
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Calling("before_run", tell)]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, PhaseHook("before_run", tell)]) as session:
         assert await session.run("train") == 1
         assert session.should_stop()
     assert told == [1]
@@ -175,7 +177,7 @@ async def test_a_resumed_run_does_not_stop_at_once() -> None:
     async def restore() -> None:
         second.load_state_dict(first.state_dict())
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [second, Calling("begin", restore)]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [second, PhaseHook("begin", restore)]) as session:
         assert not session.should_stop()
         assert second.best == 1.0
         assert not second.report(4, 1.0)

@@ -9,7 +9,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.models import Calling, counting_graph, refused, ticks
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks
 from tests.tensorflow.blocks import ONE_RUN, MakeSession, boom, both_kinds, run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -69,7 +72,7 @@ async def test_the_end_of_the_input_is_a_clean_end(make: MakeSession, error: typ
             next(iter(()))
         raise error
 
-    hooks = [hook, Calling(raised_in, no_more)]
+    hooks = [hook, PhaseHook(raised_in, no_more)]
     async with make(counting_graph(), hooks) as session:
         await session.run("loss")
         if raised_in == "body":

@@ -10,8 +10,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.testing import FaultInjectionHook, RecordingHook
+from tests.support.checks import refused
 from tests.support.evaluations import total
-from tests.support.models import QUICK, counting_graph, refused
+from tests.support.sessions import NO_BACKOFF, counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -89,7 +90,7 @@ async def test_the_recorded_scenario() -> None:
 
 async def training(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook) -> dict[int, Any]:
     """What it found in a training of so many steps."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others], recovery=NO_BACKOFF) as session:
         for _ in range(runs):
             await session.run("train")
     return hook.results

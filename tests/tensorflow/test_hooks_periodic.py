@@ -10,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.models import QUICK, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.tensorflow.blocks import train
 
 pytestmark = pytest.mark.every_python
@@ -108,7 +108,7 @@ async def test_a_recovery_does_not_move_the_last_step() -> None:
     """`num_steps` are completed steps: what a failed run did not do is not counted, what was done is."""
     hook = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): ah.AbortedError("lost")})
     async with ah.AsyncMonitoredSession(
-        training_graph(), [ah.StopAtStepHook(num_steps=5), hook], recovery=QUICK, global_step=ah.MemoryStepStore(100)
+        training_graph(), [ah.StopAtStepHook(num_steps=5), hook], recovery=NO_BACKOFF, global_step=ah.MemoryStepStore(100)
     ) as session:
         while not session.should_stop():
             await session.run("train")
@@ -274,7 +274,9 @@ async def test_a_counter_starts_anew_in_each_session() -> None:
         steps = ah.MemoryStepStore()
         for _ in range(2):
             lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-            async with ah.AsyncMonitoredSession(training_graph(), [hook, lost], global_step=steps, recovery=QUICK) as session:
+            async with ah.AsyncMonitoredSession(
+                training_graph(), [hook, lost], global_step=steps, recovery=NO_BACKOFF
+            ) as session:
                 for _ in range(2):
                     clock.advance(1)
                     await session.run("train")

@@ -12,7 +12,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.models import QUICK, counting_graph, refused, ticks
+from tests.support.checks import refused
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import ticks
 from tests.tensorflow.blocks import run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -42,7 +44,7 @@ async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
     hook = ah.GlobalStepWaiterHook(1000)
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
     with ManualClock():
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost], global_step=steps, recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost], global_step=steps, recovery=NO_BACKOFF) as session:
             running = asyncio.create_task(session.run("train"))
             for step in (0, 500, 999):
                 await steps.raise_to(step)
@@ -189,7 +191,7 @@ async def test_a_function_feeds_each_run() -> None:
         return {"x": calls[-1]}
 
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.FeedFnHook(feed), lost], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.FeedFnHook(feed), lost], recovery=NO_BACKOFF) as session:
         assert [await session.run("loss") for _ in range(3)] == [10, 30, 40]
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.models import Asking, Calling, counting_graph
+from tests.support.hooks import PhaseHook, RequestingHook
+from tests.support.sessions import counting_graph
 from tests.tensorflow.blocks import ONE_RUN, MakeSession, both_kinds, run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -78,7 +79,7 @@ class SpyingCreator:
 async def test_run_passes_all_arguments_on() -> None:
     """Feeds and options reach the raw session as they were given, and what it writes as metadata reaches the hooks."""
     creator = SpyingCreator()
-    hook = Asking("loss")
+    hook = RequestingHook("loss")
     feeds, options = {"x": 3}, {"trace": True}
     async with ah.AsyncMonitoredSession(creator, [hook]) as session:
         assert await session.run("loss", feeds, options) == 30
@@ -141,10 +142,10 @@ async def test_what_a_hook_is_called_with() -> None:
 
 async def test_each_hook_gets_what_it_asked_for() -> None:
     """Results go to the hook that asked for them, None to a hook that asked for nothing; the caller gets its own."""
-    hooks = [Asking("loss"), Asking(None), Asking({"t": "total", "l": ["loss"]}), RecordingHook()]
+    hooks = [RequestingHook("loss"), RequestingHook(None), RequestingHook({"t": "total", "l": ["loss"]}), RecordingHook()]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         assert await session.run("train", {"x": 2}) == 2
-    assert [hook.values[0].results for hook in hooks if isinstance(hook, Asking)] == [20, None, {"t": 0, "l": [20]}]
+    assert [hook.values[0].results for hook in hooks if isinstance(hook, RequestingHook)] == [20, None, {"t": 0, "l": [20]}]
     assert isinstance(hooks[3], RecordingHook)
     assert hooks[3].results == [None]
 
@@ -161,7 +162,7 @@ async def test_a_session_stops_when_a_hook_asks(phase: str) -> None:
     async def look(run_context: ah.SessionRunContext, *_: object) -> None:
         seen.append(run_context.stop_requested)
 
-    hooks = [Calling(phase, ask), Calling("after_run", look)]
+    hooks = [PhaseHook(phase, ask), PhaseHook("after_run", look)]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         values: list[int] = []
         while not session.should_stop():
@@ -224,7 +225,7 @@ async def test_the_raw_session() -> None:
     async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
         given.append(session)
 
-    session = ah.AsyncSingularMonitoredSession(counting_graph(), [Calling("after_create_session", keep)])
+    session = ah.AsyncSingularMonitoredSession(counting_graph(), [PhaseHook("after_create_session", keep)])
     async with session:
         raw = session.raw_session()
         assert isinstance(raw, ah.Session)

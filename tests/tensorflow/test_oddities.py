@@ -15,7 +15,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.models import QUICK, Calling, counting_graph, ticks
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import ticks
 from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds, lost, run_block
 
 pytestmark = pytest.mark.every_python
@@ -44,7 +46,7 @@ async def test_a_real_stop_iteration_is_a_clean_end(raised_in: str) -> None:
         "step function": lambda: session.run_step_fn(stop_iteration),
         "operation": lambda: session.run("bad"),
     }
-    async with ah.AsyncMonitoredSession(graph, [hook, Calling(raised_in, stop_iteration)]) as session:
+    async with ah.AsyncMonitoredSession(graph, [hook, PhaseHook(raised_in, stop_iteration)]) as session:
         await uses.get(raised_in, lambda: session.run("train"))()
         raise AssertionError("the block must be left")
     assert hook.phases()[-2:] == ["end", "close"]
@@ -101,8 +103,8 @@ async def test_a_stop_outlives_the_run_in_which_it_was_asked(asks: str, recovers
         run_context.request_stop("enough")
         assert session.should_stop()
 
-    hooks = [Calling(asks, ask), FaultInjectionHook({("after_run", 1): lost() if recovers else OSError("broken")})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK) as session:
+    hooks = [PhaseHook(asks, ask), FaultInjectionHook({("after_run", 1): lost() if recovers else OSError("broken")})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF) as session:
         if recovers:
             assert await session.run("train") == 1
         else:
@@ -173,7 +175,7 @@ async def test_a_failed_task_fails_each_run_from_then_on() -> None:
         session.coord.request_stop(OSError("from a task"))
         raise lost()
 
-    async with ah.AsyncMonitoredSession(creator, [hook, Calling("before_run", lose)], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(creator, [hook, PhaseHook("before_run", lose)], recovery=NO_BACKOFF) as session:
         for _ in range(3):
             with pytest.raises(OSError, match="from a task") as caught:
                 await session.run("train")

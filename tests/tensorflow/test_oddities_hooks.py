@@ -6,7 +6,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.models import QUICK, Asking, counting_graph
+from tests.support.hooks import RequestingHook
+from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.tensorflow.blocks import ONE_RUN, DyingCreator, lost, run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -38,7 +39,7 @@ async def test_an_error_of_end_is_an_error(kind: type[Exception]) -> None:
     error = kind("in end")
     hook = FaultInjectionHook({("end", 1): error})
     with pytest.raises(kind) as caught:
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK), train())
+        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF), train())
     assert caught.value is error
     assert error.__notes__[0] == "raised by FaultInjectionHook.end"
     assert hook.closed_with == [error]
@@ -88,7 +89,7 @@ async def test_an_error_of_closing_is_not_hidden(caplog: pytest.LogCaptureFixtur
         await session.aclose()
 
     with pytest.raises(OSError, match="cannot close"):
-        await run_block(ah.AsyncMonitoredSession(BadlyClosed([1, 9]), recovery=QUICK), recover)
+        await run_block(ah.AsyncMonitoredSession(BadlyClosed([1, 9]), recovery=NO_BACKOFF), recover)
 
 
 @pytest.mark.parametrize("fails_in", ["creation", "after_create_session"])
@@ -97,7 +98,7 @@ async def test_no_end_after_a_recovery_that_failed(fails_in: str) -> None:
     hook = RecordingHook()
     faulty = FaultInjectionHook({("after_create_session", 2): ValueError("no more sessions")})
     creator = DyingCreator([1]) if fails_in == "creation" else DyingCreator([1, 9])
-    async with ah.AsyncMonitoredSession(creator, [hook, faulty], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(creator, [hook, faulty], recovery=NO_BACKOFF) as session:
         await session.run("train")
         with pytest.raises(ValueError, match="no more sessions"):
             await session.run("train")
@@ -110,7 +111,7 @@ async def test_no_end_after_a_recovery_that_failed(fails_in: str) -> None:
 # -- what hooks may be
 
 
-class Peculiar(Asking):
+class Peculiar(RequestingHook):
     """A hook that equals all others of its kind and has no hash."""
 
     def __eq__(self, other: object) -> bool:
@@ -140,10 +141,10 @@ async def test_hooks_may_come_from_an_iterator() -> None:
 
 async def test_options_do_not_grow_with_attempts() -> None:
     """O27: requests are merged anew for each attempt."""
-    asking = Asking(None, None, {"watch": ["b"]})
+    asking = RequestingHook(None, None, {"watch": ["b"]})
     loses = FaultInjectionHook({("before_run", 1): lost(), ("after_run", 1): lost()})
     options = {"watch": ["a"]}
-    async with ah.AsyncMonitoredSession(counting_graph(), [asking, loses], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [asking, loses], recovery=NO_BACKOFF) as session:
         await session.run("loss", options=options)
     assert [values.options for values in asking.values] == [{"watch": ["a", "b"]}] * 2
     assert options == {"watch": ["a"]}

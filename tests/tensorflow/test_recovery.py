@@ -10,7 +10,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.models import QUICK, Calling, counting_graph, ticks, until_true
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import ticks, until_true
 from tests.tensorflow.blocks import DyingCreator, run_block
 
 pytestmark = pytest.mark.every_python
@@ -61,7 +63,7 @@ async def test_sessions_are_replaced_one_by_one() -> None:
             await session.run("train")
         assert session.should_stop()
 
-    await run_block(ah.AsyncMonitoredSession(creator, [hook], recovery=QUICK), body)
+    await run_block(ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF), body)
     assert seen == [1, 2, 2, 3, 3, 3]
     assert [session.closed for session in creator.made] == [True, True, True]
     assert hook.phases().count("begin") == 1
@@ -87,7 +89,7 @@ async def test_a_recoverable_error_repeats_the_run(phase: str, error: type[Excep
         fetches: Any = ["train", "away"]
     else:
         fetches = ["train"]
-    async with ah.AsyncMonitoredSession(creator, [hook], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
         assert (await session.run(fetches))[0] == 1
         assert not session.should_stop()
     assert [one.closed for one in creator.made] == [True, True]
@@ -102,7 +104,7 @@ async def test_recovery_keeps_variables_and_step() -> None:
     A run that failed left nothing; one whose `after_run` failed was complete, and is made once more.
     """
     hook = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost"), ("after_run", 4): ah.UnavailableError("away")})
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
         seen = [(await session.run(["total", "train"], {"x": 10}))[0] for _ in range(4)]
         assert seen == [0, 10, 20, 40]
         assert session.global_step.latest.step == 5
@@ -121,7 +123,7 @@ async def test_initialisation_is_tried_again(error: type[Exception]) -> None:
 
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init))
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(creator, [hook], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
         assert await session.run("total") == 5
     assert len(calls) == 3
     assert hook.phases()[:3] == ["begin", "after_create_session", "before_run"]
@@ -134,7 +136,7 @@ async def test_initialisation_is_tried_again(error: type[Exception]) -> None:
 async def test_a_lost_background_task_is_recovered_from(use: Use) -> None:
     """A recoverable failure of a task of the created session is no stop: the next run replaces the session first."""
     creator = DyingCreator([9, 9])
-    async with ah.AsyncMonitoredSession(creator, recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(creator, recovery=NO_BACKOFF) as session:
         session.coord.start_soon(fail, ah.AbortedError("lost"))
         await ticks()
         assert not session.should_stop()
@@ -157,7 +159,7 @@ async def test_a_failed_background_task_is_not_recovered_from(use: Use) -> None:
         await use(session)
 
     with pytest.raises(OSError, match="broken") as caught:
-        await run_block(ah.AsyncMonitoredSession(creator, recovery=QUICK), body)
+        await run_block(ah.AsyncMonitoredSession(creator, recovery=NO_BACKOFF), body)
     assert caught.value is error
     assert len(creator.made) == 1
 
@@ -188,8 +190,8 @@ async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None
     async def start(session: ah.Session, coord: ah.Coordinator) -> None:
         coord.start_soon(watch, coord)
 
-    hooks = [Calling("after_create_session", start)] + ([Calling(stuck_in, stick)] if stuck_in != "run" else [])
-    async with ah.AsyncMonitoredSession(graph, hooks, recovery=QUICK) as session:
+    hooks = [PhaseHook("after_create_session", start)] + ([PhaseHook(stuck_in, stick)] if stuck_in != "run" else [])
+    async with ah.AsyncMonitoredSession(graph, hooks, recovery=NO_BACKOFF) as session:
         assert await use(session) == 10
         assert session.status().recoveries == 1
         assert not session.should_stop()
@@ -204,7 +206,7 @@ async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
             session.coord.request_stop(ah.AbortedError("the reader is gone"))
             raise OSError("nothing to read")
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [Calling("before_run", lose)], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("before_run", lose)], recovery=NO_BACKOFF) as session:
         assert await session.run("train") == 1
         assert session.status().recoveries == 1
 
@@ -229,9 +231,9 @@ async def test_tasks_end_with_the_session_they_belong_to() -> None:
         coord.start_soon(work, coord)
         await ticks()
 
-    hooks = [Calling("after_create_session", start), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})]
+    hooks = [PhaseHook("after_create_session", start), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})]
     with ManualClock():
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF) as session:
             other = session.start_soon(asyncio.Event().wait)
             await session.run("train")
             assert record == ["created", "starts", "ends", "created", "starts"]

@@ -9,7 +9,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.models import QUICK, Asking, Calling, counting_graph, refused
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook, RequestingHook
+from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.tensorflow.blocks import MakeSession, both_kinds, lost, run_block
 
 pytestmark = pytest.mark.every_python
@@ -162,7 +164,7 @@ async def test_the_order_of_effects(make: MakeSession) -> None:
 
 async def test_runs_with_hooks_take_all_arguments() -> None:
     """`run_with_hooks` takes fetches, feeds and options as `run` does; the hooks get theirs."""
-    hook = Asking("loss", None, {"level": 2})
+    hook = RequestingHook("loss", None, {"level": 2})
 
     async def step_fn(context: ah.session.StepContext) -> Any:
         return await context.run_with_hooks(["loss"], {"x": 3}, {"level": 1})
@@ -197,7 +199,7 @@ async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> N
 
     faults: dict[tuple[str, int], Any] = {(lost_in, 1): lost()} if "_run" in lost_in else {}
     hook = FaultInjectionHook(faults)
-    async with ah.AsyncMonitoredSession(graph, [hook], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(graph, [hook], recovery=NO_BACKOFF) as session:
         assert await session.run_step_fn(step_fn) == "done"
         assert session.global_step.latest.step == (1 if lost_in == "before_run" else 2)
     began = [what for _, what in attempts].count("begins")
@@ -220,7 +222,7 @@ async def test_the_context_has_the_session_of_the_moment() -> None:
         assert contexts[0].session is context.session
         return await context.session.run("loss")
 
-    async with ah.AsyncMonitoredSession(counting_graph(), recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), recovery=NO_BACKOFF) as session:
         assert await session.run_step_fn(step_fn) == 10
         assert [one.closed for one in sessions] == [True, False]
     assert len(sessions) == 2
@@ -235,7 +237,7 @@ async def test_hooks_are_told_the_attempt() -> None:
         if run_context.attempt == 1:
             raise lost()
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [Calling("before_run", look)], recovery=QUICK) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("before_run", look)], recovery=NO_BACKOFF) as session:
         await session.run_step_fn(use)
     assert seen == [(1, 1), (1, 2)]
 

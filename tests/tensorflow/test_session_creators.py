@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.support.models import Asking, counting_graph, refused, ticks
+from tests.support.checks import refused
+from tests.support.hooks import RequestingHook
+from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -192,7 +195,7 @@ async def test_the_global_step_is_one_whole_number(step: Any) -> None:
 
 async def test_the_global_step_beside_an_increment_is_the_old_one() -> None:
     """Fetched beside the train operation, by a hook or the caller, it is the step at which the run began, never the new one."""
-    hook = Asking("global_step")
+    hook = RequestingHook("global_step")
     graph = counting_graph()
     async with ah.AsyncMonitoredSession(graph, [hook]) as session:
         assert [await session.run(["train", graph.global_step]) for _ in range(3)] == [[1, 0], [1, 1], [1, 2]]

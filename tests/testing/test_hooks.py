@@ -8,7 +8,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.models import QUICK, counting_graph, double
+from tests.support.sessions import NO_BACKOFF, counting_graph, double
 
 PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
 
@@ -53,7 +53,7 @@ async def test_a_fault_comes_at_its_call() -> None:
     hook = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): OSError("broken")})
 
     async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [hook], recovery=QUICK) as session:
+        async with ah.AsyncMonitoredSession(double, [hook], recovery=NO_BACKOFF) as session:
             for _ in range(5):
                 await session.run("loss")
 

@@ -1,0 +1,28 @@
+"""Checks that pytest does not have."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+
+
+def drop(things: list[Any]) -> None:
+    """Empty the list, and collect what is not referenced any more."""
+    things.clear()
+    gc.collect()
+
+
+@contextlib.contextmanager
+def refused(error: type[ah.AiohooksError], *says: str) -> Iterator[pytest.ExceptionInfo[ah.AiohooksError]]:
+    """Check that the block raises exactly `error`, whose message has all of these, in this order."""
+    pattern = "(?s)" + ".*".join(map(re.escape, says))
+    with pytest.raises(error, match=pattern) as caught:
+        yield caught
+    assert caught.type is error

@@ -1,0 +1,117 @@
+"""Hooks that record what they get, or call a function of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import aiohooks as ah
+
+HOOKS = range(5)
+OVERLAPPING_PHASES = ("after_create_session", "before_run", "after_run")
+
+
+class RequestingHook(ah.SessionRunHook):
+    """Returns the same request in every `before_run`, and keeps what `after_run` got."""
+
+    def __init__(self, fetches: Any = None, feed_dict: Any = None, options: Any = None) -> None:
+        self.request: Any = ah.SessionRunArgs(fetches, feed_dict, options)
+        self.values: list[ah.SessionRunValues] = []
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+        request: ah.SessionRunArgs | None = self.request
+        return request
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.values.append(run_values)
+
+
+class PhaseHook(ah.SessionRunHook):
+    """Awaits one function, with the phase's own arguments, in one phase."""
+
+    def __init__(self, phase: str, call: Callable[..., Awaitable[Any]]) -> None:
+        self.calls = 0
+        self._phase = phase
+        self._call = call
+
+    async def _run(self, phase: str, *args: Any) -> Any:
+        if phase == self._phase:
+            self.calls += 1
+            return await self._call(*args)
+        return None
+
+    async def begin(self) -> None:
+        await self._run("begin")
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        await self._run("after_create_session", session, coord)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+        answer: ah.SessionRunArgs | None = await self._run("before_run", run_context)
+        return answer
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await self._run("after_run", run_context, run_values)
+
+    async def end(self, session: ah.Session) -> None:
+        await self._run("end", session)
+
+    async def close(self, exc: BaseException | None) -> None:
+        await self._run("close", exc)
+
+
+class BeforeRunHook(ah.SessionRunHook):
+    """Calls a function in `before_run`, and records whether that has ended, and how often the hook was closed."""
+
+    def __init__(self, call: Callable[[], Awaitable[Any]]) -> None:
+        self.call = call
+        self.ended = False
+        self.closed = 0
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        try:
+            await self.call()
+        finally:
+            self.ended = True
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.closed += 1
+
+
+class NumberedHook(ah.SessionRunHook):
+    """Awaits `call(number, phase)` in each phase that overlaps; `before_run` returns its result."""
+
+    def __init__(self, number: int, call: Callable[[int, str], Coroutine[Any, Any, Any]]) -> None:
+        self.number = number
+        self.call = call
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        await self.call(self.number, "after_create_session")
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+        args: ah.SessionRunArgs | None = await self.call(self.number, "before_run")
+        return args
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await self.call(self.number, "after_run")
+
+
+def five_hooks(call: Callable[[int, str], Coroutine[Any, Any, Any]]) -> list[NumberedHook]:
+    """Make hooks with the numbers `HOOKS`."""
+    return [NumberedHook(number, call) for number in HOOKS]
+
+
+class SessionRecorder(ah.SessionRunHook):
+    """Keeps every session and coordinator that it gets, and the attempt of each run."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ah.Session] = []
+        self.coords: list[ah.Coordinator] = []
+        self.attempts: list[int] = []
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.sessions.append(session)
+        self.coords.append(coord)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        self.attempts.append(run_context.attempt)

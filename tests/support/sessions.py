@@ -1,0 +1,69 @@
+"""Graphs, steps and policies of the sessions that tests open."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohooks as ah
+from tests.support.hooks import BeforeRunHook
+
+NO_BACKOFF = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
+"""The default policy, without pauses."""
+
+
+def counting_graph(graph: ah.Graph | None = None) -> ah.Graph:
+    """Make a graph with a variable `total` to which `train` adds `x` (1 unless it is fed); `loss` is `x` times ten."""
+    graph = ah.Graph() if graph is None else graph
+    graph.placeholder("x", default=1)
+    graph.variable("total", 0)
+
+    @graph.operation
+    def loss(x: int) -> int:
+        return 10 * x
+
+    @graph.train_op(adds_to="total")
+    def train(x: int) -> int:
+        return x
+
+    return graph
+
+
+async def do_nothing(*_: object) -> None:
+    """Return without suspending."""
+
+
+async def double(batch: int = 1) -> dict[str, int]:
+    """Return the `batch`, and twice that as `loss`: a step."""
+    return {"loss": 2 * batch, "batch": batch}
+
+
+def failing_step(*errors: BaseException | None) -> Callable[..., Any]:
+    """Make a step that raises these, one a call; None, and every later call, succeeds."""
+    left = list(errors)
+
+    async def step(batch: int = 1) -> dict[str, int]:
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+        return {"loss": batch}
+
+    return step
+
+
+def recovery_policy(**options: Any) -> ah.RecoveryPolicy:
+    """Make a policy without pauses."""
+    return ah.RecoveryPolicy(**{"backoff": ah.Backoff(initial_secs=0), **options})
+
+
+async def run_once(hooks: list[Any]) -> None:
+    """Run a session with these hooks once."""
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        await session.run("double")
+
+
+async def run_in_before_run(*calls: Callable[[], Awaitable[Any]]) -> list[BeforeRunHook]:
+    """Run a session once, with a hook for each of these functions."""
+    hooks = [BeforeRunHook(call) for call in calls]
+    await run_once(list(hooks))
+    return hooks

@@ -1,0 +1,71 @@
+"""Coroutines that wait, and coroutines that are run step by step; without sleeping."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import aiohooks as ah
+
+T = TypeVar("T")
+
+
+async def ticks(count: int = 5) -> None:
+    """Let the other tasks of the loop run, so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until_true(condition: Callable[[], object], ticks: int = 10_000) -> None:
+    """Let the other tasks run until the condition holds; no time passes by the clock."""
+    for _ in range(ticks):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"still not true after {ticks} ticks of the loop")
+
+
+async def parked(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start the coroutine as a task, and return that when it has come to its first suspension."""
+    task = asyncio.create_task(coro)
+    await asyncio.sleep(0)
+    return task
+
+
+def result_without_suspending(coro: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that must not suspend."""
+    try:
+        coro.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    coro.close()
+    raise AssertionError("it suspended")
+
+
+async def forever(*_: object) -> None:
+    """Wait until cancelled."""
+    await asyncio.Event().wait()
+
+
+async def fail(error: BaseException) -> None:
+    """Suspend, then raise the error."""
+    await asyncio.sleep(0)
+    raise error
+
+
+def fails_after(count: int, error: BaseException) -> Callable[[], Awaitable[Any]]:
+    """Make a coroutine function that suspends so often, then raises the error."""
+
+    async def call() -> None:
+        await ticks(count)
+        raise error
+
+    return call
+
+
+async def elapse(secs: float) -> None:
+    """Wait on the current clock."""
+    passed = asyncio.get_running_loop().create_future()
+    ah.current_clock().call_later(secs, lambda: passed.done() or passed.set_result(None))
+    await passed
