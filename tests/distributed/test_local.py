@@ -19,8 +19,8 @@ from aiohooks.distributed import Task
 from aiohooks.distributed.local import run_processes, run_tasks
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from tests.support import tasks as distributed_tasks
-from tests.support.models import ticks
 from tests.support.source import ROOT
+from tests.support.waiting import ticks
 
 NO_PAUSES = Backoff(initial_secs=0)
 

@@ -143,10 +143,10 @@ VALUES: list[Case] = [
     (ah.Every, {"steps": 1, "after": -1}, "Every(after=-1)", "at least 0"),
     (ah.StopAtStepHook, {}, "one of num_steps or last_step must be given", ""),
     (ah.StopAtStepHook, {"num_steps": 1, "last_step": 2}, "only one of num_steps (1) or last_step (2)", ""),
-    (ah.StopAtStepHook, {"num_steps": -1}, "-1 is not a number of steps", "give a whole number, 0 or more"),
-    (ah.StopAtStepHook, {"last_step": -1}, "-1 is not a number of steps", "give a whole number, 0 or more"),
-    (ah.StopAtStepHook, {"last_step": 1.0}, "1.0 is not a number of steps", "give a whole number"),
-    (ah.StopAtStepHook, {"num_steps": True}, "True is not a number of steps", "give a whole number"),
+    (ah.StopAtStepHook, {"num_steps": -1}, "num_steps is -1", "give a whole number, 0 or more"),
+    (ah.StopAtStepHook, {"last_step": -1}, "last_step is -1", "give a whole number, 0 or more"),
+    (ah.StopAtStepHook, {"last_step": 1.0}, "last_step is 1.0", "give a whole number"),
+    (ah.StopAtStepHook, {"num_steps": True}, "num_steps is True", "give a whole number"),
     (ah.GlobalStepWaiterHook, {"wait_until_step": -1}, "wait_until_step is -1", "0 for no wait"),
     (ah.GlobalStepWaiterHook, {"wait_until_step": 2.5}, "wait_until_step is 2.5", "give a whole number"),
     (ah.GlobalStepWaiterHook, {"wait_until_step": True}, "wait_until_step is True", "give a whole number"),
@@ -166,7 +166,7 @@ VALUES: list[Case] = [
     (ah.FeedFnHook, {"feed_fn": {"x": 1}}, "feed_fn is {'x': 1}", "give a function"),
     (ah.FinalOpsHook, {"final_ops": "loss", "feed_dict": 5}, "feed_dict is 5", "give a mapping"),
     (ah.BlockingHook, {"obj": Observer(), "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
-    (FaultInjectionHook, {"faults": {("run", 1): OSError()}}, "('run', 1) is no call", "phases are begin,"),
+    (FaultInjectionHook, {"faults": {("run", 1): OSError()}}, "('run', 1) is no call", "give a phase (begin,"),
     (FaultInjectionHook, {"faults": {("begin", 0): OSError()}}, "('begin', 0) is no call", "from 1 on"),
 ]  # fmt: skip
 

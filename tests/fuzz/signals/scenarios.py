@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from tests.support.models import ticks
+from tests.support.waiting import ticks
 
 LAST_STEP = 4
 NO_PAUSE = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0.0005, jitter=False))
