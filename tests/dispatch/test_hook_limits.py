@@ -13,13 +13,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import double
-from tests.support.waiting import ticks
-
-
-async def forever() -> None:
-    """Waits until it is cancelled."""
-    await asyncio.Event().wait()
-
+from tests.support.waiting import forever, ticks
 
 PHASES = ("begin", "before_run", "end", "close")
 

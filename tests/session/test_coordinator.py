@@ -11,20 +11,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.waiting import ticks
+from tests.support.waiting import fail, forever, ticks
 
 pytestmark = pytest.mark.every_python
-
-
-async def forever() -> None:
-    """Waits until it is cancelled."""
-    await asyncio.Event().wait()
-
-
-async def fail(error: BaseException) -> None:
-    """Raises, after having suspended."""
-    await asyncio.sleep(0)
-    raise error
 
 
 # -- the stop

@@ -12,14 +12,10 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double
+from tests.support.sessions import counting_graph, do_nothing, double
 from tests.support.waiting import ticks
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
-
-
-async def nothing() -> None:
-    """Does nothing."""
 
 
 async def use_step_fn(session: ah.AsyncMonitoredSession) -> None:
@@ -32,11 +28,11 @@ async def use_step_fn(session: ah.AsyncMonitoredSession) -> None:
 
 
 async def use_start_soon(session: ah.AsyncMonitoredSession) -> None:
-    session.start_soon(nothing)
+    session.start_soon(do_nothing)
 
 
 async def use_until(session: ah.AsyncMonitoredSession) -> None:
-    await session.until(nothing())
+    await session.until(do_nothing())
 
 
 async def use_steps(session: ah.AsyncMonitoredSession) -> None:
@@ -284,7 +280,7 @@ async def test_tasks_are_started_from_the_loop_only() -> None:
     """`start_soon` in a thread without a loop is refused; nothing is left un-awaited."""
     async with ah.AsyncMonitoredSession(double) as session:
         with refused(ah.errors.WrongLoopError, "event loop"):
-            await asyncio.to_thread(session.start_soon, nothing)
+            await asyncio.to_thread(session.start_soon, do_nothing)
 
 
 def test_a_session_is_not_carried_to_the_next_loop() -> None:

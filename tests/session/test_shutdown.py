@@ -11,20 +11,9 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import fail, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
-
-
-async def forever() -> None:
-    """Waits until it is cancelled."""
-    await asyncio.Event().wait()
-
-
-async def fail(error: BaseException) -> None:
-    """Raises, after having suspended."""
-    await asyncio.sleep(0)
-    raise error
 
 
 # -- background tasks

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.await_chain import format_tasks, task_wait
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, double
+from tests.support.sessions import NO_BACKOFF, do_nothing, double
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -91,7 +88,7 @@ async def test_a_step_that_goes_on(clock: ManualClock, hooked: bool) -> None:
     async def step() -> None:
         await gate.pass_through()
 
-    hooks = [PhaseHook("after_run", nothing)] if hooked else []
+    hooks = [PhaseHook("after_run", do_nothing)] if hooked else []
     async with ah.AsyncMonitoredSession(step, hooks) as session:
         run = asyncio.create_task(session.run("step"))
         await ticks()
@@ -103,10 +100,6 @@ async def test_a_step_that_goes_on(clock: ManualClock, hooked: bool) -> None:
         assert "at step 0, in run 1 for 2 s" in str(session.status())
         gate.opened.set()
         await run
-
-
-async def nothing(*_: object) -> None:
-    """Suspends nowhere."""
 
 
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
@@ -221,40 +214,3 @@ async def test_a_status_of_a_session_that_rests_is_a_value() -> None:
     status = session.status()
     assert pickle.loads(pickle.dumps(status)) == status
     assert str(status).startswith("session: closed, at step 1")
-
-
-# -- the chain of awaits
-
-
-class Slow:
-    """Waits in all the ways in which one object can await another."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-
-    def __await__(self) -> Any:
-        return self.gate.pass_through().__await__()
-
-    async def items(self) -> AsyncIterator[int]:
-        await self
-        yield 1
-
-
-async def test_a_chain_is_followed_through_everything() -> None:
-    """Async generators, objects with `__await__` and coroutines are links like any other; the innermost is found."""
-    gate = Gate()
-
-    async def outer() -> None:
-        async for _ in Slow(gate).items():
-            pass
-
-    task = asyncio.create_task(outer(), name="outer")
-    await ticks()
-    functions = [frame.f_code.co_name for frame in task_wait(task).frames]
-    assert functions == ["outer", "items", "pass_through", "wait"]
-    text = format_tasks([task])
-    assert text.startswith("task 'outer'\n  ")
-    assert text.index("items") < text.index("pass_through") < text.index("Event.wait")
-    gate.opened.set()
-    await task
-    assert task_wait(task).where is None

@@ -1,0 +1,51 @@
+"""The chain of awaits of a task: where it is suspended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from aiohooks._aio.await_chain import format_tasks, task_wait
+from tests.support.waiting import ticks
+
+pytestmark = pytest.mark.every_python
+
+
+class Waiting:
+    """Waits in all the ways in which one object can await another."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    async def pass_through(self) -> None:
+        await self.opened.wait()
+
+    def __await__(self) -> Any:
+        return self.pass_through().__await__()
+
+    async def items(self) -> AsyncIterator[int]:
+        await self
+        yield 1
+
+
+async def test_a_chain_is_followed_through_everything() -> None:
+    """Async generators, objects with `__await__` and coroutines are links like any other; the innermost is found."""
+    waiting = Waiting()
+
+    async def outer() -> None:
+        async for _ in waiting.items():
+            pass
+
+    task = asyncio.create_task(outer(), name="outer")
+    await ticks()
+    functions = [frame.f_code.co_name for frame in task_wait(task).frames]
+    assert functions == ["outer", "items", "pass_through", "wait"]
+    text = format_tasks([task])
+    assert text.startswith("task 'outer'\n  ")
+    assert text.index("items") < text.index("pass_through") < text.index("Event.wait")
+    waiting.opened.set()
+    await task
+    assert task_wait(task).where is None
