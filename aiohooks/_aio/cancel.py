@@ -184,14 +184,14 @@ async def _insist(tasks: Iterable[asyncio.Task[Any]], secs: float) -> bool:
     return all(task.done() for task in tasks)
 
 
-async def wait_done(tasks: Iterable[asyncio.Task[Any]], secs: float | None) -> bool:
+async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) -> bool:
     """Waits until all tasks are done or the time is up, and says whether they are done; cancels none of them."""
     pending = {task for task in tasks if not task.done()}
     if not pending:
         return True
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def ended(task: asyncio.Task[Any]) -> None:
+    def ended(task: asyncio.Future[Any]) -> None:
         pending.discard(task)
         if not pending and not waiter.done():
             waiter.set_result(None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import shielded, to_thread
+from aiohooks._aio.cancel import shielded, to_thread, wait_done
 from aiohooks._validate import check_mapping, check_secs
 from aiohooks.distributed.task import (
     TaskResult,
@@ -117,11 +117,11 @@ async def run(
 async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any], grace_secs: float) -> Any:
     name = task_name(spec.task_id)
     task = _cluster.submit(_run_in_ray, spec, f"aiohooks {name}", resources)
-    reply = _cluster.reply_to(task)
+    reply = _cluster.result_of(task)
     try:
         result: TaskResult = await reply
     except Exception as error:
-        if not _cluster.is_of_ray(error):
+        if not _cluster.is_ray_error(error):
             raise
         message = (str(error).strip().splitlines() or [""])[0]
         raise TaskDiedError(
@@ -144,8 +144,8 @@ def _run_in_ray(spec: TaskSpec) -> TaskResult:
 
 async def _end_task(task: Any, grace_secs: float) -> None:
     """Interrupt a task as Ctrl-C would, and end its process after the grace period."""
-    ended = _cluster.reply_to(task)
+    ended = _cluster.result_of(task)
     _cluster.cancel_task(task, force=False)
-    if not await _cluster.settled(ended, grace_secs):
+    if not await wait_done([ended], grace_secs):
         _cluster.cancel_task(task, force=True)
-        await _cluster.settled(ended, grace_secs)
+        await wait_done([ended], grace_secs)

@@ -23,7 +23,7 @@ NAMESPACE = "bench"
 
 @contextmanager
 def serve() -> Iterator[str]:
-    """A cluster on the loopback, or the one that tests have; this process and those that it starts are part of it."""
+    """Run a cluster on the loopback, or use that of the tests; this process and those that it starts are members."""
     with ExitStack() as stack:
         address = os.environ.get("AIOHOOKS_TEST_RAY") or stack.enter_context(ray_cluster())
         os.environ["RAY_ADDRESS"] = address
@@ -77,7 +77,7 @@ class Calls:
 
 @asynccontextmanager
 async def bare(_: str) -> AsyncIterator[Calls]:
-    """Opens it; whoever comes first makes the actor."""
+    """Open it; the first caller creates the actor."""
     await asyncio.to_thread(_cluster.join, None, timeout=30, log_to_driver=False)
     yield Calls(await asyncio.to_thread(_cluster.named_actor, Bare, "bare", NAMESPACE))
     await asyncio.to_thread(_cluster.leave)

@@ -1,4 +1,4 @@
-"""A process of the fault programme of the Ray store: `tests.support.store_worker` as a part of the cluster.
+"""A process of the Ray store's fault program: `tests.support.store_worker` as a member of the cluster.
 
     python -m tests.fuzz._ray_worker asyncio|uvloop ADDRESS
 
@@ -16,7 +16,7 @@ from tests.support.store_worker import Worker
 
 
 async def main(address: str) -> None:
-    """Joins, obeys until the input ends, and leaves."""
+    """Join the cluster, execute orders until the input ends, and leave."""
     await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
     await Worker().serve()
     await asyncio.to_thread(_cluster.leave)

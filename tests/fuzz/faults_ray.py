@@ -1,8 +1,8 @@
-"""What the Ray store does when its actor or its processes are killed or stopped, counted; see `tests.support.store_faults`.
+"""Faults of the Ray store's actor and of its processes, each counted; see `tests.support.store_faults`.
 
     python -m tests.fuzz.faults_ray --count 36
 
-The processes have no proxies: what Ray does when links fail is its own.
+The processes have no proxies: lost connections are handled by Ray itself.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.support.ray_cluster import keeper_of, ray_cluster
+from tests.support.ray_cluster import actor_of, ray_cluster
 from tests.support.store_trials import play, report
 from tests.support.store_workers import LIMIT_SECS, Crew, answered, miscounted, numbers
 
 LEASE_SECS = 2.0
 HEARTBEAT_SECS = 2.0
 _BOUND_SECS = 60.0
-"""An actor that is started again takes some seconds, twice where it is killed twice."""
+"""Starting the actor again takes some seconds, twice if it is killed twice."""
 
 
 class Stage:
-    """The processes, which stay for all trials; a killed one is replaced. Each trial has a run of its own."""
+    """The processes, which are kept for all trials; a killed one is replaced. Each trial has its own run."""
 
     def __init__(self, address: str, seed: int) -> None:
-        """Nobody is there yet."""
         self.chance = random.Random(seed)
         self.crew: list[Crew] = []
         self.run = ""
@@ -42,7 +41,7 @@ class Stage:
         self._address = address
 
     async def begin(self) -> list[Crew]:
-        """A new run, opened by three processes."""
+        """Start a trial: open a new run in three processes."""
         self.run = f"trial-{os.getpid()}-{next(numbers)}"
         self.late_secs = 0.0
         self.crew = [one for one in self.crew if one.alive]
@@ -58,7 +57,7 @@ class Stage:
         return self.crew
 
     async def moment(self) -> None:
-        """Until the fault: from nothing to what some steps take."""
+        """Wait a random time before the fault, up to the duration of some steps."""
         await _after(self.chance.random() ** 2 * 0.3)
 
     async def end(self) -> str:
@@ -66,53 +65,53 @@ class Stage:
         living = [one for one in self.crew if one.alive]
         wrong = miscounted(self.crew, (await living[0].do("value"))[1])
         await asyncio.gather(*(one.do("close") for one in living))
-        keeper = await self.keeper()
-        # What a killed process waited for in the actor ends with its heartbeat.
+        actor = await self.actor()
+        # The poll of a killed process ends after its heartbeat.
         for _ in range(2 * int(HEARTBEAT_SECS) + 2):
-            if not (left := (await keeper.statistics.remote())["waiting"]):
+            if not (left := (await actor.statistics.remote())["waiting"]):
                 break
             await _after(0.5)
         from aiohooks.stores.ray import _cluster
 
-        await asyncio.to_thread(_cluster.kill_actor, keeper)
-        return wrong or (f"{left} wait in the actor" if left else "")
+        await asyncio.to_thread(_cluster.kill_actor, actor)
+        return wrong or (f"{left} polls are left in the actor" if left else "")
 
     async def abandon(self) -> None:
         """See `store_trials.Stage`."""
         for one in self.crew:
             await one.kill()
 
-    async def keeper(self) -> Any:
-        """The actor of the run."""
-        return await asyncio.to_thread(keeper_of, self.run, "faults")
+    async def actor(self) -> Any:
+        """Return the actor of the run."""
+        return await asyncio.to_thread(actor_of, self.run, "faults")
 
-    async def signal_keeper(self, number: signal.Signals) -> int:
-        """Sends a signal to the actor's process."""
-        pid: int = (await (await self.keeper()).statistics.remote())["pid"]
+    async def signal_actor(self, number: signal.Signals) -> int:
+        """Send a signal to the actor's process, and return its id."""
+        pid: int = (await (await self.actor()).statistics.remote())["pid"]
         os.kill(pid, number)
         return pid
 
 
 async def _after(secs: float) -> None:
-    """When a fault comes, or the heartbeat of somebody who is dead: there is no event for it."""
+    """Wait for the moment of a fault, or for the heartbeat of a dead process: there is no event for either."""
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(secs, over.set_result, None)
     await over
 
 
 async def killed_actor(stage: Stage) -> str:
-    """The step actor is killed while all advance and wait: nobody loses a step or a wake-up."""
-    return await _all_count(stage, lambda: stage.signal_keeper(signal.SIGKILL))
+    """The step actor is killed while all processes advance and wait: no step and no wake-up is lost."""
+    return await _all_count(stage, lambda: stage.signal_actor(signal.SIGKILL))
 
 
 async def killed_actor_twice(stage: Stage) -> str:
-    """It is killed again as soon as it is back."""
+    """The actor is killed again as soon as it is back."""
 
     async def fault() -> None:
-        await stage.signal_keeper(signal.SIGKILL)
+        await stage.signal_actor(signal.SIGKILL)
         while True:
             try:
-                await stage.signal_keeper(signal.SIGKILL)
+                await stage.signal_actor(signal.SIGKILL)
             except Exception:
                 await _after(0.05)
             else:
@@ -122,10 +121,10 @@ async def killed_actor_twice(stage: Stage) -> str:
 
 
 async def stopped_actor(stage: Stage) -> str:
-    """It is stopped for longer than all leases, and continued: nobody is taken for dead."""
+    """The actor is stopped for longer than all leases, and continued: no member counts as dead."""
 
     async def fault() -> None:
-        pid = await stage.signal_keeper(signal.SIGSTOP)
+        pid = await stage.signal_actor(signal.SIGSTOP)
         await _after(1.5 * LEASE_SECS)
         os.kill(pid, signal.SIGCONT)
 
@@ -142,14 +141,14 @@ async def _all_count(stage: Stage, fault: Callable[[], Awaitable[Any]]) -> str:
     asked += [one.order("advance", times=times) for one in crew]
     await stage.moment()
     await fault()
-    await _go_on(stage, *asked)
+    await _all_answered(stage, *asked)
     for one in crew:
         assert (await one.do("value"))[1] == target
     return "resumed"
 
 
-async def _go_on(stage: Stage, *asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
-    """All that was asked is answered after the fault; the last answer."""
+async def _all_answered(stage: Stage, *asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    """Wait until every order is answered after the fault; return the last answer."""
     over = time.monotonic()
     for one in asked:
         told = await answered(one, "after the fault", _BOUND_SECS)
@@ -159,19 +158,19 @@ async def _go_on(stage: Stage, *asked: asyncio.Future[dict[str, Any]]) -> dict[s
 
 
 async def killed_waiter(stage: Stage) -> str:
-    """A process that waits is killed: the others go on, and it does not wait in the actor for ever."""
+    """A waiting process is killed: the others continue, and its poll does not stay in the actor indefinitely."""
     victim, other, third = await stage.begin()
     victim.order("wait", step=1_000)
     wait, advance = other.order("wait", step=20), third.order("advance", times=20)
     await stage.moment()
     await victim.kill()
-    await _go_on(stage, wait, advance)
+    await _all_answered(stage, wait, advance)
     assert (await other.do("value"))[1] == 20
     return "resumed"
 
 
 async def killed_advancer(stage: Stage) -> str:
-    """A process that advances is killed: those who wait for a step that it alone could reach are told."""
+    """An advancing process is killed: the waiters for a step that only it could reach are notified."""
     victim, other, third = await stage.begin()
     await victim.do("publish", name="victim")
     wait = other.order("wait", step=1_000_000)
@@ -187,13 +186,13 @@ async def killed_advancer(stage: Stage) -> str:
 
 
 async def killed_chief(stage: Stage) -> str:
-    """The chief is killed: the next one, who waits for the lead, gets it in a new term."""
+    """The chief is killed: the next one, which waits for the lead, gets it in a new term."""
     victim, successor, _ = await stage.begin()
     first = await victim.do("lead")
     lead = successor.order("lead")
     await stage.moment()
     await victim.kill()
-    assert (await _go_on(stage, lead))["result"] > first
+    assert (await _all_answered(stage, lead))["result"] > first
     return "resumed"
 
 
@@ -201,7 +200,7 @@ FAULTS = (killed_actor, stopped_actor, killed_waiter, killed_actor_twice, killed
 
 
 async def played(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """So many trials."""
+    """Run `count` trials; return the verdicts and the problems."""
     from aiohooks.stores.ray import _cluster
 
     await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
@@ -215,10 +214,10 @@ async def played(address: str, count: int, seed: int) -> tuple[Counter[str], lis
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; the exit code says whether all was well."""
+    """Run the command; the exit code is 0 if there was no problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=36, help="how many faults (36)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--seed", type=int, default=0, help="for the moments of the faults (0)")
     parser.add_argument("--address", default=os.environ.get("AIOHOOKS_TEST_RAY"), help="a cluster that runs already")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR)

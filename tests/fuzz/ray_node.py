@@ -1,9 +1,9 @@
-"""A Ray cluster of two nodes, one of which is killed: the one on which the step actor lives.
+"""Kill the node of the step actor, in a Ray cluster of two nodes.
 
     python -m tests.fuzz.ray_node
 
 A chief and three workers run on the other node, and start one after the other (see `distributed_tasks.staggered`). The node is
-killed when the chief is at step 15. Prints what each was asked for and where it started.
+killed when the chief is at step 15. Prints for each at which step it was to start, and where it did.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST = 200
 
 
 def open_there(run: str) -> str:
-    """Opens the run, in a task: its actor lives on the node of that."""
+    """Open the run in a task, so that its actor is created on the task's node; return the id of the node."""
     import ray
 
     from aiohooks.stores.ray import RayStepStore
@@ -37,7 +37,7 @@ def open_there(run: str) -> str:
 
 
 async def main() -> int:
-    """The whole story."""
+    """Run the scenario; return the exit code."""
     import ray
     from ray._private import ray_constants
     from ray.cluster_utils import Cluster

@@ -13,8 +13,8 @@ import pytest
 from aiohooks import Backoff
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from tests.support import tasks as distributed_tasks
+from tests.support.ray_cluster import actor_of, nothing_left
 from tests.support.ray_cluster import cluster as cluster
-from tests.support.ray_cluster import keeper_of, nothing_left
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -38,7 +38,7 @@ async def test_tasks(cluster: str, tmp_path: Path) -> None:
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert {one["step"] for one in found} == {1, 2, 3}
     assert all(one["checkpoint_dir"] == tmp_path and one["attempt"] == 1 for one in found)
-    assert keeper_of(found[0]["run"]) is None
+    assert actor_of(found[0]["run"]) is None
 
 
 async def test_tasks_find_the_run_in_their_environment(cluster: str) -> None:
@@ -80,16 +80,16 @@ async def test_staggered_start(cluster: str, kills: str) -> None:
     run = f"staggered {kills}"
     launched = asyncio.ensure_future(launch(distributed_tasks.staggered, args=(200, dies), run=run, address=cluster))
     if kills == "the step actor":
-        await _kill_keeper(run, 15)
-        await _kill_keeper(f"{run} started", 2)
+        await _kill_actor(run, 15)
+        await _kill_actor(f"{run} started", 2)
     distributed_tasks.check_staggered(await launched, dies)
 
 
-async def _kill_keeper(run: str, step: int) -> None:
+async def _kill_actor(run: str, step: int) -> None:
     """Kill the process of the run's actor once the run is at that step."""
     from aiohooks.stores.ray import RayStepStore
 
     async with RayStepStore(run=run) as store:
         await store.wait_for(step)
-        keeper = keeper_of(run)
-        os.kill((await keeper.statistics.remote())["pid"], signal.SIGKILL)
+        actor = actor_of(run)
+        os.kill((await actor.statistics.remote())["pid"], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The step store on a real Ray cluster; what needs no cluster is in `test_store_ray_actor`."""
+"""The step store on a real Ray cluster; tests that need no cluster are in tests/stores/test_ray_actor.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from aiohooks import open_step_store
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import check_step_store, step_store_checks
+from tests.support.ray_cluster import actor_of, environment, nothing_left
 from tests.support.ray_cluster import cluster as cluster
-from tests.support.ray_cluster import environment, keeper_of, nothing_left
 from tests.support.source import ROOT
 
 pytest.importorskip("ray")
@@ -23,13 +23,13 @@ pytestmark = [
     pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
 
-# These open many runs, each with an actor that takes its time to start, and have nothing to do with Ray itself.
+# The others open many runs, each with an actor that takes seconds to start, and check nothing of Ray itself.
 QUICK = [law for law in step_store_checks() if law not in ("forgets", "keeps_runs_apart")]
 
 
 @pytest.mark.parametrize("law", QUICK)
-async def test_laws(law: str, cluster: str) -> None:
-    """The laws of all stores."""
+async def test_contract(law: str, cluster: str) -> None:
+    """Every check of a step store passes."""
     async with nothing_left():
         await check_step_store(lambda run: open_step_store("ray://laws", run=run), law)
 
@@ -41,7 +41,7 @@ async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
         assert (await two.value()).step == 0
         for store in (one, two):
             await store.forget()
-        assert keeper_of("one") is None
+        assert actor_of("one") is None
         async with open_step_store("ray://aiohooks/one") as again:
             assert (await again.value()).step == 0
             await again.forget()
@@ -49,29 +49,29 @@ async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
 
 @pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 async def test_the_actor_is_killed(cluster: str) -> None:
-    """Waits go on, what was counted is not lost, and nothing waits in the actor in the end. No poll: the heartbeat is an hour."""
+    """Waits continue, no step is lost, and no poll is left in the actor. The heartbeat is an hour: nothing asks again."""
     async with nothing_left():
         a, b = (open_step_store("ray://aiohooks", run="killed", heartbeat=3600.0) for _ in range(2))
         async with a, b:
             await a.advance(5)
             waiting = asyncio.ensure_future(b.wait_for(12))
             assert await b.advance(2) == 7
-            keeper = keeper_of("killed")
-            before = await keeper.statistics.remote()
+            actor = actor_of("killed")
+            before = await actor.statistics.remote()
             os.kill(before["pid"], signal.SIGKILL)
-            # Whoever is back first counts on from what it knows; what the other one knows is added when that is back.
+            # The process that is back first continues from what it knows; the other one's writes are added when that is back.
             assert await a.advance(3) in (5 + 3, 7 + 3)
             assert await b.advance(2) == 12
             assert await waiting == 12
-            after = await keeper.statistics.remote()
+            after = await actor.statistics.remote()
             assert after["pid"] != before["pid"]
             await a.aclose()
-            assert (await keeper.statistics.remote())["waiting"] == 1
+            assert (await actor.statistics.remote())["waiting"] == 1
             await b.forget()
 
 
 async def test_an_actor_of_another_store_at_the_same_address(cluster: str) -> None:
-    """A process that is part of a cluster opens runs of that one only."""
+    """A process that is a member of a cluster opens runs of that one only."""
     store = open_step_store("ray://aiohooks", run="elsewhere", address="127.0.0.1:1")
     with pytest.raises(InvalidArgumentError, match=r"part of the Ray cluster at '127.0.0.1:\d+' already"):
         await store.value()

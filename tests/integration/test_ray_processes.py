@@ -1,4 +1,4 @@
-"""The Ray store and launcher in processes of their own: those of the tests are part of the tests' cluster."""
+"""The Ray store and launcher in separate processes, because the tests' own process is a member of the tests' cluster."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.slow
 
 
 def run_python(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script of its own: this process is part of a cluster."""
+    """Run a script in a new process."""
     command = [sys.executable, "-c", code, *args]
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment(), **env}, capture_output=True, text=True, timeout=120, check=False
     )
 
 
-NOBODY = """
+NO_CLUSTER = """
 import asyncio, time
 from aiohooks import open_step_store
 from aiohooks.errors import StoreUnavailableError
 
 async def main():
-    store = open_step_store("ray://aiohooks", run="nobody", address="127.0.0.1:1", connect_timeout=0.2)
+    store = open_step_store("ray://aiohooks", run="unreachable", address="127.0.0.1:1", connect_timeout=0.2)
     try:
         await store.value()
     except StoreUnavailableError as error:
@@ -44,21 +44,21 @@ asyncio.run(main())
 """
 
 
-def test_nobody_answers() -> None:
-    """That is said at once, with what to do; Ray itself would try for minutes."""
-    ended = run_python(NOBODY)
+def test_no_cluster_answers() -> None:
+    """The error comes immediately, and says what to do; Ray itself would try for minutes."""
+    ended = run_python(NO_CLUSTER)
     assert ended.returncode == 0, ended.stderr
     assert "no Ray cluster answers at 127.0.0.1:1" in ended.stdout
     assert "ray start --head" in ended.stdout
 
 
-STRANGER = """
+WRONG_TOKEN = """
 import asyncio, sys
 from aiohooks import open_step_store
 from aiohooks.errors import StoreRefusedError
 
 async def main():
-    store = open_step_store("ray://aiohooks", run="stranger", address=sys.argv[1])
+    store = open_step_store("ray://aiohooks", run="refused", address=sys.argv[1])
     try:
         await store.value()
     except StoreRefusedError as error:
@@ -70,20 +70,20 @@ asyncio.run(main())
 
 
 def test_a_wrong_token_is_refused(request: pytest.FixtureRequest) -> None:
-    """The cluster says no, and the error says what to set; it is not tried again."""
-    ended = run_python(STRANGER, session_cluster(request), RAY_AUTH_TOKEN="f" * 32)
+    """The cluster refuses the process, and the error says what to set; the store does not try again."""
+    ended = run_python(WRONG_TOKEN, session_cluster(request), RAY_AUTH_TOKEN="f" * 32)
     assert ended.returncode == 0, ended.stderr
-    assert "Somebody answers there; if the cluster wants a token" in ended.stdout
+    assert "Something answers there; if the cluster requires a token" in ended.stdout
 
 
-ALONE = """
+OWN_CLUSTER = """
 import asyncio, os, sys
 from aiohooks.distributed.ray import run
 from tests.support.tasks import about
 from tests.integration.test_ray_processes import listening
 
 async def main():
-    async def look():  # again and again: the kernel tells nobody of a new listener
+    async def look():  # repeatedly: the kernel does not announce a new listener
         while not listening():
             await asyncio.sleep(0.05)
         found = set()
@@ -102,7 +102,7 @@ asyncio.run(main())
 
 
 def listening() -> set[str]:
-    """The addresses on which the processes that this one has started listen."""
+    """Return the addresses on which the processes started by this one listen."""
     inodes = {name.partition("[")[2][:-1] for pid in _family() for name in _sockets(pid)}
     found: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -144,8 +144,8 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks into /proc")
 def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
-    """The launcher's own cluster is there for the time of the run, and nobody can reach it from another machine."""
-    ended = run_python(ALONE)
+    """The cluster that the launcher starts exists for the run only, and other machines cannot reach it."""
+    ended = run_python(OWN_CLUSTER)
     assert ended.returncode == 0, ended.stderr
     assert "[1, 2]" in ended.stdout or "[2, 1]" in ended.stdout
     found: set[str] = set(json.loads(ended.stdout.partition("listening on ")[2].replace("'", '"')))
@@ -159,8 +159,8 @@ def test_the_node_of_the_step_actor_is_killed() -> None:
     env = {**os.environ, **environment()}
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 0, ended.stderr
-    told: dict[str, Any] = json.loads([line for line in ended.stdout.splitlines() if line.startswith("{")][-1])
-    assert told["started"] == [[0, 0], [13, 13], [21, 21], [27, 27]]
+    printed: dict[str, Any] = json.loads([line for line in ended.stdout.splitlines() if line.startswith("{")][-1])
+    assert printed["started"] == [[0, 0], [13, 13], [21, 21], [27, 27]]
 
 
 def test_a_missing_package() -> None:

@@ -14,8 +14,8 @@ from tests.benchmarks.measure import TINY, measure
 from tests.benchmarks.report import load
 from tests.benchmarks.rows import ROWS, SECTIONS, STORES
 from tests.benchmarks.store_peers import peers
+from tests.support.ray_cluster import actor_of
 from tests.support.ray_cluster import cluster as cluster
-from tests.support.ray_cluster import keeper_of
 from tests.support.source import ROOT
 
 pytestmark = [
@@ -64,7 +64,7 @@ async def test_all_waiters_of_a_process_are_one_call_of_the_actor(cluster: str, 
     async with open_step_store("ray://benchmarks", run="ours") as store:
         async with peers("ray", "ours", "ray://benchmarks", 2, 10) as others:
             await others.arm(1)
-            waiting = await asyncio.wrap_future(keeper_of("ours", "benchmarks").statistics.remote().future())
+            waiting = await asyncio.wrap_future(actor_of("ours", "benchmarks").statistics.remote().future())
             assert waiting["waiting"] == 3, "one of each process, and one of this one"
             await store.advance()
             await others.woken()

@@ -1,4 +1,4 @@
-"""The Ray store with its actor in this process: all laws, and every kind of death of the actor."""
+"""The Ray store with its actor in this process: the contract, and every kind of death of the actor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ pytest.importorskip("ray")
 from aiohooks import PublisherFailedError, open_step_store
 from aiohooks.errors import PublisherFinishedError
 from aiohooks.stores import Position
-
-#
 from aiohooks.stores._protocol import (
     Answer,
     Fail,
@@ -29,46 +27,55 @@ from aiohooks.stores._protocol import (
     Write,
 )
 from aiohooks.stores.ray import RayStepStore
-from aiohooks.stores.ray._actor import StepKeeper, Wish, answer_of, kind_of, packed, request_of, snapshot_of, unpacked
-from aiohooks.stores.ray._counter import Ledger
+from aiohooks.stores.ray._actor import (
+    GCounter,
+    LongPoll,
+    StepActor,
+    pack_message,
+    request_kind,
+    unpack_answer,
+    unpack_message,
+    unpack_request,
+    unpack_snapshot,
+)
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
 
 
 def test_the_run_is_named_as_with_other_engines() -> None:
-    """Who gives no name gets the same one everywhere; nothing is connected yet."""
+    """Without a name the run has the same one on every engine; nothing is connected yet."""
     assert RayStepStore().run == open_step_store("ray://").run == open_step_store("local://").run
 
 
 @pytest.mark.parametrize("law", step_store_checks())
-async def test_laws(law: str) -> None:
-    """The laws of all stores, and nothing waits in the actor in the end."""
+async def test_contract(law: str) -> None:
+    """Every check of a step store passes, and no poll is left in the actor."""
     cluster = FakeCluster()
     await check_step_store(cluster.store, law)
     for actor in cluster.actors.values():
-        assert not actor.keeper.watches
+        assert not actor.instance.polls
         actor.stop()
 
 
 async def test_a_thousand_waiters_are_one_call() -> None:
-    """However many wait in a process, one call waits in the actor, and it is woken once for all of them."""
+    """However many waiters a process has, one poll is parked in the actor, and it is answered once for all of them."""
     cluster = FakeCluster()
     actor = cluster.actor("fake")
     async with cluster.store() as a, cluster.store() as b:
         waits = [asyncio.ensure_future(a.wait_for(10 + number % 5)) for number in range(1000)]
-        while a.statistics().waiting < 1000 or len(actor.keeper.watches) < 2:  # noqa: ASYNC110
+        while a.statistics().waiting < 1000 or len(actor.instance.polls) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        assert len(actor.keeper.watches) == 2  # one of each process
+        assert len(actor.instance.polls) == 2  # one of each process
         await b.advance(20)
         assert set(await asyncio.gather(*waits)) == {20}
-    assert not actor.keeper.watches
+    assert not actor.instance.polls
     actor.stop()
 
 
 @pytest.mark.parametrize("fate", ["dies before", "dies after"])
 @pytest.mark.parametrize("seed", range(10))
 async def test_writes_count_once_whenever_the_actor_dies(fate: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Four processes advance, the actor dies again and again, with and without having done what it was asked for last."""
+    """Four processes advance while the actor dies repeatedly, before or after it has applied the last write."""
     caplog.set_level(logging.ERROR)
     cluster, draw = FakeCluster(), random.Random(seed)
     actor = cluster.actor("fake")
@@ -93,13 +100,13 @@ async def test_writes_count_once_whenever_the_actor_dies(fate: str, seed: int, c
     assert actor.lives > 1
     for store in stores:
         await store.aclose()
-    assert not actor.keeper.watches
+    assert not actor.instance.polls
     actor.stop()
 
 
 @pytest.mark.parametrize("fate", ["dies before", "dies after"])
 async def test_a_publisher_leaves_once_whenever_the_actor_dies(fate: str) -> None:
-    """It is told again to the next actor, which may have heard of it from others: waiters hear of one departure."""
+    """The exit is sent again to the next actor, which may know it from other processes: waiters see one exit."""
     cluster = FakeCluster()
     actor = cluster.actor("fake")
     async with cluster.store() as a, cluster.store() as b:
@@ -113,13 +120,13 @@ async def test_a_publisher_leaves_once_whenever_the_actor_dies(fate: str) -> Non
         with pytest.raises(PublisherFinishedError, match="one finished at step 0, wanted 10"):
             await waiting
         await a.flush()
-        assert (actor.lives, actor.keeper._state.exits) == (2, 1)
-        assert not actor.keeper._state.members
+        assert (actor.lives, actor.instance._state.exits) == (2, 1)
+        assert not actor.instance._state.members
     actor.stop()
 
 
-async def test_a_restarted_actor_is_told_who_publishes() -> None:
-    """Also of a process that died together with it: its lease runs out in the new one."""
+async def test_a_restarted_actor_learns_the_publishers() -> None:
+    """Also that of a process that died together with the actor: its lease expires in the new one."""
     cluster = FakeCluster()
     actor = cluster.actor("fake")
     a, b, c = (cluster.store(lease_secs=0.3) for _ in range(3))
@@ -132,10 +139,10 @@ async def test_a_restarted_actor_is_told_who_publishes() -> None:
     waiting = asyncio.ensure_future(a.wait_for(10))
     while {member.name for member in a._snapshot.members} != {"b", "c"}:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    # c dies, and the actor with it; b lives on, and leaves.
+    # c dies, and the actor with it; b survives, and leaves.
     c._stop_announcing()
     actor.die()
-    while len(actor.keeper._state.members) < 2:  # noqa: ASYNC110
+    while len(actor.instance._state.members) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await b.aclose()
     with pytest.raises(PublisherFailedError, match="c failed at step 0"):
@@ -145,44 +152,44 @@ async def test_a_restarted_actor_is_told_who_publishes() -> None:
     actor.stop()
 
 
-def hello() -> bytes:
-    """What somebody says who knows nothing."""
-    return packed(Snapshot(Position(1, 0)), Ledger().since(0))
+def nothing_known() -> bytes:
+    """The message of a process that knows nothing."""
+    return pack_message(Snapshot(Position(1, 0)), GCounter().delta_since(0))
 
 
-async def test_who_is_unknown_is_told_so() -> None:
-    """An actor answers nobody who has not said what it knows: it would count from there."""
-    keeper = StepKeeper()
+async def test_a_process_that_did_not_connect_is_not_answered() -> None:
+    """An actor answers only processes that have sent it what they know: without that it would count from too low a step."""
+    actor = StepActor()
     write = Write("advance", 1, Position(1, 0), 0, "p", 1)
-    assert await keeper.watch(packed("another life", 0, Wish("p", 1, None, 1, 0, 1.0))) == b""
-    assert await keeper.look(packed("another life", 0)) == b""
-    assert await keeper.apply(packed("another life", 0, kind_of(write), write)) == b""
-    life, *_ = unpacked(await keeper.hello(hello()))
-    assert snapshot_of(unpacked(await keeper.look(packed(life, 0)))[1]).position == (1, 0)
+    assert await actor.long_poll(pack_message("another incarnation", 0, LongPoll("p", 1, None, 1, 0, 1.0))) == b""
+    assert await actor.read(pack_message("another incarnation", 0)) == b""
+    assert await actor.apply(pack_message("another incarnation", 0, request_kind(write), write)) == b""
+    incarnation, *_ = unpack_message(await actor.connect(nothing_known()))
+    assert unpack_snapshot(unpack_message(await actor.read(pack_message(incarnation, 0)))[1]).position == (1, 0)
 
 
-async def test_the_newest_wish_is_in_force() -> None:
-    """One that comes late, after a newer one, ends at once; a newer one ends the earlier."""
-    keeper = StepKeeper()
-    life, _, snapshot, *_ = unpacked(await keeper.hello(hello()))
+async def test_the_newest_poll_replaces_the_others() -> None:
+    """A poll that arrives after a newer one ends immediately; a newer one ends the earlier one."""
+    actor = StepActor()
+    incarnation, _, snapshot, *_ = unpack_message(await actor.connect(nothing_known()))
 
-    def watch(number: int, due: int) -> asyncio.Future[bytes]:
-        wish = Wish("p", number, due, 1, snapshot_of(snapshot).revision, 60.0)
-        return asyncio.ensure_future(keeper.watch(packed(life, 0, wish)))
+    def send_poll(number: int, threshold: int) -> asyncio.Future[bytes]:
+        poll = LongPoll("p", number, threshold, 1, unpack_snapshot(snapshot).revision, 60.0)
+        return asyncio.ensure_future(actor.long_poll(pack_message(incarnation, 0, poll)))
 
-    second = watch(2, 5)
+    second = send_poll(2, 5)
     await asyncio.sleep(0)
-    await watch(1, 9)
+    await send_poll(1, 9)
     assert not second.done()
-    third = watch(3, 4)
+    third = send_poll(3, 4)
     await second
-    assert (await keeper.statistics())["waiting"] == 1
-    await keeper.leave("p")
+    assert (await actor.statistics())["waiting"] == 1
+    await actor.leave("p")
     await third
-    assert not keeper.watches
+    assert not actor.polls
 
 
-def test_all_that_travels_arrives_as_it_was() -> None:
+def test_messages_arrive_as_they_were_sent() -> None:
     """Requests, answers and snapshots, packed and unpacked."""
     member = Member("p/1", "trainer", 10.0, 7, 2, True, 3)
     requests: list[Request] = [
@@ -193,15 +200,15 @@ def test_all_that_travels_arrives_as_it_was() -> None:
         Fail("ValueError: no"),
     ]
     for request in requests:
-        travelled = request_of(*unpacked(packed(kind_of(request), request)))
-        assert (type(travelled), travelled) == (type(request), request)
+        received = unpack_request(*unpack_message(pack_message(request_kind(request), request)))
+        assert (type(received), received) == (type(request), request)
     snapshots = [
         Snapshot(Position(1, 0)),
         Snapshot(Position(2, 5), 3, True, 8, (member,), LastExit(4, "x", 5, "", True), Failure("no", Position(2, 4)), 1.5),
     ]
     for snapshot in snapshots:
-        (fields,) = unpacked(packed(snapshot))
-        assert snapshot_of(fields) == snapshot
-        assert type(snapshot_of(fields).position) is Position
+        (fields,) = unpack_message(pack_message(snapshot))
+        assert unpack_snapshot(fields) == snapshot
+        assert type(unpack_snapshot(fields).position) is Position
     answer = Answer("stale", Position(1, 2), 3, 4)
-    assert answer_of(unpacked(packed(answer))[0]) == answer
+    assert unpack_answer(unpack_message(pack_message(answer))[0]) == answer

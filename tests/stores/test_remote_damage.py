@@ -134,10 +134,10 @@ def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
-    *((f"another type: {what or 'stream'}", ("SET", what, "x")) for what in ("", "news", "state", "members", "answers")),
+    *((f"another type: {what or 'stream'}", ("SET", what, "x")) for what in ("", "changes", "state", "members", "answers")),
     ("a term", ("HSET", "state", "term", "x")),
-    ("a count", ("HSET", "state", "d_name", "x", "d_step", "y", "d_error", "", "d_lost", "0", "departures", "1")),
-    ("a failure", ("HSET", "state", "f_error", "x")),
+    ("a count", ("HSET", "state", "exit_name", "x", "exit_step", "y", "exit_error", "", "exit_lost", "0", "exits", "1")),
+    ("a failure", ("HSET", "state", "failure_error", "x")),
     ("a member", ("HSET", "members", "p/1", "garbage")),
     ("the name of a member", ("HSET", "members", "p/1", "1 0 1 0 0 no")),
     ("another layout", ("HSET", "state", "layout", "2")),
@@ -251,7 +251,7 @@ async def test_an_actor_of_another_version(answer: bytes | None) -> None:
     cluster = FakeCluster()
     actor = cluster.actor("fake")
 
-    async def hello(message: bytes) -> bytes:
+    async def connect(message: bytes) -> bytes:
         assert answer is not None
         return answer
 
@@ -261,9 +261,9 @@ async def test_an_actor_of_another_version(answer: bytes | None) -> None:
 
     store: Any = cluster.store()
     if answer is None:
-        store._find_keeper = Foreign
+        store._find_actor = Foreign
     else:
-        vars(actor.keeper)["hello"] = hello
+        vars(actor.instance)["connect"] = connect
     with pytest.raises(StoreDamagedError, match=r"expected a step actor of this version.*kill that actor"):
         await store.value()
     await store.aclose()

@@ -1,4 +1,4 @@
-"""The step actor in this process and loop: it can die, and lose what was asked of it or what it answered."""
+"""The step actor in this process and loop; it can die before a call or before its reply."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError
 
 from aiohooks.stores.ray import RayStepStore
-from aiohooks.stores.ray._actor import StepKeeper
+from aiohooks.stores.ray._actor import StepActor
 
 
 class _Call:
@@ -29,37 +29,37 @@ class _Method:
 
     def remote(self, *args: Any) -> _Call:
         call = _Call()
-        self._actor.take(self._name, pickle.loads(pickle.dumps(args)), call)
+        self._actor.start_call(self._name, pickle.loads(pickle.dumps(args)), call)
         return call
 
 
 class FakeActor:
-    """An actor with a handle: `actor.method.remote(...)`; `decide` says of each call what becomes of it."""
+    """An actor and its handle (`actor.method.remote(...)`); `decide` chooses the outcome of each call."""
 
     def __init__(self) -> None:
-        self.keeper = StepKeeper()
+        self.instance = StepActor()
         self.lives = 1
         self.decide: Callable[[str], str] = lambda name: ""
-        """"dies before" the call, "dies after" it, before the answer; otherwise it lives."""
+        """Takes the method's name, and returns "dies before" (the call), "dies after" (it, before the reply), or "" (lives)."""
         self._calls: dict[asyncio.Task[Any], _Call] = {}
 
     def __getattr__(self, name: str) -> _Method:
         return _Method(self, name)
 
-    def take(self, name: str, args: tuple[Any, ...], call: _Call) -> None:
-        fate = self.decide(name)
-        if fate == "dies before":
-            call.result.set_exception(_away())
+    def start_call(self, name: str, args: tuple[Any, ...], call: _Call) -> None:
+        outcome = self.decide(name)
+        if outcome == "dies before":
+            call.result.set_exception(_unavailable())
             self.die()
             return
-        task = asyncio.get_running_loop().create_task(getattr(self.keeper, name)(*args))
+        task = asyncio.get_running_loop().create_task(getattr(self.instance, name)(*args))
         self._calls[task] = call
 
         def done(task: asyncio.Task[Any]) -> None:
             if self._calls.pop(task, None) is None:
                 return  # it died meanwhile
-            if fate == "dies after":
-                call.result.set_exception(_away())
+            if outcome == "dies after":
+                call.result.set_exception(_unavailable())
                 self.die()
             elif (error := task.exception()) is not None:
                 call.result.set_exception(error)
@@ -69,23 +69,23 @@ class FakeActor:
         task.add_done_callback(done)
 
     def die(self) -> None:
-        """Its process is killed, and another one is started."""
+        """Kill its process; Ray starts another one."""
         self.stop()
-        self.keeper = StepKeeper()
+        self.instance = StepActor()
         self.lives += 1
 
     def stop(self) -> None:
-        """It is killed."""
+        """Kill it."""
         calls, self._calls = self._calls, {}
         for task, call in calls.items():
             task.cancel()
-            call.result.set_exception(_away())
-        timer = self.keeper._timer
+            call.result.set_exception(_unavailable())
+        timer = self.instance._expiry_timer
         if timer is not None:
             timer.cancel()
 
 
-def _away() -> ActorUnavailableError:
+def _unavailable() -> ActorUnavailableError:
     return ActorUnavailableError("the fake actor died", b"0" * 16)
 
 
@@ -99,7 +99,7 @@ class FakeCluster:
         return self.actors.setdefault(run, FakeActor())
 
     def store(self, run: str = "fake", **options: Any) -> RayStepStore:
-        """A store, as in a process of its own."""
+        """Return a store, as of another process."""
         return _FakeStore(self, run=run, **options)
 
 
@@ -108,7 +108,7 @@ class _FakeStore(RayStepStore):
         super().__init__(**options)
         self._cluster = cluster
 
-    def _find_keeper(self) -> Any:
+    def _find_actor(self) -> Any:
         return self._cluster.actor(self.run)
 
     async def _delete_run(self) -> None:

@@ -1,4 +1,4 @@
-"""A Ray cluster for tests: one process starts it, on the loopback interface, and ends it when the tests end."""
+"""A Ray cluster for tests, on the loopback interface: one process starts it, and ends it with the tests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from aiohooks.testing.leaks import no_leaks
 from tests.support.source import ROOT
 
 TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16)
-"""The cluster lets in nobody without it."""
+"""The cluster refuses processes without it."""
 
 
 def environment() -> dict[str, str]:
-    """What processes need that use it."""
+    """Return the environment that processes need to use the cluster."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_LOG_TO_DRIVER": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     return {**quiet, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
@@ -30,7 +30,7 @@ os.environ.update(environment())  # Ray looks for the token when it is imported
 
 @contextlib.contextmanager
 def ray_cluster(num_cpus: int = 8) -> Iterator[str]:
-    """Starts one; gives its address."""
+    """Run a cluster for the block; yield its address."""
     command = [sys.executable, "-m", "tests.support.ray_cluster", str(num_cpus)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
@@ -51,8 +51,8 @@ _cluster: list[str] = []
 
 
 def session_cluster(request: pytest.FixtureRequest) -> str:
-    """The address of the one cluster of this test session."""
-    if "AIOHOOKS_TEST_RAY" in os.environ:  # one that runs already, with RAY_AUTH_TOKEN: quicker for who writes tests
+    """Return the address of the one cluster of this test session."""
+    if "AIOHOOKS_TEST_RAY" in os.environ:  # a running one, with RAY_AUTH_TOKEN: quicker while writing tests
         return os.environ["AIOHOOKS_TEST_RAY"]
     if not _cluster:
         context = ray_cluster()
@@ -67,7 +67,7 @@ def session_cluster(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The cluster; this process is a part of it while the tests of the module run."""
+    """The address of the cluster, of which this process is a member during the module's tests."""
     pytest.importorskip("ray")
     from aiohooks.stores.ray import _cluster
 
@@ -79,8 +79,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
         _cluster.leave()
 
 
-def keeper_of(run: str, namespace: str = "aiohooks") -> Any:
-    """The actor that keeps a run; None if there is none."""
+def actor_of(run: str, namespace: str = "aiohooks") -> Any:
+    """Return the actor that keeps a run; None if there is none."""
     import ray
 
     try:
@@ -91,7 +91,7 @@ def keeper_of(run: str, namespace: str = "aiohooks") -> Any:
 
 @contextlib.asynccontextmanager
 async def nothing_left() -> AsyncIterator[None]:
-    """`no_leaks`, but for the sockets that Ray opens and closes as it likes; for tests marked `may_leak`."""
+    """`no_leaks` without the sockets that Ray opens and closes whenever it likes; for tests marked `may_leak`."""
     check = no_leaks()
     passed = False
     try:
@@ -104,7 +104,7 @@ async def nothing_left() -> AsyncIterator[None]:
 
 
 def main() -> None:
-    """Is the cluster until its standard input ends."""
+    """Run the cluster until the standard input ends."""
     from aiohooks.stores.ray import _cluster
 
     _cluster.join(

@@ -1,4 +1,7 @@
-"""The actor that keeps a run on a Ray cluster; a plain object, which knows nothing of Ray."""
+"""The actor that keeps a run on a Ray cluster, its messages, and the counter that survives the loss of its memory.
+
+All of it is plain Python that runs without Ray.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import json
 import math
 import os
 import secrets
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from aiohooks._aio.clock import wake
 from aiohooks.stores._protocol import (
     Answer,
     Fail,
@@ -24,29 +29,34 @@ from aiohooks.stores._protocol import (
     Write,
 )
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.ray._counter import Ledger, Pages
 
 _REQUESTS: tuple[type[Request], ...] = (Write, Join, Leave, Lead, Fail)
+_LATE_TIMER_SECS = 0.05
+"""A timer that is later than this was held up: no renewal of a lease could arrive meanwhile."""
+_MAX_WRITERS = 4096
 
 
-def packed(*message: Any) -> bytes:
-    """A message; names of tuples are left out."""
-    return json.dumps(message, separators=(",", ":"), check_circular=False).encode()
+# Messages: JSON, in which tuples become lists.
 
 
-def unpacked(message: bytes) -> list[Any]:
-    """What was packed, with lists in place of tuples."""
+def pack_message(*fields: Any) -> bytes:
+    """Encode a message."""
+    return json.dumps(fields, separators=(",", ":"), check_circular=False).encode()
+
+
+def unpack_message(message: bytes) -> list[Any]:
+    """Decode a message."""
     fields: list[Any] = json.loads(message)
     return fields
 
 
-def kind_of(request: Request) -> int:
-    """The kind of a request, which its fields do not say."""
+def request_kind(request: Request) -> int:
+    """Return the number of the request's type, which its fields do not say."""
     return _REQUESTS.index(type(request))
 
 
-def request_of(kind: int, fields: Any) -> Request:
-    """A request, unpacked."""
+def unpack_request(kind: int, fields: Any) -> Request:
+    """Restore a request of this kind from a message."""
     if _REQUESTS[kind] is Write:
         name, amount, floor, term, writer, seq = fields
         return Write(name, amount, Position(*floor), term, writer, seq)
@@ -57,14 +67,14 @@ def request_of(kind: int, fields: Any) -> Request:
     return Leave(*fields) if _REQUESTS[kind] is Leave else Fail(*fields)
 
 
-def answer_of(fields: Any) -> Answer:
-    """An answer, unpacked."""
+def unpack_answer(fields: Any) -> Answer:
+    """Restore an answer from a message."""
     status, position, term, revision = fields
     return Answer(status, Position(*position), term, revision)
 
 
-def snapshot_of(fields: Any) -> Snapshot:
-    """A snapshot, unpacked."""
+def unpack_snapshot(fields: Any) -> Snapshot:
+    """Restore a snapshot from a message."""
     position, term, ready, revision, members, last_exit, failure, expires_secs = fields
     return Snapshot(
         Position(*position),
@@ -78,150 +88,255 @@ def snapshot_of(fields: Any) -> Snapshot:
     )
 
 
-_STOPPED_SECS = 0.05
-"""A timer that is later than this was held up: nothing could be heard meanwhile, no renewal either."""
+# The counter.
 
 
-class Wish(NamedTuple):
+class WriterTotal(NamedTuple):
+    """What one writer has added."""
+
+    writer: str
+    seq: int
+    """The number of its last write."""
+    total: int
+    """All that it has added in this epoch."""
+    step: int
+    """The step that its last write led to."""
+
+
+class CounterDelta(NamedTuple):
+    """A counter, or what has changed in one, as it is sent."""
+
+    epoch: int
+    compactions: int
+    """How often the totals of the longest silent writers have been added to `base`."""
+    base: int
+    totals: tuple[WriterTotal, ...]
+
+
+class GCounter:
+    """The step of a run as a grow-only counter: a base, and what each writer has added.
+
+    Each process keeps a copy of what it has received. After a restart of the actor, which loses its memory, the processes
+    send their copies, in any order and at any time, and `merge` keeps the highest total of each writer. So no acknowledged
+    write is lost, and none that is sent again counts twice. Steps alone could not do that: of two of them it is not known
+    whether they count the same writes.
+    """
+
+    __slots__ = ("_compactions", "_totals", "base", "epoch", "total", "version")
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.base = 0
+        self.total = 0
+        """The sum of all writers' totals."""
+        self.version = 0
+        """Incremented by each change."""
+        self._compactions = 0
+        # In the order of their last change, each with the version of that.
+        self._totals: dict[str, tuple[int, WriterTotal]] = {}
+
+    @property
+    def position(self) -> Position:
+        """The epoch, and the sum."""
+        return Position(self.epoch, self.base + self.total)
+
+    def add(self, writer: str, seq: int, position: Position) -> None:
+        """Record that a writer's write has led to `position`."""
+        if position.epoch != self.epoch:
+            self._start_epoch(position.epoch, position.step)
+        known = self._totals.get(writer)
+        total = position.step - self.position.step + (0 if known is None else known[1].total)
+        self._put(WriterTotal(writer, seq, total, position.step))
+        if len(self._totals) > _MAX_WRITERS:
+            self._compact()
+
+    def delta_since(self, version: int) -> CounterDelta:
+        """Return what has changed since a version; 0 for everything."""
+        changed: list[WriterTotal] = []
+        for changed_in, entry in reversed(self._totals.values()):
+            if changed_in <= version:
+                break
+            changed.append(entry)
+        changed.reverse()
+        return CounterDelta(self.epoch, self._compactions, self.base, tuple(changed))
+
+    def merge(self, delta: CounterDelta) -> list[WriterTotal]:
+        """Merge what another copy knows; return the entries that were new here."""
+        if delta.epoch > self.epoch:
+            self._start_epoch(delta.epoch, delta.base)
+        same_epoch = delta.epoch == self.epoch
+        if same_epoch and delta.compactions > self._compactions:
+            # A compaction changes every entry, so the delta is complete: writers that it lacks are in its base.
+            kept = {entry.writer for entry in delta.totals}
+            self._remove(writer for writer in tuple(self._totals) if writer not in kept)
+            self._compactions, self.base = delta.compactions, delta.base
+        elif same_epoch and delta.compactions == self._compactions:
+            self.base = max(self.base, delta.base)
+        new: list[WriterTotal] = []
+        for fields in delta.totals:
+            entry = WriterTotal(*fields)
+            known = self._totals.get(entry.writer)
+            if known is not None and known[1].seq >= entry.seq:
+                continue
+            if same_epoch and delta.compactions < self._compactions and known is None:
+                continue  # in the base already
+            if not same_epoch:
+                entry = entry._replace(total=0 if known is None else known[1].total)
+            self._put(entry)
+            new.append(entry)
+        return new
+
+    def _start_epoch(self, epoch: int, base: int) -> None:
+        # Writes of earlier epochs no longer count, but a repeated one must still be known.
+        self.epoch, self.base, self.total, self._compactions = epoch, base, 0, 0
+        for writer, (version, entry) in self._totals.items():
+            self._totals[writer] = version, entry._replace(total=0)
+
+    def _put(self, entry: WriterTotal) -> None:
+        known = self._totals.pop(entry.writer, None)
+        self.version += 1
+        self.total += entry.total - (0 if known is None else known[1].total)
+        self._totals[entry.writer] = self.version, entry
+
+    def _remove(self, writers: Iterable[str]) -> None:
+        for writer in writers:
+            self.total -= self._totals.pop(writer)[1].total
+
+    def _compact(self) -> None:
+        step = self.position.step
+        self._remove(tuple(self._totals)[: _MAX_WRITERS // 2])
+        self.base = step - self.total
+        self._compactions += 1
+        for _, entry in tuple(self._totals.values()):
+            self._put(entry)  # the next delta has all of them
+
+
+# The actor.
+
+
+class LongPoll(NamedTuple):
     """What a process waits for, and what it knows."""
 
     process: str
     number: int
-    """Counts the wishes of the process; the newest one is in force."""
-    due: int | None
-    """The lowest step that it waits for; None: no step."""
+    """Counts the process's polls; the newest one replaces the others."""
+    threshold: int | None
+    """The lowest step that the process waits for; None: no step."""
     epoch: int
     revision: int
     secs: float
-    """After how long it wants to hear something in any case."""
+    """After how long it is answered in any case."""
 
 
-class Watch:
-    """A wish that is waiting to be granted."""
+class StepActor:
+    """Keeps one run in memory: its state, the leases of its members, and one long poll of each process.
 
-    __slots__ = ("granted", "wish")
+    A reply is its kind ("snapshot", "position", "answer"), its content, the version of the counter, and the counter's delta
+    since the version that came with the call.
 
-    def __init__(self, wish: Wish) -> None:
-        self.wish = wish
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def grant(self) -> None:
-        """Lets it go."""
-        if not self.granted.done():
-            self.granted.set_result(None)
-
-
-class StepKeeper:
-    """Keeps one run in memory: its state, the leases of its members, and one waiting call of each process.
-
-    An answer is its kind ("snapshot", "position", "answer"), its content, the version of the ledger, and what is new in
-    that since the version that came with the call.
-
-    Ray starts it again when its process or its node dies, and it has lost everything then. It answers nothing but `hello`
-    to those who knew its predecessor: they tell it what they know, and what they are repeats itself from there.
+    Ray starts the actor again when its process or its node dies; it has lost everything then. Each call but `connect` has
+    the `incarnation` that the process knows, and an empty reply asks the process to connect again. Processes send what
+    they know when they connect, and repeat their unanswered requests.
     """
 
     def __init__(self) -> None:
-        """Knows nothing."""
-        self.life: str = secrets.token_hex(8)
-        """Another one after each start."""
-        self.watches: dict[str, Watch] = {}
-        """By process."""
+        self.incarnation: str = secrets.token_hex(8)
+        """A different one after each start."""
+        self.polls: dict[str, tuple[LongPoll, asyncio.Future[None]]] = {}
+        """By process, each with the future that answers it."""
         self._state = RunState()
-        self._ledger = Ledger()
+        self._counter = GCounter()
         self._leases: dict[str, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._due: float = 0.0
-        self._lowest: float = math.inf
-        """No watch is due below this step."""
-        self._hearsay: set[str] = set()
-        """Members that others have told of, and that have not come back themselves."""
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._next_expiry: float = 0.0
+        self._lowest_threshold: float = math.inf
+        """Of all polls."""
+        self._unconfirmed: set[str] = set()
+        """Members that other processes have reported, and that have not renewed their leases here."""
         self._calls = 0
 
-    # Calls.
+    # Remote calls.
 
-    async def hello(self, message: bytes) -> bytes:
-        """A process has come, or has come back, and says what it knows: its snapshot, and its ledger.
-
-        The answer begins with the life that this one is in, which comes first in every other call.
-        """
-        known, known_pages = unpacked(message)
-        state, snapshot, pages = self._state, snapshot_of(known), Pages(*known_pages)
-        for entry in self._ledger.merge(pages):
-            state.answers[entry.writer] = entry.seq, Position(pages.epoch, entry.step)
-        state.position = max(state.position, self._ledger.position)
-        self._remember(snapshot)
-        self._tell()
-        return packed(self.life, *self._reply("snapshot", state.snapshot(), 0))
+    async def connect(self, message: bytes) -> bytes:
+        """Merge what a process knows: its snapshot, and its copy of the counter. Reply with the incarnation and a snapshot."""
+        known_snapshot, known_counter = unpack_message(message)
+        state, snapshot, delta = self._state, unpack_snapshot(known_snapshot), CounterDelta(*known_counter)
+        for entry in self._counter.merge(delta):
+            state.answers[entry.writer] = entry.seq, Position(delta.epoch, entry.step)
+        state.position = max(state.position, self._counter.position)
+        self._merge_snapshot(snapshot)
+        self._answer_satisfied()
+        return pack_message(self.incarnation, *self._reply("snapshot", state.snapshot(), 0))
 
     async def apply(self, message: bytes) -> bytes:
-        """Does what is asked for; an empty answer is for those who must say `hello` first."""
+        """Apply a request."""
         self._calls += 1
-        life, since, kind, fields = unpacked(message)
-        if life != self.life:
+        incarnation, since, kind, fields = unpack_message(message)
+        if incarnation != self.incarnation:
             return b""
-        state, request = self._state, request_of(kind, fields)
+        state, request = self._state, unpack_request(kind, fields)
         position, revision = state.position, state.revision
         if isinstance(request, (Join, Lead)):
             answer = state.apply(request)
-            self._hearsay.discard(request.member.id)
-            self._renew(request.member.id, request.member.ttl)
+            self._unconfirmed.discard(request.member.id)
+            self._renew_lease(request.member.id, request.member.ttl)
         else:
-            answered = state.answers.get(request.writer)
+            previous = state.answers.get(request.writer)
             answer = state.apply(request)
-            if state.answers.get(request.writer) is not answered:
-                self._ledger.add(request.writer, request.seq, state.position)
+            if state.answers.get(request.writer) is not previous:
+                self._counter.add(request.writer, request.seq, state.position)
             if isinstance(request, Leave):
                 self._leases.pop(request.id, None)
-        if state.revision != revision or state.position.epoch != position.epoch or state.position.step >= self._lowest:
-            self._tell()
-            await asyncio.sleep(0)  # those who have waited hear of it first
-        return packed(*self._reply("answer", answer, since))
+        if state.revision != revision or state.position.epoch != position.epoch or state.position.step >= self._lowest_threshold:
+            self._answer_satisfied()
+            await asyncio.sleep(0)  # the waiters are answered before the writer
+        return pack_message(*self._reply("answer", answer, since))
 
-    async def look(self, message: bytes) -> bytes:
-        """The run as it is."""
+    async def read(self, message: bytes) -> bytes:
+        """Reply with a snapshot."""
         self._calls += 1
-        life, since = unpacked(message)
-        return packed(*self._reply("snapshot", self._state.snapshot(), since)) if life == self.life else b""
-
-    async def watch(self, message: bytes) -> bytes:
-        """Answers when the wish is granted, when its time is up, or when the process has a newer one."""
-        self._calls += 1
-        life, since, fields = unpacked(message)
-        if life != self.life:
+        incarnation, since = unpack_message(message)
+        if incarnation != self.incarnation:
             return b""
-        wish = Wish(*fields)
-        watch = Watch(wish)
-        if not self._grants(wish) and self._park(watch):
-            timer = asyncio.get_running_loop().call_later(wish.secs, watch.grant)
+        return pack_message(*self._reply("snapshot", self._state.snapshot(), since))
+
+    async def long_poll(self, message: bytes) -> bytes:
+        """Reply when the poll is satisfied, its time is up, or the process has sent a newer one."""
+        self._calls += 1
+        incarnation, since, fields = unpack_message(message)
+        if incarnation != self.incarnation:
+            return b""
+        poll = LongPoll(*fields)
+        if not self._satisfies(poll) and (waiter := self._park(poll)) is not None:
+            timer = asyncio.get_running_loop().call_later(poll.secs, wake, waiter)
             try:
-                await watch.granted
+                await waiter
             finally:
                 timer.cancel()
-                if self.watches.get(wish.process) is watch:
-                    del self.watches[wish.process]
+                parked = self.polls.get(poll.process)
+                if parked is not None and parked[1] is waiter:
+                    del self.polls[poll.process]
         state = self._state
-        if state.revision == wish.revision:
-            return packed(*self._reply("position", state.position, since))
-        return packed(*self._reply("snapshot", state.snapshot(), since))
+        if state.revision == poll.revision:
+            return pack_message(*self._reply("position", state.position, since))
+        return pack_message(*self._reply("snapshot", state.snapshot(), since))
 
     async def leave(self, process: str) -> None:
-        """A process has gone, and waits no more."""
-        watch = self.watches.get(process)
-        if watch is not None:
-            watch.grant()
+        """End the poll of a process that is closing its store."""
+        if process in self.polls:
+            wake(self.polls[process][1])
 
     async def statistics(self) -> dict[str, int]:
-        """Its process, how many wait, and how many calls there have been."""
-        return {"pid": os.getpid(), "waiting": len(self.watches), "calls": self._calls, "members": len(self._state.members)}
+        """Return the id of the actor's process, the number of parked polls, of calls so far, and of members."""
+        return {"pid": os.getpid(), "waiting": len(self.polls), "calls": self._calls, "members": len(self._state.members)}
 
-    # What they do.
+    # Snapshots and polls.
 
     def _reply(self, kind: str, content: Any, since: int) -> tuple[Any, ...]:
-        return kind, content, self._ledger.version, self._ledger.since(since)
+        return kind, content, self._counter.version, self._counter.delta_since(since)
 
-    def _remember(self, snapshot: Snapshot) -> None:
-        """Takes over what this one has not heard of yet."""
+    def _merge_snapshot(self, snapshot: Snapshot) -> None:
+        """Take over what this actor does not know yet."""
         state = self._state
         if snapshot.term > state.term:
             state.term = snapshot.term
@@ -233,77 +348,77 @@ class StepKeeper:
             state.failure = snapshot.failure
         if snapshot.revision >= state.revision:
             state.revision = snapshot.revision + 1
-            # They may have died together with the one who kept their leases: then these run out here.
-            there = {member.id for member in snapshot.members}
-            for id in self._hearsay - there:
+            # A member may have died together with the actor that kept its lease: then the new lease expires here.
+            reported = {member.id for member in snapshot.members}
+            for id in self._unconfirmed - reported:
                 del state.members[id], self._leases[id]
-            self._hearsay &= there
+            self._unconfirmed &= reported
             for member in snapshot.members:
                 if member.id not in state.members:
                     state.members[member.id] = member
-                    self._hearsay.add(member.id)
-                    self._renew(member.id, member.ttl)
+                    self._unconfirmed.add(member.id)
+                    self._renew_lease(member.id, member.ttl)
 
-    def _park(self, watch: Watch) -> bool:
-        """Makes a wish the one in force, unless the process has sent a newer one already."""
-        wish = watch.wish
-        earlier = self.watches.get(wish.process)
+    def _park(self, poll: LongPoll) -> asyncio.Future[None] | None:
+        """Make this the poll of its process, and return what answers it; None if the process has sent a newer one already."""
+        earlier = self.polls.get(poll.process)
         if earlier is not None:
-            if earlier.wish.number > wish.number:
-                return False
-            earlier.grant()
-        self.watches[wish.process] = watch
-        if wish.due is not None:
-            self._lowest = min(self._lowest, wish.due)
-        return True
+            if earlier[0].number > poll.number:
+                return None
+            wake(earlier[1])
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.polls[poll.process] = poll, waiter
+        if poll.threshold is not None:
+            self._lowest_threshold = min(self._lowest_threshold, poll.threshold)
+        return waiter
 
-    def _grants(self, wish: Wish) -> bool:
+    def _satisfies(self, poll: LongPoll) -> bool:
         state = self._state
         epoch, step = state.position
-        return epoch != wish.epoch or state.revision != wish.revision or (wish.due is not None and step >= wish.due)
+        return epoch != poll.epoch or state.revision != poll.revision or (poll.threshold is not None and step >= poll.threshold)
 
-    def _tell(self) -> None:
-        """Something has changed: grants what can be."""
+    def _answer_satisfied(self) -> None:
+        """Answer the polls that are satisfied now."""
         lowest = math.inf
-        for watch in self.watches.values():
-            if watch.granted.done():
+        for poll, waiter in self.polls.values():
+            if waiter.done():
                 continue
-            if self._grants(watch.wish):
-                watch.grant()
-            elif watch.wish.due is not None:
-                lowest = min(lowest, watch.wish.due)
-        self._lowest = lowest
+            if self._satisfies(poll):
+                wake(waiter)
+            elif poll.threshold is not None:
+                lowest = min(lowest, poll.threshold)
+        self._lowest_threshold = lowest
 
     # Leases.
 
-    def _renew(self, id: str, ttl: float) -> None:
+    def _renew_lease(self, id: str, ttl: float) -> None:
         if id in self._state.members:
             self._leases[id] = asyncio.get_running_loop().time() + ttl
-            self._plan()
+            self._schedule_expiry()
 
-    def _plan(self) -> None:
-        due = min(self._leases.values())
-        if self._timer is not None:
-            if self._due <= due:
-                return  # it looks again then
-            self._timer.cancel()
-        self._due = due
-        self._timer = asyncio.get_running_loop().call_at(due, self._run_out)
+    def _schedule_expiry(self) -> None:
+        next_expiry = min(self._leases.values())
+        if self._expiry_timer is not None:
+            if self._next_expiry <= next_expiry:
+                return  # which schedules the next one
+            self._expiry_timer.cancel()
+        self._next_expiry = next_expiry
+        self._expiry_timer = asyncio.get_running_loop().call_at(next_expiry, self._expire_leases)
 
-    def _run_out(self) -> None:
-        self._timer = None
+    def _expire_leases(self) -> None:
+        self._expiry_timer = None
         state, now = self._state, asyncio.get_running_loop().time()
-        late = now - self._due
-        if late > _STOPPED_SECS:
+        late = now - self._next_expiry
+        if late > _LATE_TIMER_SECS:
             self._leases = {id: until + late for id, until in self._leases.items()}
         revision = state.revision
         for id in [id for id, until in self._leases.items() if until <= now]:
             del self._leases[id]
-            self._hearsay.discard(id)
+            self._unconfirmed.discard(id)
             member = state.members.get(id)
             if member is not None:
                 state.expire(id, member.heartbeat)
         if state.revision != revision:
-            self._tell()
+            self._answer_satisfied()
         if self._leases:
-            self._plan()
+            self._schedule_expiry()

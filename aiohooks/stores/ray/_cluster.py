@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from aiohooks._aio.clock import current_clock
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 
 try:
@@ -29,89 +28,89 @@ _ray: Any = ray  # its own types leave most things open
 _lock = threading.Lock()
 
 
-class _Member:
-    """This process's part in a cluster, if it is ours: joined by the first user, left with the last one.
+class _Membership:
+    """This process's membership of a cluster, if `join` made it: ended by the last user.
 
-    Everything is done in one thread that lives as long: the processes of a local cluster end with the thread that started
-    them, and in the main thread Ray would take SIGTERM for itself.
+    One thread joins and leaves, and lives as long: the processes of a local cluster end with the thread that started them,
+    and in the main thread Ray would take over SIGTERM.
     """
 
     users = 0
     thread: threading.Thread | None = None
-    leave: threading.Event
+    end: threading.Event
 
 
 def join(address: str | None, *, timeout: float, **options: Any) -> None:
-    """Makes this process a part of a cluster, unless it is one already; blocks, for seconds. Each `join` needs a `leave`.
+    """Make this process a member of a cluster unless it is one already. Blocks for seconds. Each `join` needs a `leave`.
 
     Args:
-        address: `host:port` of the cluster; "local" starts one of this process's own, which nobody can reach from other machines;
-            None takes RAY_ADDRESS, or the cluster that runs on this machine.
-        timeout: how many seconds to wait for somebody to answer there.
+        address: `host:port` of the cluster; "local" starts one for this process, which other machines cannot reach; None is
+            RAY_ADDRESS, or the cluster that runs on this machine.
+        timeout: how many seconds to wait for an answer from that address.
         options: for `ray.init`.
 
     Raises:
-        StoreUnavailableError: nobody answers there, or says no.
-        InvalidArgumentError: this process is part of another cluster.
+        StoreUnavailableError: there is no answer, or the cluster refuses this process.
+        InvalidArgumentError: this process is a member of another cluster.
     """
     with _lock:
         if not _ray.is_initialized():
-            _begin(address, timeout, options)
-        elif address not in (None, "auto", "local") and address != (there := _ray.get_runtime_context().gcs_address):
-            raise InvalidArgumentError(f"address={address!r}: this process is part of the Ray cluster at {there!r} already")
-        _Member.users += 1
+            _init_ray(address, timeout, options)
+        elif address not in (None, "auto", "local") and address != (current := _ray.get_runtime_context().gcs_address):
+            raise InvalidArgumentError(f"address={address!r}: this process is part of the Ray cluster at {current!r} already")
+        _Membership.users += 1
 
 
 def leave() -> None:
-    """Takes a `join` back; blocks."""
+    """Undo a `join`; blocks."""
     with _lock:
-        _Member.users -= 1
-        if _Member.users == 0 and _Member.thread is not None:
-            _Member.leave.set()
-            _Member.thread.join()
-            _Member.thread = None
+        _Membership.users -= 1
+        if _Membership.users == 0 and _Membership.thread is not None:
+            _Membership.end.set()
+            _Membership.thread.join()
+            _Membership.thread = None
 
 
 def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def _begin(address: str | None, timeout: float, options: dict[str, Any]) -> None:
+def _init_ray(address: str | None, timeout: float, options: dict[str, Any]) -> None:
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     if ":" in where and "://" not in where:
         # Ray itself would try for minutes.
         try:
             socket.create_connection((_host(where), int(where.rpartition(":")[2])), timeout).close()
         except (OSError, ValueError) as error:
-            raise StoreUnavailableError(f"no Ray cluster answers at {where}: {error}. {_HOW}") from error
+            raise StoreUnavailableError(f"no Ray cluster answers at {where}: {error}. {_START_CLUSTER}") from error
     joined: concurrent.futures.Future[None] = concurrent.futures.Future()
-    _Member.leave = threading.Event()
+    _Membership.end = threading.Event()
 
-    def belong() -> None:
+    def stay_member() -> None:
         try:
-            with _on_loopback(where == "local" or _host(where) in ("127.0.0.1", "localhost")), _silent_about_sigterm():
+            with _on_loopback(where == "local" or _host(where) in ("127.0.0.1", "localhost")), _without_sigterm_warning():
                 _ray.init(address=where, configure_logging=False, **options)
         except BaseException as error:
             joined.set_exception(error)
             return
         joined.set_result(None)
-        _Member.leave.wait()
+        _Membership.end.wait()
         _ray.shutdown()
 
-    _Member.thread = threading.Thread(target=belong, name="aiohooks: part of a Ray cluster", daemon=True)
-    _Member.thread.start()
+    _Membership.thread = threading.Thread(target=stay_member, name="aiohooks: member of a Ray cluster", daemon=True)
+    _Membership.thread.start()
     try:
         joined.result()
     except Exception as error:
-        _Member.thread.join()
-        _Member.thread = None
-        raise unavailable(error, f"cannot join the Ray cluster at {where}", answers=":" in where) from error
+        _Membership.thread.join()
+        _Membership.thread = None
+        raise explain_error(error, f"cannot join the Ray cluster at {where}", answers=":" in where) from error
 
 
 @contextlib.contextmanager
 def _on_loopback(wanted: bool) -> Generator[None]:
-    # Its processes listen on all interfaces unless the node's address is the loopback one; and Ray replaces that by another
-    # one, also in an address that it is given, wherever it takes several nodes for possible. On Windows and macOS it does not.
+    # Ray's processes listen on all interfaces unless the node's address is the loopback one, and where it takes several nodes
+    # for possible, Ray replaces that address by another one, even if it was given. On Windows and macOS it does not.
     constants = importlib.import_module("ray._private.ray_constants")
     before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
     if not wanted or before is None:
@@ -125,8 +124,8 @@ def _on_loopback(wanted: bool) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _silent_about_sigterm() -> Generator[None]:
-    # A warning that it has left SIGTERM alone, as it should.
+def _without_sigterm_warning() -> Generator[None]:
+    # Ray warns that it has left SIGTERM alone, which is what is wanted here.
     logger = logging.getLogger("ray._private.worker")
 
     def drop(record: logging.LogRecord) -> bool:
@@ -139,92 +138,75 @@ def _silent_about_sigterm() -> Generator[None]:
         logger.removeFilter(drop)
 
 
-_HOW = 'Start one with `ray start --head --port=6379`, and give its address="host:6379" or set RAY_ADDRESS'
+_START_CLUSTER = 'Start one with `ray start --head --port=6379`, and give its address="host:6379" or set RAY_ADDRESS'
 
 
-def unavailable(error: BaseException, what: str, *, answers: bool = False) -> StoreUnavailableError:
-    """What an error of Ray's means to the users of a store; `answers` tells that somebody is there."""
+def explain_error(error: BaseException, what: str, *, answers: bool = False) -> StoreUnavailableError:
+    """Return the store's error for one of Ray's, beginning with `what`; `answers` if something listens at the address."""
     kind, hint = StoreUnavailableError, ""
     if isinstance(error, AuthenticationError) or (answers and isinstance(error, ConnectionError)):
         kind = StoreRefusedError
         hint = (
-            ". Somebody answers there; if the cluster wants a token, which its log says, set RAY_AUTH_MODE=token and "
+            ". Something answers there; if the cluster requires a token, as its log says, set RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN before Ray is imported, or put the token into ~/.ray/auth_token"
         )
     elif isinstance(error, ConnectionError):
-        hint = f". {_HOW}"
+        hint = f". {_START_CLUSTER}"
     elif isinstance(error, RayTaskError):
         kind, hint = StoreRefusedError, ". All nodes must have the same version of aiohooks and of Python"
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    return kind(f"{what}: {said[-1 if isinstance(error, RayTaskError) else 0]}{hint}")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return kind(f"{what}: {lines[-1 if isinstance(error, RayTaskError) else 0]}{hint}")
 
 
-def is_of_ray(error: BaseException) -> bool:
-    """Whether Ray has raised it."""
+def is_ray_error(error: BaseException) -> bool:
+    """Return whether the error is one of Ray's."""
     return isinstance(error, RayError)
 
 
 def named_actor(kind: type, name: str, namespace: str) -> Any:
-    """The actor of that name, made of `kind` on this node if there is none; blocks.
+    """Return the actor of this name; if there is none, create one from `kind` on this node. Blocks.
 
-    It lives on when this process ends, and is started again, on another node if must be, when its own dies. What was asked of
-    it meanwhile is not repeated: only who asked knows how.
+    The actor outlives this process. When its own process dies, Ray starts it again, on another node if need be; the calls
+    that it had not answered fail, and only their callers know how to repeat them.
     """
-    here = NodeAffinitySchedulingStrategy(_ray.get_runtime_context().get_node_id(), soft=True)
+    this_node = NodeAffinitySchedulingStrategy(_ray.get_runtime_context().get_node_id(), soft=True)
     actor = _ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=100_000)(kind)
-    options = {"lifetime": "detached", "get_if_exists": True, "scheduling_strategy": here}
+    options = {"lifetime": "detached", "get_if_exists": True, "scheduling_strategy": this_node}
     return actor.options(name=name, namespace=namespace, **options).remote()
 
 
 def kill_actor(actor: Any) -> None:
-    """Ends an actor for good; blocks."""
+    """End an actor, which is not started again; blocks."""
     _ray.kill(actor, no_restart=True)
 
 
-def reply_to(call: Any) -> asyncio.Future[Any]:
-    """The result of a call, as a future that may also be settled by somebody else."""
+def result_of(call: Any) -> asyncio.Future[Any]:
+    """Return the result of a remote call as a future of this loop, which the caller may also settle itself."""
     loop = asyncio.get_running_loop()
-    reply: asyncio.Future[Any] = loop.create_future()
+    result: asyncio.Future[Any] = loop.create_future()
 
     def settle(done: concurrent.futures.Future[Any]) -> None:
-        if not reply.done():
+        if not result.done():
             error = done.exception()
             if error is None:
-                reply.set_result(done.result())
+                result.set_result(done.result())
             else:
-                reply.set_exception(error)
-                reply.exception()  # heard: its waiter may have gone
+                result.set_exception(error)
+                result.exception()  # its waiter may be gone: do not log it as never retrieved
 
-    def arrived(done: concurrent.futures.Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+    def on_done(done: concurrent.futures.Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, done)
 
-    call.future().add_done_callback(arrived)
-    return reply
+    call.future().add_done_callback(on_done)
+    return result
 
 
 def submit(fn: Callable[..., Any], argument: Any, name: str, resources: Mapping[str, Any]) -> Any:
-    """Runs `fn(argument)` in some process of the cluster, once; `reply_to` it."""
+    """Run `fn(argument)` once in a process of the cluster; pass what this returns to `result_of`."""
     return _ray.remote(max_retries=0, retry_exceptions=False, **resources)(fn).options(name=name).remote(argument)
 
 
 def cancel_task(task: Any, *, force: bool) -> None:
-    """Interrupts a task, or ends its process by force."""
+    """Interrupt a task; with `force`, end its process."""
     _ray.cancel(task, force=force)
-
-
-async def settled(reply: asyncio.Future[Any], secs: float) -> bool:
-    """Waits until there is a reply, whatever it is, `secs` seconds at most; whether there is one."""
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def end(_: object = None) -> None:
-        if not over.done():
-            over.set_result(None)
-
-    reply.add_done_callback(end)
-    timer = current_clock().call_later(secs, end)
-    try:
-        await over
-    finally:
-        timer.cancel()
-    return reply.done()

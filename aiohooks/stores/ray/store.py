@@ -1,4 +1,4 @@
-"""The step store on a Ray cluster: a named actor keeps the run."""
+"""A step store on a Ray cluster, where a named actor keeps the run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,37 @@ from collections.abc import Generator
 from typing import Any
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks.errors import InvalidArgumentError, StoreUnavailableError
+from aiohooks._validate import check_instance
+from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
 from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.ray import _cluster
-from aiohooks.stores.ray._actor import StepKeeper, Wish, answer_of, kind_of, packed, snapshot_of, unpacked
-from aiohooks.stores.ray._counter import Ledger, Pages
+from aiohooks.stores.ray._actor import (
+    CounterDelta,
+    GCounter,
+    LongPoll,
+    StepActor,
+    pack_message,
+    request_kind,
+    unpack_answer,
+    unpack_message,
+    unpack_snapshot,
+)
 from aiohooks.stores.remote import RemoteStepStore
 
 _GRACE_SECS = 1.0
-"""How much later than its time an answer may be."""
+"""How much later than its time a reply may arrive."""
 _LEAVE_SECS = 1.0
+_REPLACED = object()
+"""Ends a long poll that a newer one replaces."""
 
 
 class RayStepStore(RemoteStepStore):
-    """A step kept by an actor of a Ray cluster; see `RemoteStepStore` for what it does about lost connections.
+    """A step store kept by an actor of a Ray cluster.
 
-    The first process that opens the run makes the actor, on its node; it lives until `forget`. When it dies, Ray starts
-    it again with nothing, and the processes tell it what they know: as long as one of them lives that has heard of a write, the
-    write counts, and once only.
+    The first process that opens the run creates the actor on its own node; it lives until `forget`. When it dies, Ray starts
+    it again without its memory, and the processes send it what they know: a write counts, exactly once, as long as one
+    process that has seen it lives. For lost connections see `RemoteStepStore`.
     """
 
     def __init__(
@@ -38,113 +50,124 @@ class RayStepStore(RemoteStepStore):
         connect_timeout: float = 60.0,
         **remote: Any,
     ) -> None:
-        """Does not connect yet.
+        """Create the store; it connects when it is opened.
 
         Args:
             namespace: the namespace of the actor in the cluster; "aiohooks", if left out.
             run: the name of the run.
-            address: `host:port` of the _cluster, for a process that is not part of one yet; left out, RAY_ADDRESS says it, or
-                it is the cluster that runs on this machine. Processes that Ray has started need none.
-            connect_timeout: see `RemoteStepStore`; to join a cluster takes seconds.
+            address: `host:port` of the cluster, for a process that is not a member of one yet; None is RAY_ADDRESS, or the
+                cluster that runs on this machine. Processes that Ray has started need none.
+            connect_timeout: see `RemoteStepStore`; joining a cluster takes seconds.
             remote: see `RemoteStepStore`.
         """
         super().__init__(run=run, connect_timeout=connect_timeout, **remote)
-        given: object = address
-        if given is not None and not isinstance(given, str):
-            raise InvalidArgumentError(f"address={address!r}: give host:port of a Ray _cluster, or leave it out")
+        check_instance(address, str, "address=", optional=True)
         self._namespace = namespace or "aiohooks"
         self._name = f"aiohooks step {self.run}"
         self._address = address
         self._joined = False
-        self._keeper: Any = None
-        self._life = ""
-        self._ledger = Ledger()
-        self._since = 0
+        self._actor: Any = None
+        self._incarnation = ""  # of the actor
+        self._counter = GCounter()
+        self._counter_version = 0  # the actor's, up to which `_counter` is complete
         self._replies: set[asyncio.Future[Any]] = set()
-        self._wishes = 0
-        self._wish: asyncio.Future[Any] | None = None
-        self._wished: Wish | None = None
+        self._poll_count = 0
+        self._current_poll: tuple[LongPoll, asyncio.Future[Any]] | None = None
 
     # The connection.
 
     async def _open_connection(self) -> None:
-        self._keeper = await to_thread(self._find_keeper, grace_secs=_GRACE_SECS)
+        self._actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
 
     async def _connect(self) -> Snapshot:
         if self._forgotten:
             raise StoreUnavailableError(f"the run {self.run} was forgotten: close {self!r}")
-        keeper = await to_thread(self._find_keeper, grace_secs=_GRACE_SECS)
-        with self._expecting():
-            reply = _cluster.reply_to(keeper.hello.remote(packed(self._snapshot, self._ledger.since(0))))
-        answer = await self._answer(reply, self._connect_timeout)
-        with self._expecting():
-            life, *told = unpacked(answer)
-            self._keeper, self._life, self._since = keeper, life, 0
-            snapshot = self._learn(*told)
+        actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
+        with self._unexpected_reply():
+            reply = _cluster.result_of(actor.connect.remote(pack_message(self._snapshot, self._counter.delta_since(0))))
+        message = await self._wait_reply(reply, self._connect_timeout)
+        with self._unexpected_reply():
+            incarnation, *content = unpack_message(message)
+            self._actor, self._incarnation, self._counter_version = actor, incarnation, 0
+            snapshot = self._merge_reply(*content)
         assert isinstance(snapshot, Snapshot)
         return snapshot
 
-    def _find_keeper(self) -> Any:
+    def _find_actor(self) -> Any:
         if not self._joined:
             _cluster.join(self._address, timeout=self._connect_timeout, log_to_driver=False)
-            if self._waits.closed:  # meanwhile, and nobody waited for this thread any more
+            if self._waits.closed:  # closed meanwhile, without waiting for this thread
                 _cluster.leave()
                 raise StoreUnavailableError(f"{self!r} was closed")
             self._joined = True
         try:
-            return _cluster.named_actor(StepKeeper, self._name, self._namespace)
+            return _cluster.named_actor(StepActor, self._name, self._namespace)
         except Exception as error:
-            raise _cluster.unavailable(error, f"cannot reach the step actor of {self.run}") from error
+            raise _cluster.explain_error(error, f"cannot reach the step actor of {self.run}") from error
 
     async def _watch(self) -> None:
         while True:
-            snapshot, position, due = self._snapshot, self._waits.latest, self._waits.next_threshold
-            self._wishes += 1
-            wish = Wish(
-                self._process, self._wishes, None if due == NO_WAITER else due, position.epoch, snapshot.revision, self._heartbeat
-            )
-            self._wished = wish
-            self._wish = _cluster.reply_to(self._keeper.watch.remote(packed(self._life, self._since, wish)))
+            step, position = self._waits.next_threshold, self._waits.latest
+            threshold = None if step == NO_WAITER else step
+            self._poll_count += 1
+            poll = LongPoll(self._process, self._poll_count, threshold, position.epoch, self._snapshot.revision, self._heartbeat)
+            message = pack_message(self._incarnation, self._counter_version, poll)
+            reply = _cluster.result_of(self._actor.long_poll.remote(message))
+            self._current_poll = poll, reply
             try:
-                told = await self._answer(self._wish, self._heartbeat + _GRACE_SECS)
+                answer = await self._wait_reply(reply, self._heartbeat + _GRACE_SECS)
             finally:
-                self._wish = self._wished = None
-            if told is not _SUPERSEDED:
-                self._report(self._told(told))
-
-    def _report(self, payload: Snapshot | Position | Answer) -> None:
-        if isinstance(payload, Snapshot):
-            self._observe_snapshot(payload)
-        elif isinstance(payload, Position):
-            self._observe(payload)
+                self._current_poll = None
+            if answer is not _REPLACED:
+                content = self._parse_reply(answer)
+                if isinstance(content, Snapshot):
+                    self._observe_snapshot(content)
+                elif isinstance(content, Position):
+                    self._observe(content)
 
     def _subscribe(self, step: int | None) -> None:
         super()._subscribe(step)
-        wish, wished = self._wish, self._wished
-        if wish is None or wished is None or wish.done() or step is None:
+        if self._current_poll is None or step is None:
             return
-        if wished.due is None or step < wished.due:
-            wish.set_result(_SUPERSEDED)  # the next wish takes its place in the actor, too
+        poll, reply = self._current_poll
+        if not reply.done() and (poll.threshold is None or step < poll.threshold):
+            reply.set_result(_REPLACED)  # the next poll replaces it in the actor, too
+
+    async def _close_connection(self) -> None:
+        actor, self._actor = self._actor, None
+        for reply in self._replies:
+            _fail(reply, StoreUnavailableError(f"{self!r} lost the step actor"))
+        if actor is not None and not self._forgotten:
+            left = _cluster.result_of(actor.leave.remote(self._process))
+            if self._waits.closed:  # otherwise the actor is probably gone
+                with contextlib.suppress(StoreUnavailableError):  # its poll there ends after a heartbeat anyway
+                    await self._wait_reply(left, _LEAVE_SECS)
+
+    async def _disconnect(self) -> None:
+        await super()._disconnect()
+        if self._joined:
+            self._joined = False
+            await to_thread(_cluster.leave, grace_secs=_GRACE_SECS)
+
+    # Calls.
 
     async def _request_once(self, request: Request) -> Answer:
-        answer = await self._ask("apply", kind_of(request), request)
+        answer = await self._call_actor("apply", request_kind(request), request)
         assert isinstance(answer, Answer)
         return answer
 
     async def _read_run_once(self) -> Snapshot:
-        snapshot = await self._ask("look")
+        snapshot = await self._call_actor("read")
         assert isinstance(snapshot, Snapshot)
         return snapshot
 
-    async def _ask(self, what: str, *args: Any) -> Snapshot | Position | Answer:
-        keeper = self._keeper
-        if keeper is None:
-            raise StoreUnavailableError(f"{self!r} is not connected to the step actor")
-        call = getattr(keeper, what).remote(packed(self._life, self._since, *args))
-        return self._told(await self._answer(_cluster.reply_to(call)))
+    async def _call_actor(self, method: str, *args: Any) -> Snapshot | Position | Answer:
+        message = pack_message(self._incarnation, self._counter_version, *args)
+        call = getattr(self._current_actor(), method).remote(message)
+        return self._parse_reply(await self._wait_reply(_cluster.result_of(call)))
 
-    async def _answer(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
-        """Waits for a reply; `_close_connection` ends all of these."""
+    async def _wait_reply(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
+        """Wait for a reply, `secs` seconds at most; `_close_connection` ends all of these waits."""
         self._replies.add(reply)
         silent = StoreUnavailableError(f"the step actor of {self.run} has been silent for {secs} s")
         timer = None
@@ -153,62 +176,51 @@ class RayStepStore(RemoteStepStore):
         try:
             return await reply
         except Exception as error:
-            if not _cluster.is_of_ray(error):
+            if not _cluster.is_ray_error(error):
                 raise
-            raise _cluster.unavailable(error, f"the step actor of {self.run} does not answer") from error
+            raise _cluster.explain_error(error, f"the step actor of {self.run} does not answer") from error
         finally:
             self._replies.discard(reply)
             if timer is not None:
                 timer.cancel()
 
-    def _told(self, message: bytes) -> Snapshot | Position | Answer:
+    def _parse_reply(self, message: bytes) -> Snapshot | Position | Answer:
         if not message:
-            raise StoreUnavailableError(f"the step actor of {self.run} was started again, and has to be told what was")
-        with self._expecting():
-            return self._learn(*unpacked(message))
+            raise StoreUnavailableError(f"the step actor of {self.run} was started again without its memory")
+        with self._unexpected_reply():
+            return self._merge_reply(*unpack_message(message))
+
+    def _merge_reply(self, kind: str, content: Any, version: int, delta: Any) -> Snapshot | Position | Answer:
+        """Merge the counter's delta in a reply, and return the content of the reply."""
+        self._counter.merge(CounterDelta(*delta))
+        self._counter_version = max(self._counter_version, version)
+        if kind == "position":
+            return Position(*content)
+        return unpack_answer(content) if kind == "answer" else unpack_snapshot(content)
 
     @contextlib.contextmanager
-    def _expecting(self) -> Generator[None]:
+    def _unexpected_reply(self) -> Generator[None]:
         try:
             yield
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            path = f"the actor {self._name!r} in the namespace {self._namespace!r}"
-            found, expected = f"{type(error).__name__}: {error}", "a step actor of this version of aiohooks"
-            raise damaged_error(self.run, path, found=found, expected=expected, delete="kill that actor") from error
-
-    def _learn(self, kind: str, content: Any, version: int, pages: Any) -> Snapshot | Position | Answer:
-        self._ledger.merge(Pages(*pages))
-        self._since = max(self._since, version)
-        if kind == "position":
-            return Position(*content)
-        return answer_of(content) if kind == "answer" else snapshot_of(content)
-
-    async def _close_connection(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        for reply in self._replies:
-            _fail(reply, StoreUnavailableError(f"{self!r} lost the step actor"))
-        if keeper is not None and not self._forgotten:
-            left = _cluster.reply_to(keeper.leave.remote(self._process))
-            if self._waits.closed:  # otherwise it is broken, as far as one knows
-                with contextlib.suppress(StoreUnavailableError):  # its watch there ends by itself after a heartbeat
-                    await self._answer(left, _LEAVE_SECS)
-
-    async def _disconnect(self) -> None:
-        await super()._disconnect()
-        if self._joined:
-            self._joined = False
-            await to_thread(_cluster.leave, grace_secs=_GRACE_SECS)
+            raise damaged_error(
+                self.run,
+                f"the actor {self._name!r} in the namespace {self._namespace!r}",
+                found=f"{type(error).__name__}: {error}",
+                expected="a step actor of this version of aiohooks",
+                delete="kill that actor",
+            ) from error
 
     async def _delete_run_once(self) -> None:
-        if self._keeper is None:
+        await to_thread(_cluster.kill_actor, self._current_actor(), grace_secs=_GRACE_SECS)
+
+    def _current_actor(self) -> Any:
+        if self._actor is None:
             raise StoreUnavailableError(f"{self!r} is not connected to the step actor")
-        await to_thread(_cluster.kill_actor, self._keeper, grace_secs=_GRACE_SECS)
+        return self._actor
 
 
 def _fail(reply: asyncio.Future[Any], error: StoreUnavailableError) -> None:
     if not reply.done():
         reply.set_exception(error)
-        reply.exception()  # heard: its waiter may have gone
-
-
-_SUPERSEDED = object()
+        reply.exception()  # its waiter may be gone: do not log it as never retrieved
