@@ -116,11 +116,12 @@ def entry(thing: Any) -> Iterator[str]:
         yield code(f"{kind_of(thing)} {name}{signature_text(thing)}")
         yield prose(thing)
         return
-    yield code(f"class {name}{signature_text(thing) if is_made_by_users(thing) else ''}")
     bases = [base for base in thing.__mro__[1:] if base in documented()]
-    nearest = [base for base in bases if not any(issubclass(other, base) for other in bases if other is not base)]
-    if nearest:
-        yield f"A subclass of {' and '.join(f'[{path_of(base)}](#{anchor(path_of(base))})' for base in nearest)}."
+    if not issubclass(thing, BaseException):  # the module of the errors draws their tree
+        yield code(f"class {name}{signature_text(thing) if is_made_by_users(thing) else ''}")
+        nearest = [base for base in bases if not any(issubclass(other, base) for other in bases if other is not base)]
+        links = [f"[{path_of(base)}](#{anchor(path_of(base))})" for base in nearest]
+        yield f"A subclass of {' and '.join(links)}." if links else ""
     yield prose(thing)
     if "__init__" in vars(thing) and is_made_by_users(thing) and not dataclasses.is_dataclass(thing):
         yield prose(thing.__init__)
