@@ -1,4 +1,4 @@
-"""What `python -m aiohooks checkpoints DIR` prints, and how it ends."""
+"""The output and exit code of `python -m aiohooks checkpoints DIR`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.source import ROOT
 
 
 def run(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    """The exit code and the lines that were printed."""
+    """Return the exit code and the printed lines."""
     code = checkpoints(str(path))
     captured = capsys.readouterr()
     return code, (captured.out + captured.err).splitlines()
 
 
 def test_good_ones_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest first, with step, sequence, size, metrics and state; the exit code is 0."""
+    """Newest first, with step, sequence, size, metrics and state; the exit code is 0."""
     one = directory(tmp_path, WatchedFs(), KeepNewest(9))
     one.save({"a": 1}, 5, {})
     one.save({"a": 1}, 12_000, {"accuracy": 0.875, "loss": float("nan")})
@@ -38,8 +38,8 @@ def test_good_ones_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_damage_is_named_with_what_a_restore_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 1, and nothing is changed; after a restore has set it aside it is 0 again."""
+def test_damage_is_listed_with_what_a_restore_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 1, and nothing is changed; after a restore has set the damage aside it is 0 again."""
     paths = saved(tmp_path, 1, 2, 3)
     (paths[2] / "state.msgpack").unlink()
     (paths[0] / "manifest.json").write_bytes(b"")
@@ -63,8 +63,8 @@ def test_damage_is_named_with_what_a_restore_would_do(tmp_path: Path, capsys: py
     assert lines[2].endswith("was set aside as damaged")
 
 
-def test_nothing_good_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what a restore would answer: an error, or None where there has never been one."""
+def test_a_directory_without_a_good_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output says whether a restore would raise or return None."""
     assert run(tmp_path, capsys) == (1, ["There are no checkpoints; a restore would return None."])
     [path] = saved(tmp_path, 1)
     (path / "manifest.json").unlink()
@@ -76,8 +76,8 @@ def test_nothing_good_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[0].endswith("nowhere is not a directory")
 
 
-def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Names of metrics come from a file."""
+def test_control_characters_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of metrics come from a file, so they are not trusted."""
     one = directory(tmp_path, WatchedFs())
     one.save({}, 1, {"a\x1b[31m\n\u202eb\ud800": 1.0})
     one.close()
@@ -93,13 +93,13 @@ def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytes
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (200_000_000, "190.7 MiB"), (5 << 30, "5.0 GiB"), (3 << 50, "3072.0 TiB")],
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
-    """In the unit that fits."""
+    """In the largest unit that fits."""
     assert _readable_size(size) == text
 
 
 @pytest.mark.parametrize("missing", ["numpy", "safetensors", "msgspec"])
-def test_a_missing_package_is_told_when_a_saver_is_made(missing: str) -> None:
-    """With what to install; the package itself imports without it."""
+def test_a_missing_package_is_reported_when_a_saver_is_made(missing: str) -> None:
+    """With what to install; the package itself can be imported without it."""
     code = f"""
 import sys
 sys.modules[{missing!r}] = None

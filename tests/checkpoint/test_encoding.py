@@ -1,4 +1,4 @@
-"""What is saved comes back the same to the last bit, or is refused with the way out."""
+"""A state comes back equal to the last bit, or is refused with a hint; files that no writer makes are refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import datetime
 import enum
 import json
 import random
+import struct
 import types
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,12 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from aiohooks.checkpoint import _encoding
+from aiohooks.checkpoint._format import DamagedError
 from aiohooks.errors import InvalidArgumentError
 from tests.support.checkpoint_files import same
 
 
 def there_and_back(state: dict[str, Any]) -> dict[str, Any]:
-    """Through the bytes of both files."""
+    """Encode and decode a state."""
     data, arrays = _encoding.encode(state)
     file = b"".join(map(bytes, arrays.chunks()))
     assert len(file) == arrays.size
@@ -68,7 +71,7 @@ TREES = st.recursive(
 )
 
 
-# The whole tree is slow to make up; the quick part looks at fewer.
+# Whole trees are slow to generate, hence fewer examples.
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=3))
 def test_any_state_comes_back_the_same(state: dict[str, Any]) -> None:
@@ -120,12 +123,12 @@ EXACTLY = {
 
 @pytest.mark.parametrize("what", EXACTLY)
 def test_what_is_easily_lost_is_kept(what: str) -> None:
-    """Each of these comes back the same to the last bit."""
+    """Each of these comes back equal to the last bit."""
     assert same(there_and_back({what: EXACTLY[what]}), {what: EXACTLY[what]})
 
 
 def test_arrays_that_come_back_belong_to_the_caller() -> None:
-    """They can be written to, and do not share memory with each other or with what was saved."""
+    """They are writable, and share no memory with each other or with what was saved."""
     one = np.arange(3.0)
     one.flags.writeable = False
     back = there_and_back({"a": one, "b": one})
@@ -134,7 +137,7 @@ def test_arrays_that_come_back_belong_to_the_caller() -> None:
 
 
 def test_an_ordered_dict_comes_back_as_a_dict() -> None:
-    """Other mappings that are plain underneath keep their items and order; the docstring of `save` says so."""
+    """An OrderedDict and a mapping proxy keep their items and order, as the docstring of `save` says."""
     state = {"b": collections.OrderedDict(z=1, a=2), "a": types.MappingProxyType({"x": 1})}
     assert same(there_and_back(state), {"b": {"z": 1, "a": 2}, "a": {"x": 1}})
 
@@ -145,8 +148,8 @@ def test_a_file_mapped_into_memory_comes_back_as_an_array(tmp_path: Any) -> None
     assert same(there_and_back({"a": mapped})["a"], np.zeros(5, np.float32))
 
 
-def test_arrays_are_found_by_their_place_in_the_state() -> None:
-    """Names are JSON pointers; what would have the same name, or a reserved one, gets a number."""
+def test_arrays_are_named_by_their_place_in_the_state() -> None:
+    """Names are JSON pointers; equal and reserved names get a number."""
     one = np.zeros(1)
     state = {
         "a": {"b": one, "c/d": one},
@@ -165,7 +168,7 @@ def test_arrays_are_found_by_their_place_in_the_state() -> None:
 
 
 def test_each_array_begins_at_a_multiple_of_its_width() -> None:
-    """The widest come first, so a reader may map the file into memory."""
+    """The widest come first, so that a reader may map the file into memory."""
     state = {name: np.ones(3, name) for name in ("u1", "f8", "f2", "i4", "c16", "b1", "i8")}
     _, arrays = _encoding.encode(state)
     header = json.loads(arrays.header()[8:])
@@ -175,13 +178,13 @@ def test_each_array_begins_at_a_multiple_of_its_width() -> None:
 
 
 class Colour(enum.IntEnum):
-    """An int that is more than an int."""
+    """A subclass of int."""
 
     RED = 1
 
 
 class Point(tuple[int, int]):
-    """A tuple that is more than a tuple."""
+    """A subclass of tuple."""
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -203,7 +206,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_has_no_exact_form_is_refused_with_the_way_out(what: str) -> None:
+def test_what_has_no_exact_form_is_refused_with_a_hint(what: str) -> None:
     """The message names the place in the state, the type, and what to give instead."""
     value, message = REFUSED[what]
     with pytest.raises(InvalidArgumentError, match=message) as caught:
@@ -213,13 +216,13 @@ def test_what_has_no_exact_form_is_refused_with_the_way_out(what: str) -> None:
 
 @pytest.mark.parametrize("key", [None, 1.0, (1,), True, b"a", 2**64, np.int64(1), "\ud800"])
 def test_keys_are_text_or_ints(key: Any) -> None:
-    """Other keys would come back as something else."""
+    """Other keys would come back as another type."""
     with pytest.raises(InvalidArgumentError, match="state"):
         _encoding.encode({"a": {key: 1}})
 
 
 def test_a_state_is_a_mapping_of_finite_depth() -> None:
-    """A list is no state, and one that contains itself does not end."""
+    """A list is not a state, and one that contains itself is refused."""
     loop: list[Any] = []
     loop.append(loop)
     for state in ([1], None, {"a": loop}):
@@ -228,7 +231,82 @@ def test_a_state_is_a_mapping_of_finite_depth() -> None:
 
 
 def test_the_same_state_gives_the_same_bytes() -> None:
-    """Nothing of the moment is in a checkpoint: no time, no address, no order of a hash."""
+    """A checkpoint has no time, no address, and no order of a hash."""
     parts = [_encoding.encode({"a": np.arange(3), "b": {"c": (1, 2**99)}}) for _ in range(2)]
     assert parts[0][0] == parts[1][0]
     assert [*map(bytes, parts[0][1].chunks())] == [*map(bytes, parts[1][1].chunks())]
+
+
+# Files with the right checksums that no writer makes
+
+
+def test_states_that_no_writer_makes_are_refused() -> None:
+    """Checksums do not prove that a writer of ours made a file: every part of both files is checked."""
+    data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
+    good = b"".join(map(bytes, arrays.chunks()))
+    assert _encoding.decode(data, good)["a"].tolist() == [0, 1, 2, 3]
+
+    def tree(value: Any) -> bytes:
+        return msgspec.msgpack.encode({"x": value})
+
+    def ext(code: int, *items: Any) -> bytes:
+        return tree(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(list(items))))
+
+    deep: Any = 1
+    for _ in range(200):
+        deep = msgspec.msgpack.Ext(1, msgspec.msgpack.encode([deep]))
+    plain = msgspec.msgpack.Ext
+    wrong = [
+        b"", b"\xc1", data[:-1], data + b"\0", msgspec.msgpack.encode([1]), b"\x91" * 1_000_000, b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff", b"\x81\xa1\xff\x00", b"\x81\x80\x00", tree(deep), tree(1),
+        tree(plain(99, b"")), tree(plain(1, b"\x81\xa1a\x00")), tree(plain(2, b"\1\0\0\0\0")), tree(plain(2, b"")),
+        tree(plain(3, b"123")), ext(4, "a"), ext(4, "b", "<i4", [4]), ext(4, 5, "<i4", [4]), ext(4, "a", None, [4]),
+        ext(5, "<i4", b"123"), ext(5, "<U1", b"1234"), ext(5, "<i4", "1234"), ext(5, "|O", b"12345678"),
+    ]  # fmt: skip
+    shapes: list[Any] = [[5], [2, 2], [-4], [True, 4], "4", [2**62, 2**62, 0], [1] * 100 + [4], [[4]], None]
+    dtypes = [
+        "<u4",
+        "<f4",
+        "|O",
+        "O",
+        "<i4,<i4",
+        "|V16",
+        "<i3",
+        "=i4",
+        "i4",
+        "os.system",
+        "<U4",
+        "<U" + "9" * 30,
+        "<M8[foo]",
+        "<M8",
+    ]
+    wrong += [ext(4, "a", "<i4", shape) for shape in shapes]
+    wrong += [ext(4, "a", dtype, shape) for dtype in dtypes for shape in ([4], [1], [0])]
+    for one in wrong:
+        with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
+            _encoding.decode(one, good)
+
+
+def test_array_files_that_no_writer_makes_are_refused() -> None:
+    """Overlaps, gaps, trailing bytes, a huge header: the safetensors library or the decoder refuses them."""
+    data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
+    good = b"".join(map(bytes, arrays.chunks()))
+
+    def file(header: Any, body: bytes = good[-16:]) -> bytes:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + body
+
+    def entry(begin: int, end: int, shape: list[int] | None = None) -> dict[str, Any]:
+        return {"dtype": "I32", "shape": [4] if shape is None else shape, "data_offsets": [begin, end]}
+
+    wrong = [
+        b"", good[:-1], good + b"\0", struct.pack("<Q", 2**63) + good[8:], struct.pack("<Q", 200_000_000) + good[8:],
+        file(b"["), file(b"{" * 10_000), file({}),
+        file({"a": entry(0, 12)}), file({"a": entry(4, 20)}), file({"a": entry(16, 0)}),
+        file({"a": entry(0, 16), "b": entry(0, 16)}), file({"a": entry(0, 16), "b": entry(16, 16, [0])}),
+        file({"a": entry(0, 16, [2**62, 4])}), file({"b": entry(0, 16)}), file({"a": {**entry(0, 16), "dtype": "PICKLE"}}),
+        file({"a": {**entry(0, 16), "dtype": "F32"}}),
+    ]  # fmt: skip
+    for one in wrong:
+        with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
+            _encoding.decode(data, one)

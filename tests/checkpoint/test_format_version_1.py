@@ -1,6 +1,6 @@
-"""Version 1 of the format is read for ever, and written the same to the byte on every Python.
+"""Version 1 of the format is always read, and written with the same bytes on every Python.
 
-`python -m tests.checkpoint.test_format_version_1` writes the files anew; that is only right before a release of a new version.
+`python -m tests.checkpoint.test_format_version_1` writes the files again; only before the release of a new version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ METRICS = {"loss": 0.1, "größe": 1e300, "astray": float("nan"), "over": float(
 
 
 def golden_state() -> dict[str, Any]:
-    """One value of each kind, the ones that are easily lost among them."""
+    """Return a state with a value of each kind, including those that are easily lost."""
     bits = np.array([0x7FF8000000000001, 0xFFF0000000000123, 0x8000000000000000, 1], np.uint64)
     return {
         "variables": {
@@ -60,7 +60,7 @@ def golden_state() -> dict[str, Any]:
 
 
 def write(path: Path) -> Path:
-    """Saves the golden state."""
+    """Save the golden state."""
     one = directory(path)
     try:
         return one.save(golden_state(), 1234, dict(sorted(METRICS.items()))).path
@@ -69,7 +69,7 @@ def write(path: Path) -> Path:
 
 
 def test_version_1_is_read() -> None:
-    """The files in the repository come back as the state that they were made of."""
+    """The files in the repository are read as the state that they were made from."""
     restored = directory(GOLDEN, read_only=True).restore(None)
     assert restored is not None
     assert same(restored.state, golden_state())
@@ -78,15 +78,15 @@ def test_version_1_is_read() -> None:
 
 
 def test_the_same_bytes_are_written(tmp_path: Path) -> None:
-    """By whatever Python and numpy this runs on."""
+    """By every Python and numpy."""
     path = write(tmp_path)
     assert path.name == NAME
     for file in FILES:
         assert (path / file).read_bytes() == (GOLDEN / NAME / file).read_bytes(), file
 
 
-def test_the_manifest_says_no_more_than_it_should() -> None:
-    """No time, no host, no path; the metrics that JSON has no numbers for are text."""
+def test_the_manifest_has_no_other_entries() -> None:
+    """No time, host or path; metrics that are not valid JSON numbers are text."""
     content = json.loads((GOLDEN / NAME / "manifest.json").read_bytes())
     assert sorted(content) == ["checksum", "files", "format", "metrics", "sequence", "step", "version"]
     assert (content["format"], content["version"]) == ("aiohooks-checkpoint", 1)
@@ -94,8 +94,8 @@ def test_the_manifest_says_no_more_than_it_should() -> None:
     assert sorted(content["files"]) == ["arrays.safetensors", "state.msgpack"]
 
 
-def test_others_can_read_the_arrays() -> None:
-    """The file is plain safetensors: its own reader finds the arrays under their place in the state."""
+def test_other_programs_can_read_the_arrays() -> None:
+    """The reader of safetensors finds the arrays under their place in the state."""
     found = safetensors.numpy.load_file(GOLDEN / NAME / "arrays.safetensors")
     assert same(found["variables/weights"], golden_state()["variables"]["weights"])
     assert found["variables/big-endian"].tolist() == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""The keep policies: pure functions of the checkpoints there are."""
+"""The keep policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiohooks.errors import InvalidArgumentError
 
 
 def made(*steps: int, losses: Sequence[float | None] = ()) -> list[Checkpoint]:
-    """Checkpoints of these steps in the order of their commits, with a loss where one is given."""
+    """Return checkpoints of these steps in the order of their commits, with a loss where one is given."""
     found: list[Checkpoint] = []
     for place, step in enumerate(steps):
         loss = losses[place] if place < len(losses) else None
@@ -26,21 +26,21 @@ def made(*steps: int, losses: Sequence[float | None] = ()) -> list[Checkpoint]:
 
 
 def kept(policy: KeepPolicy, checkpoints: list[Checkpoint]) -> list[int]:
-    """The sequences a policy keeps, whatever order the checkpoints come in."""
+    """Return the sequences that a policy keeps, whatever the order of the checkpoints."""
     mixed = random.Random(1).sample(checkpoints, len(checkpoints))
     assert policy.kept(mixed) == policy.kept(checkpoints)
     return sorted(each.sequence for each in policy.kept(mixed))
 
 
 def test_the_newest_are_those_committed_last() -> None:
-    """Also where the step went back."""
+    """Also where the step was reset."""
     assert kept(KeepNewest(2), made(10, 30, 20, 15)) == [3, 4]
     assert kept(KeepNewest(9), made(1, 2)) == [1, 2]
     assert kept(KeepNewest(), made(*range(8))) == [4, 5, 6, 7, 8]
 
 
 def test_the_best_by_a_metric_and_the_newest() -> None:
-    """Less is better with "min", more with "max"; of equal ones the newer; without a number never."""
+    """Lower is better with "min", higher with "max"; the newer of equals; never one without a number."""
     losses = [2.0, 1.0, math.nan, None, 1.0, -math.inf, 3.0]
     these = made(*range(7), losses=losses)
     assert kept(KeepBest(2, "loss"), these) == [5, 6, 7]
@@ -49,14 +49,14 @@ def test_the_best_by_a_metric_and_the_newest() -> None:
     assert kept(KeepBest(1, "accuracy"), these) == [7]
 
 
-def test_the_first_of_each_stretch_and_the_newest() -> None:
-    """Steps need not be exact multiples: a checkpoint by time stands in for the multiple before it."""
+def test_the_first_of_each_interval_and_the_newest() -> None:
+    """Steps need not be multiples: the first checkpoint after a multiple counts for it."""
     assert kept(KeepEvery(100), made(0, 50, 101, 150, 200, 299, 450, 460)) == [1, 3, 5, 7, 8]
     assert kept(KeepEvery(1), made(3, 4)) == [1, 2]
 
 
 def test_policies_are_combined() -> None:
-    """What either keeps is kept; three of them too."""
+    """What any part keeps is kept."""
     these = made(0, 10, 20, 30, 40, losses=[0.1, 0.5, 0.3, 0.4, 0.9])
     both = KeepNewest(2) | KeepBest(1, "loss")
     assert kept(both, these) == [1, 4, 5]
@@ -78,10 +78,8 @@ POLICIES = st.recursive(
 
 
 @given(POLICIES, st.lists(st.tuples(st.integers(0, 200), st.none() | st.floats()), max_size=20))
-def test_every_policy_keeps_the_newest_and_nothing_else_than_there_is(
-    policy: KeepPolicy, what: list[tuple[int, float | None]]
-) -> None:
-    """And asked again about what it kept, it keeps all of that."""
+def test_every_policy_keeps_the_newest_and_only_existing_ones(policy: KeepPolicy, what: list[tuple[int, float | None]]) -> None:
+    """Applied again to what it kept, it keeps all of it."""
     these = made(*(step for step, _ in what), losses=[loss for _, loss in what])
     found = policy.kept(these)
     assert found <= set(these)
@@ -103,7 +101,7 @@ def test_every_policy_keeps_the_newest_and_nothing_else_than_there_is(
         lambda: KeepBest(1, "loss", "least"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_meant_is_refused(make: Any) -> None:
+def test_invalid_arguments_are_refused(make: Any) -> None:
     """The message has the value and what to give."""
     with pytest.raises(InvalidArgumentError, match=r" is .*; give "):
         make()

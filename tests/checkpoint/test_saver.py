@@ -1,4 +1,4 @@
-"""A Saver: what is saved is durable, the newest good one is restored, damaged ones are set aside and reported."""
+"""Saver: saving, restoring the newest good checkpoint, setting damaged ones aside, and what is kept."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.checkpoint_files import WatchedFs, names, same, saved, saver_
 
 
 def damage(path: Path, file: str = "arrays.safetensors") -> None:
-    """Changes the last byte of a file of a checkpoint."""
+    """Change the last byte of a file of a checkpoint."""
     data = bytearray((path / file).read_bytes())
     data[-1] ^= 1
     (path / file).write_bytes(data)
 
 
 async def test_a_saved_state_is_restored(tmp_path: Path) -> None:
-    """Another Saver finds what one has saved, with step, sequence, metrics and place."""
+    """Another Saver restores what one has saved, with step, sequence, metrics and path."""
     async with Saver(tmp_path / "a" / "b") as saver:
         one = await saver.save(state_of(3), 3, metrics={"loss": np.float32(0.5), "acc": float("nan")})
     assert (one.step, one.sequence, one.path.name) == (3, 1, "step-000000000003.000001")
@@ -41,7 +41,7 @@ async def test_a_saved_state_is_restored(tmp_path: Path) -> None:
 
 
 async def test_nothing_saved_is_none(tmp_path: Path) -> None:
-    """A directory that is new, empty or has other things in it gives None, and those things stay."""
+    """A directory that is new, empty or has other entries restores None, and the entries are kept."""
     async with Saver(tmp_path) as saver:
         assert await saver.restore() is None
         for other in (
@@ -59,7 +59,7 @@ async def test_nothing_saved_is_none(tmp_path: Path) -> None:
 
 
 async def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
-    """Not the one of the highest step: after going back, what was saved since is what counts."""
+    """Not the one with the highest step: after a reset, what was saved since counts."""
     async with Saver(tmp_path) as saver:
         for step in (10, 20, 15):
             await saver.save(state_of(step), step)
@@ -73,7 +73,7 @@ async def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
 
 
 async def test_a_step_saved_again_replaces_the_older_one(tmp_path: Path) -> None:
-    """Once the new one is durable; until then the older one is there."""
+    """Once the new one is durable, and not before."""
     fs = WatchedFs()
     async with saver_over(fs, tmp_path) as saver:
         await saver.save({"a": 1}, 5)
@@ -86,8 +86,8 @@ async def test_a_step_saved_again_replaces_the_older_one(tmp_path: Path) -> None
         assert restored.state == {"a": 2}
 
 
-async def test_a_step_that_is_not_there_is_an_error_that_says_what_is(tmp_path: Path) -> None:
-    """It is not a damaged one, so the error is the plain one."""
+async def test_a_missing_step_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
+    """It is not damage, so the error is a plain CheckpointError."""
     async with Saver(tmp_path) as saver:
         with pytest.raises(CheckpointError, match="no checkpoint of step 7; there are: none at all"):
             await saver.restore(7)
@@ -104,10 +104,10 @@ async def test_a_step_that_is_not_there_is_an_error_that_says_what_is(tmp_path: 
 
 
 @pytest.mark.parametrize("file", ["arrays.safetensors", "state.msgpack", "manifest.json"])
-async def test_a_damaged_one_is_passed_over_set_aside_and_reported(
+async def test_a_damaged_one_is_skipped_set_aside_and_reported(
     tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The one before it is restored; the damaged one is renamed, not removed; the log has file and reason."""
+    """The one before is restored; the damaged one is renamed, not removed; the log names file and reason."""
     paths = saved(tmp_path, 1, 2)
     damage(paths[1], file)
     with caplog.at_level(logging.WARNING, "aiohooks"):
@@ -125,7 +125,7 @@ async def test_a_damaged_one_is_passed_over_set_aside_and_reported(
 
 
 async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path) -> None:
-    """A run whose checkpoints are all damaged does not begin anew in silence, also at the second try."""
+    """A run whose checkpoints are all damaged does not silently start from the beginning, also at the second attempt."""
     for path in saved(tmp_path, 1, 2):
         damage(path)
     for _ in range(2):
@@ -140,8 +140,8 @@ async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path) -> N
         assert (await saver.restore()) is not None
 
 
-async def test_a_damaged_one_of_the_wanted_step_is_an_error(tmp_path: Path) -> None:
-    """Another step is not what was asked for."""
+async def test_a_damaged_one_of_the_requested_step_is_an_error(tmp_path: Path) -> None:
+    """Another step is not restored instead."""
     paths = saved(tmp_path, 1, 2)
     damage(paths[1])
     async with Saver(tmp_path) as saver:
@@ -150,8 +150,8 @@ async def test_a_damaged_one_of_the_wanted_step_is_an_error(tmp_path: Path) -> N
         assert (await saver.restore(1)) is not None
 
 
-async def test_what_was_set_aside_twice_gets_another_name(tmp_path: Path) -> None:
-    """Nothing is overwritten when a checkpoint of that name was set aside before."""
+async def test_a_name_set_aside_before_gets_a_number(tmp_path: Path) -> None:
+    """A checkpoint that was set aside before is not overwritten."""
     path = saved(tmp_path, 1, 2)[1]
     copy = shutil.copytree(path, tmp_path / "copy")
     for _ in range(2):
@@ -164,7 +164,7 @@ async def test_what_was_set_aside_twice_gets_another_name(tmp_path: Path) -> Non
 
 
 async def test_a_checkpoint_may_be_copied(tmp_path: Path) -> None:
-    """A directory that a user copied elsewhere is as good as the first."""
+    """A copied directory can be restored from."""
     saved(tmp_path / "a", 1, 2)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     async with Saver(tmp_path / "b") as saver:
@@ -174,7 +174,7 @@ async def test_a_checkpoint_may_be_copied(tmp_path: Path) -> None:
 
 
 async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
-    """It needs no lock, so it can be asked while somebody writes."""
+    """It needs no lock, so it works beside a writer."""
     paths = saved(tmp_path, 1, 2, 3)
     damage(paths[1])
     before = names(tmp_path)
@@ -193,11 +193,11 @@ async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-# What is kept
+# Policies
 
 
 async def test_what_the_policy_does_not_keep_is_removed(tmp_path: Path) -> None:
-    """Best by metric or newest; one that cannot be read is not removed either."""
+    """The best by metric and the newest are kept; one that cannot be read is not removed either."""
     async with Saver(tmp_path, keep=KeepNewest(2) | KeepBest(1, "loss")) as saver:
         for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, float("nan")]):
             await saver.save(state_of(step), step, metrics={"loss": loss})
@@ -209,21 +209,21 @@ async def test_what_the_policy_does_not_keep_is_removed(tmp_path: Path) -> None:
 
 
 class Nothing(KeepPolicy):
-    """Wants to keep nothing."""
+    """Keeps nothing."""
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         return set()
 
 
 class Broken(KeepPolicy):
-    """Cannot say."""
+    """Fails."""
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         raise LookupError("no idea")
 
 
-async def test_the_one_just_saved_stays_whatever_the_policy_says(tmp_path: Path) -> None:
-    """A policy that keeps nothing keeps the newest."""
+async def test_the_newest_is_kept_whatever_the_policy(tmp_path: Path) -> None:
+    """A policy that keeps nothing does not remove the newest."""
     async with Saver(tmp_path, keep=Nothing()) as saver:
         await saver.save({}, 1)
         await saver.save({}, 2)
@@ -231,7 +231,7 @@ async def test_the_one_just_saved_stays_whatever_the_policy_says(tmp_path: Path)
 
 
 async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The checkpoint is durable by then: saving does not fail for it, and the log has the error."""
+    """The checkpoint is durable by then, so the save succeeds, and the error is logged."""
     async with Saver(tmp_path, keep=Broken()) as saver:
         await saver.save({}, 1)
         await saver.save({}, 2)
@@ -243,7 +243,7 @@ async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytes
 
 
 async def test_the_order_of_a_commit(tmp_path: Path) -> None:
-    """Every file, then the directory, are synced before the rename; the parent after it; only then others are removed."""
+    """Each file and then the directory are synced before the rename, the parent after it; only then are others removed."""
     fs = WatchedFs()
     async with saver_over(fs, tmp_path, keep=KeepNewest(1)) as saver:
         await saver.save(state_of(1), 1)
@@ -283,7 +283,7 @@ class ListingFs(WatchedFs):
 
 
 async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
-    """No copy is made: each write of array bytes lies in the array, and saving takes no memory of its size."""
+    """Arrays are not copied: the bytes written are in the array, and a save does not allocate memory of its size."""
     array = np.zeros(8 << 20, np.uint8)
     start = array.ctypes.data
     fs = WatchedFs()
@@ -302,7 +302,7 @@ async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_save_is_there_as_a_whole(tmp_path: Path) -> None:
-    """The cancel waits for the thread; what it did is one good checkpoint, and the Saver goes on."""
+    """The cancel waits for the thread, which completes a good checkpoint; the Saver can be used again."""
     fs = WatchedFs()
     task: asyncio.Task[Any] | None = None
     loop = asyncio.get_running_loop()
@@ -333,7 +333,7 @@ async def test_saves_of_several_tasks_take_turns(tmp_path: Path) -> None:
 
 
 async def test_nothing_stays_open(tmp_path: Path) -> None:
-    """After `aclose`, which may be called twice, no file is open; the Saver can be used again."""
+    """After `aclose`, also after the second one, no file is open; the Saver can be used again."""
     fs = WatchedFs()
     saver = saver_over(fs, tmp_path)
     for step in range(2):
@@ -346,19 +346,19 @@ async def test_nothing_stays_open(tmp_path: Path) -> None:
         assert fs.opened == set()
 
 
-# Bad calls
+# Invalid arguments
 
 
 @pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, 2**63])
 async def test_a_step_is_an_int_of_0_or_more(tmp_path: Path, step: Any) -> None:
-    """A bad one is refused before anything is touched."""
+    """Anything else is refused before any file is touched."""
     with pytest.raises(InvalidArgumentError, match="step is"):
         await Saver(tmp_path / "a").save({}, step)
     assert not (tmp_path / "a").exists()
 
 
 async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
-    """2**63 - 1, and one of numpy, come back."""
+    """2**63 - 1 and an integer of numpy are accepted."""
     async with Saver(tmp_path) as saver:
         await saver.save({}, 2**63 - 1)
         await saver.save({}, np.int64(7))  # type: ignore[arg-type]
@@ -369,7 +369,7 @@ async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
     "metrics", [[1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)}, {str(key): 0.0 for key in range(70_000)}]
 )
 async def test_metrics_are_numbers_by_name(tmp_path: Path, metrics: Any) -> None:
-    """A bad one is refused, and so are too many for a manifest."""
+    """Anything else is refused, and so are too many for a manifest."""
     with pytest.raises(InvalidArgumentError, match="metrics"):
         await Saver(tmp_path).save({}, 1, metrics=metrics)
 
@@ -386,7 +386,7 @@ def test_options_are_checked_when_the_saver_is_made(tmp_path: Path, options: dic
 
 
 async def test_a_refused_state_touches_nothing(tmp_path: Path) -> None:
-    """It is looked at before anything is written."""
+    """The state is checked before anything is written."""
     with pytest.raises(InvalidArgumentError, match=r"state\['a'\]"):
         await Saver(tmp_path / "x").save({"a": object()}, 1)
     assert not (tmp_path / "x").exists()

@@ -1,4 +1,4 @@
-"""CheckpointSaverHook: when it saves, what goes on meanwhile, and what it saves."""
+"""CheckpointSaverHook: when it saves, what happens meanwhile, and what it saves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_which_steps_are_saved(
 
 
 async def test_a_period_of_seconds(tmp_path: Path) -> None:
-    """Counted by the clock from the beginning, and then from the last save; a step that is saved is not saved again."""
+    """Counted from the beginning, and then from the last save; no step is saved twice."""
     hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10), keep=ah.checkpoint.KeepNewest(100))
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
@@ -68,8 +68,8 @@ async def test_a_period_of_seconds(tmp_path: Path) -> None:
     assert await on_disk(tmp_path) == [0, 2, 4, 5]
 
 
-async def test_looking_does_not_save_again(tmp_path: Path) -> None:
-    """Runs that do not move the step are no reason to save it again, however long they take."""
+async def test_runs_without_a_step_are_not_saved(tmp_path: Path) -> None:
+    """Runs that do not advance the step do not save it again, however long they take."""
     hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10))
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
@@ -80,8 +80,8 @@ async def test_looking_does_not_save_again(tmp_path: Path) -> None:
     assert (hook.saved, await on_disk(tmp_path)) == (2, [0, 1])
 
 
-async def test_each_session_begins_anew(tmp_path: Path) -> None:
-    """One hook object in a second session counts and saves as a new one; its directory is free in between."""
+async def test_a_second_session_resets_the_hook(tmp_path: Path) -> None:
+    """In a second session the hook counts and saves like a new one; its directory is unlocked in between."""
     hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2), save_on_begin=False)
     for saved in (2, 2):
         await train(array_graph(), [hook], 3)
@@ -93,8 +93,8 @@ async def test_each_session_begins_anew(tmp_path: Path) -> None:
 # -- in the background
 
 
-async def test_training_goes_on_while_it_writes(tmp_path: Path) -> None:
-    """Runs are made while a checkpoint is being written; it is told of when it is durable, and not before."""
+async def test_training_continues_during_a_write(tmp_path: Path) -> None:
+    """Runs continue while a checkpoint is written; listeners are called when it is durable, and not before."""
     saver, listener = HeldSaver(tmp_path), Listener()
     hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), listeners=[listener], save_on_begin=False)
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
@@ -110,7 +110,7 @@ async def test_training_goes_on_while_it_writes(tmp_path: Path) -> None:
 
 
 async def test_what_is_saved_is_the_state_of_that_step(tmp_path: Path) -> None:
-    """The variables, the tracked objects and the hooks go on changing while they are written; what they were is saved."""
+    """Variables, tracked objects and hooks may change during the write; their state at the step is saved."""
     saver, counter, tracked = HeldSaver(tmp_path), Counter(), Counter()
     creator = ah.ChiefSessionCreator(array_graph(), scaffold=ah.Scaffold(tracked={"loader": tracked}))
     hook = saving(saver, every=ah.Every(at=[2]), save_on_begin=False, save_on_end=False)
@@ -129,7 +129,7 @@ async def test_what_is_saved_is_the_state_of_that_step(tmp_path: Path) -> None:
 
 
 class Counter(ah.SessionRunHook):
-    """A hook with a state: the steps it has seen. Its list is changed in place."""
+    """A hook whose state is the list of its steps, which it changes in place."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -145,8 +145,8 @@ class Counter(ah.SessionRunHook):
 
 
 async def test_one_is_written_at_a_time(tmp_path: Path) -> None:
-    """A save that is due while the one before is written waits for it, inside its step."""
-    saver = HeldSaver(tmp_path)  # says so if there are two
+    """A save that is due during a write waits for it, inside its step."""
+    saver = HeldSaver(tmp_path)  # asserts that there is one at a time
     async with saver, ah.AsyncMonitoredSession(array_graph(), [saving(saver, save_on_begin=False)]) as session:
         await session.run("train")
         second = asyncio.create_task(session.run("train"))
@@ -160,7 +160,7 @@ async def test_one_is_written_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
-    """With "skip" no run waits; the save is tried again after each run until there is room for it."""
+    """With "skip" no run waits; the save is tried again after each run until there is no write."""
     saver, listener = HeldSaver(tmp_path), Listener()
     hook = saving(saver, every=ah.Every(steps=3), listeners=[listener], on_busy="skip", save_on_begin=False, save_on_end=False)
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
@@ -175,8 +175,8 @@ async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
     assert await on_disk(tmp_path) == [3, 8]
 
 
-async def test_steps_that_never_suspend_leave_room_for_the_write(tmp_path: Path) -> None:
-    """Steps of plain functions never let the loop go on by themselves; saves begin, end and are told of all the same."""
+async def test_steps_that_never_suspend_let_the_write_continue(tmp_path: Path) -> None:
+    """Even if steps never yield to the loop, saves begin and end, and listeners are called."""
 
     class QuickSaver(ah.Saver):
         async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
@@ -192,7 +192,7 @@ async def test_steps_that_never_suspend_leave_room_for_the_write(tmp_path: Path)
 
 
 async def test_in_the_foreground_the_step_waits(tmp_path: Path) -> None:
-    """With `background=False` a run is over when its checkpoint is durable and the listeners have been told."""
+    """With `background=False` a run ends when its checkpoint is durable and the listeners have been called."""
     saver, listener = HeldSaver(tmp_path), Listener()
     hook = saving(saver, background=False, listeners=[listener], save_on_begin=False)
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
@@ -205,8 +205,8 @@ async def test_in_the_foreground_the_step_waits(tmp_path: Path) -> None:
 
 
 @both_ways
-async def test_old_values_are_let_go_when_they_are_written(tmp_path: Path, background: bool) -> None:
-    """Not later than the write ends nothing holds the values of an earlier step, neither here nor in an idle thread."""
+async def test_old_values_are_released_after_the_write(tmp_path: Path, background: bool) -> None:
+    """After the write nothing refers to the values of an earlier step, not even an idle worker thread."""
     saver, listener = HeldSaver(tmp_path, held=background), Listener()
     hook = saving(saver, every=ah.Every(steps=2), background=background, listeners=[listener], save_on_begin=False)
     async with saver, ah.AsyncMonitoredSession(array_graph(1000), [hook]) as session:
@@ -224,14 +224,14 @@ async def test_old_values_are_let_go_when_they_are_written(tmp_path: Path, backg
         saver.let(2)
         await listener.wait_saved(2)
         gc.collect()
-        await until_true(lambda: of_steps[2]() is None)  # the thread forgets its work right after it has answered
+        await until_true(lambda: of_steps[2]() is None)  # the thread releases its arguments right after its result is set
 
 
 # -- what is saved with it
 
 
 async def test_metrics_say_which_are_best(tmp_path: Path) -> None:
-    """What the metrics were in the run that is saved is in the checkpoint, and `KeepBest` goes by it."""
+    """The metrics of the run that is saved are in the checkpoint, and `KeepBest` compares them."""
     losses = iter([5.0, 1.0, 4.0, 2.0, 3.0])
 
     async def step() -> dict[str, Any]:
@@ -252,7 +252,7 @@ async def test_metrics_say_which_are_best(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["high", None, np.zeros(3)], ids=repr)
 async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
-    """Something else is refused in the step in which it would have been saved, by its name."""
+    """Anything else is refused by name, in the step that would save it."""
 
     async def step() -> dict[str, Any]:
         return {"loss": value}
@@ -267,22 +267,22 @@ async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
 
 
 async def test_the_directory_of_the_creator(tmp_path: Path) -> None:
-    """Without a directory, or with the same one, the creator's saver is used, so there is one writer."""
+    """Without a directory, or with the same one, the hook uses the creator's saver, so there is one writer."""
     for where in (None, tmp_path, ah.Saver(tmp_path)):
         await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path), [saving(where)])
     assert (await on_disk(tmp_path))[-1] == 3
 
 
 async def test_a_directory_of_its_own(tmp_path: Path) -> None:
-    """Another one than the creator's is saved to beside it; the session is restored from the creator's."""
+    """With another directory than the creator's, the hook saves there; the session is restored from the creator's."""
     there, here = tmp_path / "there", tmp_path / "here"
     await train(array_graph(), [saving(there)], 3)
     await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(here)], 2)
     assert (await on_disk(there), await on_disk(here)) == ([0, 1, 2, 3], [4, 5])
 
 
-async def test_what_is_given_stays_open(tmp_path: Path) -> None:
-    """A `Saver` that was given to the hook is not closed by it."""
+async def test_a_given_saver_is_not_closed(tmp_path: Path) -> None:
+    """The hook does not close a `Saver` that it was given."""
     async with ah.Saver(tmp_path) as saver:
         await train(array_graph(), [saving(saver)])
         with refused(ah.errors.CheckpointBusyError, "this process itself"):
@@ -290,7 +290,7 @@ async def test_what_is_given_stays_open(tmp_path: Path) -> None:
 
 
 async def test_no_directory_at_all() -> None:
-    """Neither the hook nor the creator has one: refused when the session begins."""
+    """If neither the hook nor the creator has one, the session does not begin."""
     with refused(
         ah.errors.InvalidArgumentError, "CheckpointSaverHook has no directory", "ChiefSessionCreator(checkpoint_dir=...)"
     ):
@@ -300,8 +300,8 @@ async def test_no_directory_at_all() -> None:
 @pytest.mark.parametrize(
     "options", [{"keep": ah.checkpoint.KeepNewest(2)}, {"min_free_bytes": 1}], ids=["keep", "min_free_bytes"]
 )
-async def test_options_of_the_saver_are_not_passed_over(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Where another saver does the writing they would be without effect: refused, with the way out."""
+async def test_options_of_the_saver_are_not_ignored(tmp_path: Path, options: dict[str, Any]) -> None:
+    """With another saver they would have no effect, so they are refused, with a hint."""
     for where in (None, ah.Saver(tmp_path)):
         with refused(
             ah.errors.InvalidArgumentError, "keep and min_free_bytes belong to the saver", "Saver(checkpoint_dir, keep=...)"
@@ -315,7 +315,7 @@ async def test_options_of_the_saver_are_not_passed_over(tmp_path: Path, options:
 
 
 async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Checkpoints that the session does not go on from are warned about, with the way to do so; once, and not if it does."""
+    """A warning says that the session does not continue from the checkpoints in the directory, and how to; once."""
     await train(array_graph(), [saving(tmp_path)], 3)
     assert caplog.messages == []
     faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
@@ -345,14 +345,14 @@ async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplo
     ],
     ids=repr,
 )
-async def test_what_cannot_be_meant_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    """At once, with the value and what to give."""
+async def test_invalid_arguments_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    """When the hook is made, with the value and what to give."""
     with refused(ah.errors.InvalidArgumentError, says):
         saving(**{"saver": tmp_path, **options})
 
 
-async def test_hooks_of_the_same_run_are_saved_as_they_are_after_it(tmp_path: Path) -> None:
-    """The hook comes last in a step, wherever it stands in the list: the others have had their `after_run`."""
+async def test_hooks_are_saved_after_their_after_run(tmp_path: Path) -> None:
+    """The state of a hook is taken after its `after_run`, wherever the saver is in the list."""
     counter, asking = Counter(), RequestingHook("total")
     await train(counting_graph(), [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking], 2)
     restored = await ah.Saver(tmp_path, read_only=True).restore()

@@ -1,4 +1,4 @@
-"""CheckpointSaverHook when a save fails, when the session does, and when it is cancelled: no checkpoint is lost or half."""
+"""CheckpointSaverHook when a save fails, the session fails or is cancelled: no checkpoint is lost or incomplete."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checkpoint_files import names, saver_over
 from tests.support.hooks import PhaseHook
-from tests.support.saving_sessions import Disk, HeldSaver, Listener, array_graph, full, on_disk, saving, train, values_at
+from tests.support.saving_sessions import (
+    Disk,
+    HeldSaver,
+    Listener,
+    array_graph,
+    disk_full_error,
+    on_disk,
+    saving,
+    train,
+    values_at,
+    writes_done,
+)
 from tests.support.sessions import NO_BACKOFF
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import ticks
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -23,19 +34,12 @@ pytestmark = pytest.mark.every_python
 both_ways = pytest.mark.parametrize("background", [True, False], ids=["background", "foreground"])
 
 
-async def save_is_over(hook: ah.CheckpointSaverHook, saver: HeldSaver) -> None:
-    """Lets the save that waits go on, and waits until the hook knows how it ended."""
-    before = hook.saved + hook.failed
-    saver.let()
-    await until_true(lambda: hook.saved + hook.failed > before)
-
-
 # -- saves that fail
 
 
 @both_ways
 async def test_a_full_disk_ends_the_session_at_the_next_step(tmp_path: Path, background: bool) -> None:
-    """With "raise" the error comes out of a run, once; the newest good checkpoint stays, and nothing else."""
+    """With "raise" a run raises the error, once; the good checkpoints remain, and nothing else."""
     disk = Disk()
     saver = saver_over(disk, tmp_path)
     hook = saving(saver, background=background)
@@ -44,12 +48,14 @@ async def test_a_full_disk_ends_the_session_at_the_next_step(tmp_path: Path, bac
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
         await session.run("train")
-        await until_true(lambda: hook.saved == 2)
+        await writes_done()
+        assert hook.saved == 2
         disk.full = True
         while True:
             await session.run("train")
             steps.append(session.global_step.latest.step)
-            await until_true(lambda: hook.failed)
+            await writes_done()
+            assert hook.failed == 1
 
     with pytest.raises(ah.errors.CheckpointError, match="step 2 was not saved") as caught:
         await run_block(session, body)
@@ -61,9 +67,9 @@ async def test_a_full_disk_ends_the_session_at_the_next_step(tmp_path: Path, bac
     assert names(tmp_path) == ["step-000000000000.000001", "step-000000000001.000002"]
 
 
-async def test_a_failed_save_is_logged_if_told_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With "log" each is logged with its step and counted, and the next one tries again; the last state is saved."""
-    saver = HeldSaver(tmp_path, full(), full(), None, full(), held=False)
+async def test_a_failed_save_is_logged_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With "log" each is logged with its step and counted, and the next save tries again; the last state is saved."""
+    saver = HeldSaver(tmp_path, disk_full_error(), disk_full_error(), None, disk_full_error(), held=False)
     hook = saving(saver, background=False, on_save_error="log")
     await train(array_graph(), [hook], 4)
     assert [(record.getMessage(), record.exc_info is not None) for record in caplog.records] == [
@@ -74,8 +80,10 @@ async def test_a_failed_save_is_logged_if_told_to(tmp_path: Path, caplog: pytest
 
 
 async def test_so_many_failures_in_a_row_are_too_many(tmp_path: Path) -> None:
-    """A number: fewer in a row are logged, so many end the session; a save that succeeds in between starts the count anew."""
-    saver = HeldSaver(tmp_path, full(), full(), None, full(), full(), full(), held=False)
+    """With a number n, the n-th failure in a row ends the session; fewer are logged, and a successful save resets the count."""
+    saver = HeldSaver(
+        tmp_path, disk_full_error(), disk_full_error(), None, disk_full_error(), disk_full_error(), disk_full_error(), held=False
+    )
     hook = saving(saver, background=False, on_save_error=3)
     with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
         await train(array_graph(), [hook], 20)
@@ -84,8 +92,8 @@ async def test_so_many_failures_in_a_row_are_too_many(tmp_path: Path) -> None:
 
 
 async def test_a_failure_at_the_end_comes_out_of_the_block(tmp_path: Path) -> None:
-    """The last save fails, with nobody left to run: the block raises it, once."""
-    saver = HeldSaver(tmp_path, full(), held=False)
+    """If the last save fails, the block raises the error, once."""
+    saver = HeldSaver(tmp_path, disk_full_error(), held=False)
     hook = saving(saver, every=ah.Every(steps=100), save_on_begin=False)
     with pytest.raises(ah.errors.CheckpointError, match="the disk is full") as caught:
         await train(array_graph(), [hook])
@@ -94,8 +102,8 @@ async def test_a_failure_at_the_end_comes_out_of_the_block(tmp_path: Path) -> No
 
 
 async def test_the_last_state_is_saved_although_a_save_failed(tmp_path: Path) -> None:
-    """A failure that no run has seen is raised at the end, and the last state is saved before: the disk may have room again."""
-    saver = HeldSaver(tmp_path, full())
+    """A failure that no run has raised is raised at the end, after the last state was saved: the disk may have room again."""
+    saver = HeldSaver(tmp_path, disk_full_error())
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
@@ -108,9 +116,9 @@ async def test_the_last_state_is_saved_although_a_save_failed(tmp_path: Path) ->
     await saver.aclose()
 
 
-async def test_a_failure_that_nobody_has_seen_comes_out_of_close(tmp_path: Path) -> None:
-    """The block fails with an error of its own: the failed save is a note on it."""
-    saver = HeldSaver(tmp_path, full())
+async def test_a_failure_not_raised_before_is_raised_by_close(tmp_path: Path) -> None:
+    """If the block fails with another error, the failed save is a note on it."""
+    saver = HeldSaver(tmp_path, disk_full_error())
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
     session = ah.AsyncMonitoredSession(array_graph(), [hook])
 
@@ -121,13 +129,13 @@ async def test_a_failure_that_nobody_has_seen_comes_out_of_close(tmp_path: Path)
 
     with pytest.raises(ValueError, match="the body") as caught:
         await run_block(session, body)
-    assert [note for note in caught.value.__notes__ if "the disk is full" in note] == [f"and then: {full()!r}"]
+    assert [note for note in caught.value.__notes__ if "the disk is full" in note] == [f"and then: {disk_full_error()!r}"]
     await saver.aclose()
 
 
 async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
-    """A save fails, the session is lost before anybody has seen that, and replaced: the next run raises it all the same."""
-    saver = HeldSaver(tmp_path, full())
+    """A save fails, and the session is lost and replaced before a run could raise that: the next run raises it."""
+    saver = HeldSaver(tmp_path, disk_full_error())
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
     faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
     sessions: list[ah.Session] = []
@@ -144,7 +152,7 @@ async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
 
 
 async def test_too_little_room_is_found_before_writing(tmp_path: Path) -> None:
-    """`min_free_bytes`: the save at the beginning fails, and so does the session's construction or first run."""
+    """With `min_free_bytes` the save at the beginning fails, and with it the start of the session."""
     with pytest.raises(ah.errors.CheckpointError, match="min_free_bytes is") as caught:
         await train(array_graph(), [saving(tmp_path, min_free_bytes=2**62, background=False)])
     assert caught.value.errno == errno.ENOSPC
@@ -152,15 +160,15 @@ async def test_too_little_room_is_found_before_writing(tmp_path: Path) -> None:
 
 
 async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> None:
-    """A value without an exact form on disk: the error names the variable."""
+    """The error for a value without an exact form on disk names the variable."""
     graph = ah.Graph()
     graph.variable("names", {"a"})
     with pytest.raises(ah.errors.InvalidArgumentError, match=r"names.*set.*sorted"):
         await train(graph, [saving(tmp_path, background=False)], 0)
 
 
-async def test_a_save_that_somebody_cancels_is_a_failed_one(tmp_path: Path) -> None:
-    """Cancelling the task of the write, which is nobody's business, is not taken for a save; it says which step."""
+async def test_a_cancelled_write_is_a_failed_save(tmp_path: Path) -> None:
+    """If foreign code cancels the task of a write, the save counts as failed, and the error names its step."""
     saver = HeldSaver(tmp_path)
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
     session = ah.AsyncMonitoredSession(array_graph(), [hook])
@@ -184,7 +192,7 @@ async def test_a_save_that_somebody_cancels_is_a_failed_one(tmp_path: Path) -> N
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("save_on_error", [True, False])
 async def test_the_last_state_before_an_error(tmp_path: Path, save_on_error: bool, error: BaseException) -> None:
-    """With `save_on_error` the steps since the last save are not lost, whatever ended the session (O51)."""
+    """With `save_on_error` the steps since the last save are not lost, whatever ended the session."""
     hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=save_on_error)
     faults = FaultInjectionHook({("before_run", 4): error})
     with pytest.raises(type(error)):
@@ -193,7 +201,7 @@ async def test_the_last_state_before_an_error(tmp_path: Path, save_on_error: boo
 
 
 async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
-    """A cancelled session is saved with `save_on_error`, too; the cancellation comes out when that is durable."""
+    """With `save_on_error` a cancelled session is saved, too, before the cancellation is raised."""
     arrived = asyncio.Event()
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
@@ -213,7 +221,7 @@ async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", [1, 3])
 async def test_no_step_is_saved_twice_by_an_error(tmp_path: Path, failing: int) -> None:
-    """The last step was saved already: there is nothing to add. Before there is a session there is nothing at all."""
+    """Nothing is saved if the last step was saved already, or if there is no session yet."""
     hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=True)
     with pytest.raises(ValueError, match="x"):
         await train(array_graph(), [FaultInjectionHook({("before_run", failing): ValueError("x")}), hook], 5)
@@ -224,8 +232,8 @@ async def test_no_step_is_saved_twice_by_an_error(tmp_path: Path, failing: int) 
 
 
 async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) -> None:
-    """The session ends because a save failed: with `save_on_error` its step is saved then, if there is room again."""
-    saver = HeldSaver(tmp_path, full(), held=False)
+    """If the session ends because a save failed, `save_on_error` saves its step, if there is room again."""
+    saver = HeldSaver(tmp_path, disk_full_error(), held=False)
     hook = saving(saver, save_on_begin=False, background=False, save_on_error=True)
     with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
         await train(array_graph(), [hook], 3)
@@ -233,21 +241,21 @@ async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) 
     await saver.aclose()
 
 
-async def test_what_was_half_restored_is_not_saved(tmp_path: Path) -> None:
-    """A recovery puts the step back, and a tracked object then fails: `save_on_error` makes no checkpoint of such a mixture."""
+async def test_a_partly_restored_state_is_not_saved(tmp_path: Path) -> None:
+    """If a recovery resets the step and a tracked object then fails to load, `save_on_error` saves nothing."""
 
     class Loader:
         def state_dict(self) -> dict[str, Any]:
             return {}
 
         def load_state_dict(self, state: Any) -> None:
-            raise ValueError("cannot go back")
+            raise ValueError("cannot load")
 
     scaffold = ah.Scaffold(tracked={"loader": Loader()})
     creator = ah.ChiefSessionCreator(array_graph(), scaffold=scaffold, checkpoint_dir=tmp_path)
     hook = saving(None, every=ah.Every(steps=2), save_on_error=True)
     faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
-    with pytest.raises(ValueError, match="cannot go back"):
+    with pytest.raises(ValueError, match="cannot load"):
         await train(creator, [faults, hook], 5, recovery=NO_BACKOFF)
     assert await on_disk(tmp_path) == [0, 2]
 
@@ -257,7 +265,7 @@ async def test_what_was_half_restored_is_not_saved(tmp_path: Path) -> None:
 
 @both_ways
 async def test_cancelled_while_it_writes(tmp_path: Path, background: bool) -> None:
-    """The write, in its thread, is finished: the checkpoint is whole, and no task, thread, file or lock is left."""
+    """The thread finishes the write: the checkpoint is complete, and no task, thread, file or lock is left."""
     disk = Disk(held=True)
     saver = saver_over(disk, tmp_path)
     hook = saving(saver, every=ah.Every(at=[2]), save_on_begin=False, background=background)
@@ -268,7 +276,7 @@ async def test_cancelled_while_it_writes(tmp_path: Path, background: bool) -> No
         await asyncio.Event().wait()
 
     task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
-    await disk.is_reached()
+    await disk.wait_reached()
     task.cancel()
     await ticks(20)
     assert not task.done()
@@ -281,12 +289,12 @@ async def test_cancelled_while_it_writes(tmp_path: Path, background: bool) -> No
 
 
 async def test_cancelled_while_it_writes_on_a_full_disk(tmp_path: Path) -> None:
-    """The write fails after the cancellation: nothing of it is left, and the cancellation is what comes out."""
+    """If the write fails after the cancellation, nothing of it is left, and the cancellation is raised."""
     disk = Disk(held=True, full=True)
     saver = saver_over(disk, tmp_path)
     hook = saving(saver)
     task = asyncio.create_task(train(array_graph(), [hook]))
-    await disk.is_reached()
+    await disk.wait_reached()
     task.cancel()
     await ticks(20)
     disk.free.set()
@@ -296,12 +304,12 @@ async def test_cancelled_while_it_writes_on_a_full_disk(tmp_path: Path) -> None:
     assert (names(tmp_path), hook.saved, hook.failed) == ([], 0, 1)
 
 
-async def test_cancelled_again_and_again(tmp_path: Path) -> None:
-    """However often the caller is cancelled at the end, the write is waited for."""
+async def test_cancelled_repeatedly(tmp_path: Path) -> None:
+    """However often the caller is cancelled at the end, it waits for the write."""
     disk = Disk(held=True)
     saver = saver_over(disk, tmp_path)
     task = asyncio.create_task(train(array_graph(), [saving(saver, save_on_error=True)], 1))
-    await disk.is_reached()
+    await disk.wait_reached()
     for _ in range(20):
         task.cancel()
         await ticks(2)
@@ -312,19 +320,19 @@ async def test_cancelled_again_and_again(tmp_path: Path) -> None:
     assert await on_disk(tmp_path) == [0, 1]
 
 
-async def test_the_listeners_of_a_lost_session_are_told_first(tmp_path: Path) -> None:
-    """A session is lost while its checkpoint is written: the new one begins when that is over, at that very checkpoint."""
+async def test_the_write_of_a_lost_session_finishes_first(tmp_path: Path) -> None:
+    """If a session is lost while its checkpoint is written, the new one begins after the write, at that checkpoint."""
     saver, listener = HeldSaver(tmp_path), Listener()
     record: list[str] = listener.record
 
-    class Telling(ah.SessionRunHook):
+    class Recording(ah.SessionRunHook):
         async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
             record.append(f"a session at step {session.global_step.latest.step}")
             saver.let(10)
 
     faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
     hook = saving(saver, every=ah.Every(steps=2), listeners=[listener])
-    await train(array_graph(), [faults, Telling(), hook], 3, recovery=NO_BACKOFF)
+    await train(array_graph(), [faults, Recording(), hook], 3, recovery=NO_BACKOFF)
     assert record == [
         "begin",
         "a session at step 0",

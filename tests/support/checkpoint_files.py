@@ -1,8 +1,10 @@
-"""What the tests of checkpoints share: an `os` that watches and fails, states of every type, and telling them apart."""
+"""Shared by the tests of checkpoints: an `os` that records and fails, states, and an exact comparison."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import struct
 from collections.abc import Callable, Mapping
@@ -16,12 +18,12 @@ from aiohooks.checkpoint.saver import CheckpointDirectory
 
 
 class WatchedFs:
-    """Stands in for `os`: records every operation, fails one of them if told to, and knows what is open.
+    """Replaces `os`: records every operation, fails one of them on request, and knows the open descriptors.
 
     Args:
         fail_at: the number of the operation that fails, counted from 1.
-        error: what it fails with.
-        done: whether the operation is done before it fails, as one whose answer was lost.
+        error: its errno.
+        done: whether the operation is done before it fails.
     """
 
     def __init__(self, fail_at: int | None = None, error: int = errno.EIO, *, done: bool = False) -> None:
@@ -43,19 +45,19 @@ class WatchedFs:
             fails = len(self.log) == self._fail_at
             if fails:
                 self.failed = name
-            # A file is closed whatever closing it answers.
+            # A close that fails closes all the same.
             if fails and not self._done and name != "close":
                 raise OSError(self._error, os.strerror(self._error))
             if name == "write":
                 self.written.append(args[1])
-            # No test here cuts the power: waiting for the disk would show nothing.
+            # No test here cuts the power, so waiting for the disk would only take time.
             result: Any = None if name == "fsync" else operation(*args, **kwargs)
             if name == "open":
                 self.opened.add(result)
             elif name == "close":
                 self.opened.discard(args[0])
             if fails:
-                if name == "open":  # nobody will ever hear of it
+                if name == "open":  # the caller does not get the descriptor
                     self.opened.discard(result)
                     os.close(result)
                 raise OSError(self._error, os.strerror(self._error))
@@ -65,12 +67,12 @@ class WatchedFs:
 
     @property
     def names(self) -> list[str]:
-        """The operations in their order."""
+        """The names of the operations, in order."""
         return [name for name, _ in self.log]
 
 
 def saver_over(fs: Any, path: Path, **options: Any) -> Saver:
-    """A Saver whose file operations `fs` does."""
+    """Return a Saver that uses `fs`."""
 
     class WatchedSaver(Saver):
         _fs = fs
@@ -79,13 +81,13 @@ def saver_over(fs: Any, path: Path, **options: Any) -> Saver:
 
 
 def directory(path: Path, fs: Any = os, keep: KeepPolicy = KeepNewest(5), **options: Any) -> CheckpointDirectory:  # noqa: B008
-    """What a Saver works with, for a test without an event loop."""
+    """Return the blocking directory of a Saver, for tests without an event loop."""
     options = {"min_free_bytes": 0, "read_only": False, **options}
     return CheckpointDirectory(path, keep=keep, fs=fs, **options)
 
 
 def saved(path: Path, *steps: int) -> list[Path]:
-    """Saves `{"step": step, "weights": ...}` for each of these steps; where they are."""
+    """Save `state_of(step)` for each step; return the paths."""
     one = directory(path, WatchedFs(), KeepNewest(100))
     try:
         return [one.save(state_of(step), step, {}).path for step in steps]
@@ -94,17 +96,26 @@ def saved(path: Path, *steps: int) -> list[Path]:
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """A small state that is another one at each step."""
+    """Return a small state that differs for each step."""
     return {"step": step, "weights": np.arange(4.0) + step, "rest": {"name": "a", "items": [1, (2, 3)]}}
 
 
+def sealed_manifest(content: dict[str, Any], **changes: Any) -> bytes:
+    """Return a manifest with changes (`...` removes a key), and the right checksum of itself."""
+    content = {key: value for key, value in {**content, **changes}.items() if value is not ...}
+    content.pop("checksum", None)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["checksum"] = hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
 def names(path: Path) -> list[str]:
-    """What is in a checkpoint directory besides the lock."""
+    """Return the names in a checkpoint directory, except the lock."""
     return sorted(each for each in os.listdir(path) if each != ".lock")
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are of the same type and the same to the last bit."""
+    """Return whether two values have the same type and are equal to the last bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):

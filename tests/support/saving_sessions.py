@@ -1,4 +1,4 @@
-"""What the tests of sessions that save and restore share: models to train, disks that are held up or full, listeners."""
+"""Shared by the tests of sessions that save and restore: graphs, hooks with a state, savers and disks that block or fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY_STEP = ah.Every(steps=1)
 
 
 def array_graph(size: int = 4) -> ah.Graph:
-    """Weights that `train` changes in a way that depends on the step and on every bit of them; `look` changes nothing."""
+    """Return a graph in which `train` changes weights depending on the step and every bit of them; `look` changes nothing."""
     graph = ah.Graph()
     graph.variable("weights", lambda: np.linspace(0.1, 1.0, size))
 
@@ -32,7 +32,7 @@ def array_graph(size: int = 4) -> ah.Graph:
 
 
 async def train(source: Any, hooks: Any = (), runs: int = 1, **options: Any) -> ah.AsyncMonitoredSession:
-    """A session of so many runs of `train` that ended, or was stopped."""
+    """Return a session after so many runs of `train`, or a stop."""
     async with ah.AsyncMonitoredSession(source, hooks, **options) as session:
         for _ in range(runs):
             if session.should_stop():
@@ -41,39 +41,70 @@ async def train(source: Any, hooks: Any = (), runs: int = 1, **options: Any) -> 
     return session
 
 
+def chief(path: Any, graph: ah.Graph | None = None, **options: Any) -> ah.ChiefSessionCreator:
+    """Return a creator that restores from a directory or saver."""
+    return ah.ChiefSessionCreator(array_graph() if graph is None else graph, checkpoint_dir=path, **options)
+
+
+class Remembering(ah.SessionRunHook):
+    """A hook or tracked object whose state is a count of runs. It records its calls."""
+
+    def __init__(self, name: str = "", record: list[str] | None = None) -> None:
+        self.name = name
+        self.count = 0
+        self.record: list[str] = [] if record is None else record
+
+    async def begin(self) -> None:
+        self.count = 0
+        self.record.append("begin")
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.record.append(f"after_create_session with {self.count} at step {session.global_step.latest.step}")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.record.append(f"{self.name or 'load'} {self.count}")
+
+
 async def on_disk(path: Path) -> list[int]:
-    """The steps of the checkpoints in a directory, in the order in which they were saved."""
+    """Return the steps of the checkpoints in a directory, in the order of their saves."""
     there = await ah.Saver(path, read_only=True).checkpoints()
     return [each.step for each in reversed(there)]
 
 
 async def values_at(path: Path, step: int | None = None) -> Any:
-    """The variables in the newest checkpoint, or in that of a step."""
+    """Return the variables in the newest checkpoint, or in that of a step."""
     restored = await ah.Saver(path, read_only=True).restore(step)
     assert restored is not None
     return restored.state["variables"]
 
 
 class Listener(ah.CheckpointSaverListener):
-    """Writes down what it is told; asks for a stop, or fails, where it is told to.
+    """Records its calls.
 
     Args:
-        wishes: what `after_save` returns, by step.
+        returns: what `after_save` returns, by step.
         fails: what it raises, by step.
-        record: where to write; its own list, if left out.
-        name: what it calls itself there.
+        record: the list to append to; a new one by default.
+        name: a prefix of its records.
     """
 
     def __init__(
         self,
-        wishes: Mapping[int, Any] | None = None,
+        returns: Mapping[int, Any] | None = None,
         fails: Mapping[int, BaseException] | None = None,
         record: list[str] | None = None,
         name: str = "",
     ) -> None:
         self.record: list[str] = [] if record is None else record
         self.saved: list[int] = []
-        self._wishes, self._fails, self._name = wishes or {}, fails or {}, name
+        self._returns, self._fails, self._name = returns or {}, fails or {}, name
         self._changed = asyncio.Event()
 
     async def begin(self) -> None:
@@ -88,21 +119,21 @@ class Listener(ah.CheckpointSaverListener):
         self._changed.set()
         if global_step in self._fails:
             raise self._fails[global_step]
-        return self._wishes.get(global_step)
+        return self._returns.get(global_step)
 
     async def end(self, session: ah.Session, global_step: int) -> None:
         self.record.append(f"{self._name}end({global_step})")
 
     async def wait_saved(self, step: int) -> None:
-        """Waits until that step is durable and this was told."""
+        """Wait until `after_save` of that step was called."""
         while step not in self.saved:
             self._changed.clear()
             await self._changed.wait()
-        await asyncio.sleep(0)  # what is behind it is done then, too
+        await asyncio.sleep(0)  # the caller of after_save continues, too
 
 
 class HeldSaver(ah.Saver):
-    """Begins to write when it is let; fails with these errors, one a save, where one is not None."""
+    """Blocks each save until `let` is called. The n-th save raises the n-th of `errors`, unless it is None."""
 
     def __init__(self, checkpoint_dir: Path, *errors: Exception | None, held: bool = True, **options: Any) -> None:
         super().__init__(checkpoint_dir, **options)
@@ -112,7 +143,7 @@ class HeldSaver(ah.Saver):
         self._let = asyncio.Semaphore(0 if held else 1_000_000)
 
     def let(self, count: int = 1) -> None:
-        """Lets so many saves go on."""
+        """Let so many saves continue."""
         for _ in range(count):
             self._let.release()
 
@@ -132,7 +163,7 @@ class HeldSaver(ah.Saver):
 
 
 class Disk:
-    """Stands in for `os` under a Saver: writing waits in its thread while `held`, and fails while `full`."""
+    """Replaces `os` in a Saver: a write blocks its thread until `free` is set if `held`, and fails while `full`."""
 
     def __init__(self, *, held: bool = False, full: bool = False) -> None:
         self.full = full
@@ -145,24 +176,30 @@ class Disk:
         return getattr(os, name)
 
     def write(self, fd: int, data: Any) -> int:
-        """Writes when it may."""
+        """Write, or fail, when `free` is set."""
         self.reached.set()
         self.free.wait()
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return os.write(fd, data)
 
-    async def is_reached(self) -> None:
-        """Waits until somebody writes."""
+    async def wait_reached(self) -> None:
+        """Wait until a thread writes."""
         await asyncio.to_thread(self.reached.wait)
 
 
-def full() -> ah.AiohooksError:
-    """What a save on a full disk fails with."""
+def disk_full_error() -> ah.AiohooksError:
+    """Return the error of a save on a full disk."""
     return ah.errors.CheckpointError(errno.ENOSPC, "the disk is full")
 
 
+async def writes_done() -> None:
+    """Wait until no CheckpointSaverHook is writing."""
+    while writes := [task for task in asyncio.all_tasks() if task.get_name().startswith("save of step ")]:
+        await asyncio.wait(writes)
+
+
 def saving(saver: Any, **options: Any) -> ah.CheckpointSaverHook:
-    """A hook that saves after every step, unless it is told otherwise."""
+    """Return a hook that saves after every step by default."""
     options.setdefault("every", EVERY_STEP)
     return ah.CheckpointSaverHook(saver, **options)

@@ -200,12 +200,12 @@ async def test_the_last_save_coincides_with_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "steps"), [({0: True, 2: True}, [0]), ({2: True}, [0, 1, 2]), ({1: True}, [0, 1])], ids=["0 and 2", "2", "1"]
+    ("returns", "steps"), [({0: True, 2: True}, [0]), ({2: True}, [0, 1, 2]), ({1: True}, [0, 1])], ids=["0 and 2", "2", "1"]
 )
-async def test_a_listener_stops_the_training(tmp_path: Path, wishes: dict[int, bool], steps: list[int]) -> None:
+async def test_a_listener_stops_the_training(tmp_path: Path, returns: dict[int, bool], steps: list[int]) -> None:
     """S91: a wish at the first save stops before the first run; TensorFlow does not hear it (O50), and stops at 2."""
     record: list[str] = []
-    hook = saver(tmp_path, ah.Every(steps=1), Recording(record, wishes=wishes))
+    hook = saver(tmp_path, ah.Every(steps=1), Recording(record, returns=returns))
     session = await train(counting_graph(), [Noting(record), hook], 10)
     assert saves(record) == await on_disk(tmp_path) == steps
     assert record[-1] == f"L.end({steps[-1]})"

@@ -1,4 +1,4 @@
-"""CheckpointSaverListener: what it is told and when, and that its stop wish is always honoured."""
+"""CheckpointSaverListener: the order of its calls, and its requests to stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ both_ways = pytest.mark.parametrize("background", [True, False], ids=["backgroun
 
 @both_ways
 async def test_the_order_of_the_calls(tmp_path: Path, background: bool) -> None:
-    """Each listener in turn: begin, around each save, end; `after_save` when the checkpoint is there."""
+    """The listeners are called in order: begin, around each save, end; `after_save` when the checkpoint is durable."""
     record: list[str] = []
     there: list[list[int]] = []
 
@@ -37,20 +37,20 @@ async def test_the_order_of_the_calls(tmp_path: Path, background: bool) -> None:
 
 
 async def test_the_state_is_taken_after_before_save(tmp_path: Path) -> None:
-    """What a listener puts into the model in `before_save` is saved."""
+    """Variables that a listener assigns in `before_save` are saved."""
 
-    class Putting(ah.CheckpointSaverListener):
+    class Assigning(ah.CheckpointSaverListener):
         async def before_save(self, session: ah.Session, global_step: int) -> None:
             session.variables.assign({"weights": np.full(4, 100.0 + global_step)})
 
-    await train(array_graph(), [saving(tmp_path, listeners=[Putting()])])
+    await train(array_graph(), [saving(tmp_path, listeners=[Assigning()])])
     assert [(await values_at(tmp_path, step))["weights"][0] for step in (0, 1)] == [100, 101]
 
 
 @both_ways
 @pytest.mark.parametrize(("step", "runs"), [(0, 0), (2, 2)])
-async def test_a_stop_wish_is_honoured(tmp_path: Path, step: int, runs: int, background: bool) -> None:
-    """At the first save as at any other: no run begins after the listener's answer (O50)."""
+async def test_a_stop_request_is_honoured(tmp_path: Path, step: int, runs: int, background: bool) -> None:
+    """No run begins after the listener returned, at the first save as at any other."""
     listener = Listener({step: "enough"})
     hook = saving(tmp_path, listeners=[listener], background=background)
     async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
@@ -62,14 +62,14 @@ async def test_a_stop_wish_is_honoured(tmp_path: Path, step: int, runs: int, bac
     assert (session.global_step.latest.step, session.stop_reason) == (runs, "enough")
 
 
-async def test_a_stop_wish_at_the_last_save_is_honoured(tmp_path: Path) -> None:
-    """There is nothing left to stop, but the reason is the session's, and a wish that gives none has one."""
+async def test_a_stop_request_at_the_last_save_is_honoured(tmp_path: Path) -> None:
+    """The session has the reason, and a request without a reason gets one."""
     session = await train(array_graph(), [saving(tmp_path, every=ah.Every(secs=1e6), listeners=[Listener({1: True})])])
     assert session.stop_reason == "a listener requested it after saving step 1"
 
 
-async def test_a_stop_wish_is_not_lost_with_another_listener(tmp_path: Path) -> None:
-    """The next listener fails, with an error that is recovered from: the wish of the first one stands."""
+async def test_a_stop_request_survives_a_failing_listener(tmp_path: Path) -> None:
+    """If the next listener fails with a recoverable error, the request of the first one is kept."""
     listeners = [Listener({1: "enough"}), Listener(fails={1: ah.AbortedError("lost")})]
     hook = saving(tmp_path, listeners=listeners, background=False)
     async with ah.AsyncMonitoredSession(array_graph(), [hook], recovery=NO_BACKOFF) as session:
@@ -78,7 +78,7 @@ async def test_a_stop_wish_is_not_lost_with_another_listener(tmp_path: Path) -> 
 
 
 async def test_before_save_fails_the_step(tmp_path: Path) -> None:
-    """Its error comes out of the run, as any hook's; that step is not saved."""
+    """The run raises its error, as that of any hook; the step is not saved."""
 
     class Failing(ah.CheckpointSaverListener):
         async def before_save(self, session: ah.Session, global_step: int) -> None:
@@ -91,7 +91,7 @@ async def test_before_save_fails_the_step(tmp_path: Path) -> None:
 
 
 async def test_after_save_fails_the_next_step(tmp_path: Path) -> None:
-    """Its error comes out of the next run, whatever `on_save_error` says: what is saved is saved."""
+    """The next run raises its error, whatever `on_save_error`; the checkpoint remains."""
     listener = Listener(fails={1: ValueError("not well")})
     hook = saving(tmp_path, listeners=[listener], on_save_error="log")
     session = ah.AsyncMonitoredSession(array_graph(), [hook])

@@ -1,4 +1,4 @@
-"""One writer a directory: across processes, forks and kills; and whose directory it is."""
+"""A directory has one writer, across processes, forks and kills; leftovers; and the owner of the directory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ IMPORTS = """
 
 
 def program(code: str) -> list[str]:
-    """The command that runs some lines after the imports."""
+    """Return a command that runs some lines after the imports."""
     return [sys.executable, "-W", "error", "-c", textwrap.dedent(IMPORTS) + textwrap.dedent(code)]
 
 
-async def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
-    """Another process holds the directory: saving and restoring name it; when it is killed, both go on."""
+async def test_the_error_of_a_second_writer_names_the_first(tmp_path: Path) -> None:
+    """While another process has the directory, saving and restoring name it; when it is killed, both succeed."""
     holder = subprocess.Popen(  # noqa: ASYNC220 - it is quick, and the test has nothing else to do
         [*program("one = directory(path); one.save({}, 1, {}); print('ready', flush=True); signal.pause()"), str(tmp_path)],
         cwd=ROOT,
@@ -55,8 +55,8 @@ async def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
         assert len(await saver.checkpoints()) == 2
 
 
-async def test_a_second_saver_of_the_same_process_is_kept_out_too(tmp_path: Path) -> None:
-    """The message says that it is this very process."""
+async def test_a_second_saver_of_the_same_process_is_refused_too(tmp_path: Path) -> None:
+    """The message says that it is this process."""
     async with Saver(tmp_path) as saver:
         await saver.save({}, 1)
         with pytest.raises(CheckpointBusyError, match="this process itself") as caught:
@@ -67,7 +67,7 @@ async def test_a_second_saver_of_the_same_process_is_kept_out_too(tmp_path: Path
 
 
 async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
-    """`read_only=True` reads beside the writer, steps over damage without setting it aside, and refuses to save."""
+    """`read_only=True` reads beside the writer, skips damage without setting it aside, and refuses to save."""
     paths = saved(tmp_path, 1, 2)
     (paths[1] / "state.msgpack").unlink()
     reader = Saver(tmp_path, read_only=True)
@@ -86,8 +86,8 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_reader_that_races_the_removal_takes_what_is_newer(tmp_path: Path) -> None:
-    """A checkpoint that goes away while it is read is not damaged: the reader looks again."""
+def test_a_reader_that_races_a_removal_reads_the_newer_one(tmp_path: Path) -> None:
+    """A checkpoint that is removed while it is read is not damaged: the reader lists the directory again."""
     [path] = saved(tmp_path, 1)
     writer = directory(tmp_path, keep=KeepNewest(1))
     fs = WatchedFs()
@@ -104,8 +104,8 @@ def test_a_reader_that_races_the_removal_takes_what_is_newer(tmp_path: Path) -> 
     assert fs.opened == set()
 
 
-def test_a_reader_does_not_look_again_for_ever(tmp_path: Path) -> None:
-    """If what it reads is removed each time, it says so."""
+def test_a_reader_does_not_retry_indefinitely(tmp_path: Path) -> None:
+    """If what it reads is removed each time, it raises."""
     saved(tmp_path, 1)
     writer = directory(tmp_path, keep=KeepNewest(1))
     fs = WatchedFs()
@@ -133,12 +133,12 @@ FORK = """
         except CheckpointBusyError as error:
             assert error.pid == parent, error
             os.write(ready[1], b"b")
-        os.read(go[0], 1)                       # the parent has given the directory up, or is gone
+        os.read(go[0], 1)                       # the parent has released the directory
         one.save({}, 3, {})
         os.write(ready[1], b"s")
         os._exit(0)
     assert os.read(ready[0], 1) == b"b"
-    one.save({}, 4, {})                         # the child took nothing away from its parent
+    one.save({}, 4, {})                         # the parent still has the lock
     one.close()
     os.write(go[1], b"g")
     assert os.read(ready[0], 1) == b"s"
@@ -154,11 +154,11 @@ FORK_OUTLIVES = """
     child = os.fork()
     if child == 0:
         os.close(go[1])
-        os.read(go[0], 1)                       # lives until the parent ends
+        os.read(go[0], 1)                       # until the parent closes the pipe
         os._exit(0)
     second = directory(path)
     one.close()
-    second.save({}, 2, {})                      # the child does not hold what its parent gave up
+    second.save({}, 2, {})                      # the child does not hold the lock
     second.close()
     os.close(go[0]), os.close(go[1])
     assert os.waitpid(child, 0)[1] == 0
@@ -168,16 +168,16 @@ FORK_OUTLIVES = """
 
 @pytest.mark.parametrize(("code", "steps"), [(FORK, "[5, 3, 4, 1]"), (FORK_OUTLIVES, "[2, 1]")], ids=["asks", "outlives"])
 def test_a_forked_child_is_not_the_holder(tmp_path: Path, code: str, steps: str) -> None:
-    """It must ask like any other process, takes nothing from its parent, and holds nothing that its parent gave up."""
+    """It must take the lock like any other process, and neither takes it from its parent nor keeps it for the parent."""
     done = subprocess.run([*program(code), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == (steps, "")
 
 
-# Unfinished things
+# Leftovers
 
 
-def test_only_our_own_unfinished_things_are_swept(tmp_path: Path) -> None:
-    """What has another name stays, and what a link of our name points to stays as well."""
+def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
+    """Entries with other names are kept, and so is the target of a link with a name of ours."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_text("mine")
@@ -198,8 +198,8 @@ def test_only_our_own_unfinished_things_are_swept(tmp_path: Path) -> None:
     assert (other / "file").read_text() == "mine"
 
 
-def test_what_cannot_be_swept_is_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A directory inside is nothing of ours: it stays, is warned of, and the save takes another name."""
+def test_leftovers_that_cannot_be_removed_do_not_prevent_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A leftover that contains a directory is kept, with a warning, and the save uses another name."""
     (tmp_path / ".tmp-step-000000000001.000001" / "inside").mkdir(parents=True)
     one = directory(tmp_path)
     one.save({}, 1, {})
@@ -208,8 +208,8 @@ def test_what_cannot_be_swept_is_no_obstacle(tmp_path: Path, caplog: pytest.LogC
     assert "cannot be removed" in caplog.text
 
 
-def test_nothing_is_swept_without_the_lock(tmp_path: Path) -> None:
-    """What another writer is at work on is left alone."""
+def test_nothing_is_removed_without_the_lock(tmp_path: Path) -> None:
+    """Entries that another writer is writing are kept."""
     writer = directory(tmp_path)
     writer.save({}, 1, {})
     (tmp_path / ".tmp-step-000000000002.000002").mkdir()
@@ -222,7 +222,7 @@ def test_nothing_is_swept_without_the_lock(tmp_path: Path) -> None:
     writer.close()
 
 
-# Whose it is
+# Owners
 
 
 def test_only_the_owner_can_read(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
 
 
 class Foreign(WatchedFs):
-    """Says that every directory belongs to somebody else."""
+    """States that every directory belongs to another user."""
 
     def __init__(self, mode: int) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Foreign(WatchedFs):
     ("mode", "refused"), [(0o777, True), (0o775, True), (0o757, True), (0o755, False), (0o1777, False), (0o700, False)]
 )
 async def test_a_directory_that_others_may_change_is_refused(tmp_path: Path, mode: int, refused: bool) -> None:
-    """If it belongs to somebody else and lacks the sticky bit; the message says what to do."""
+    """If it belongs to another user, others may write to it, and it has no sticky bit; the message says what to do."""
     fs = Foreign(mode)
     async with saver_over(fs, tmp_path / "a") as saver:
         if refused:
@@ -268,8 +268,8 @@ async def test_a_directory_that_others_may_change_is_refused(tmp_path: Path, mod
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
-def test_a_lock_that_is_no_plain_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """Nothing is written through it."""
+def test_a_lock_that_is_not_a_plain_file_is_refused(tmp_path: Path, kind: str) -> None:
+    """Nothing is written to the target."""
     target = tmp_path / "target"
     target.write_text("mine")
     root = tmp_path / "a"
@@ -288,7 +288,7 @@ def test_a_lock_that_is_no_plain_file_is_refused(tmp_path: Path, kind: str) -> N
 
 
 def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
-    """People put large things on another disk that way."""
+    """A link to another disk is followed."""
     (tmp_path / "big").mkdir()
     (tmp_path / "checkpoints").symlink_to(tmp_path / "big")
     saved(tmp_path / "checkpoints", 1)
@@ -296,7 +296,7 @@ def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
 
 
 def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
-    """It says what is wrong."""
+    """The message says what is wrong."""
     (tmp_path / "a").write_text("")
     with pytest.raises(CheckpointError, match="Not a directory"):
         directory(tmp_path / "a").save({}, 1, {})

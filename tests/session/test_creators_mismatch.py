@@ -1,4 +1,4 @@
-"""What does not belong together is refused by name: a checkpoint and another model, two hooks of one name."""
+"""A checkpoint of another model, and two hooks of one name, are refused by name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.checkpoint.test_sessions import Remembering, chief
 from tests.support.checks import refused
-from tests.support.saving_sessions import on_disk, saving, train
+from tests.support.saving_sessions import Remembering, chief, on_disk, saving, train
 
 
 def model(**variables: Any) -> ah.Graph:
-    """A graph of these variables, and a step that changes none of them."""
+    """Return a graph with these variables, and a step that does not change them."""
     graph = ah.Graph()
     for name, value in variables.items():
         graph.variable(name, value)
@@ -45,7 +44,7 @@ WEIGHTS = np.zeros((3, 2))
     ids=["gone", "misspelt", "new", "shape", "no shape", "tracked gone", "tracked new"],
 )
 async def test_another_model_is_refused(tmp_path: Path, variables: dict[str, Any], tracked: list[str], says: str) -> None:
-    """By the name of what does not fit, and before anything is changed; the checkpoint stays, and fits its own model."""
+    """The error names what does not fit, before anything is changed; the checkpoint still fits its own model."""
 
     def creator(model_of: dict[str, Any], tracked: list[str], **options: Any) -> ah.ChiefSessionCreator:
         scaffold = ah.Scaffold(tracked={name: Remembering(record=record) for name in tracked})
@@ -62,7 +61,7 @@ async def test_another_model_is_refused(tmp_path: Path, variables: dict[str, Any
 
 
 async def test_an_object_that_cannot_load_its_state_is_named(tmp_path: Path) -> None:
-    """Its own error comes out, with a note of what was being loaded."""
+    """Its own error is raised, with a note that names the object."""
 
     class Failing(Remembering):
         def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -83,7 +82,7 @@ async def test_an_object_that_cannot_load_its_state_is_named(tmp_path: Path) -> 
 
 
 async def test_two_hooks_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Which state belongs to which would depend on their order: refused before the first run, also if nothing is saved yet."""
+    """Their states could not be told apart, so they are refused before the first run, even if nothing is saved yet."""
     for save_on_begin in (True, False):
         with refused(ah.errors.InvalidHookError, "would both be 'Remembering' in a checkpoint", "give each a `name` of its own"):
             async with ah.AsyncMonitoredSession(
@@ -93,11 +92,11 @@ async def test_two_hooks_of_one_name_are_refused(tmp_path: Path) -> None:
     with refused(ah.errors.InvalidHookError, "would both be 'Remembering'"):
         await train(model(), [Remembering(), Remembering("Remembering"), saving(tmp_path)], 0)
     assert await on_disk(tmp_path) == []
-    await train(model(), [Remembering(), Remembering()], 1)  # nothing is saved, so nothing is wrong
+    await train(model(), [Remembering(), Remembering()], 1)  # without a saver the names do not matter
 
 
 async def test_hooks_with_names_of_their_own(tmp_path: Path) -> None:
-    """Each gets its own state back, wherever it stands in the list."""
+    """Each gets its own state back, whatever their order."""
     await train(chief(tmp_path, model()), [saving(None), Remembering("a"), Remembering()], 2)
     a, other = Remembering("a"), Remembering()
     a.count = 50
@@ -110,8 +109,8 @@ async def test_hooks_with_names_of_their_own(tmp_path: Path) -> None:
     assert (a.count, other.count) == (8, 3)
 
 
-async def test_hooks_may_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A hook that is not in the checkpoint starts anew, with a warning; one that is no longer there is mentioned."""
+async def test_hooks_may_be_added_and_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that is not in the checkpoint starts without a state, with a warning; a state without a hook is logged."""
     caplog.set_level(logging.INFO, logger="aiohooks")
     await train(chief(tmp_path, model()), [Remembering("old"), saving(None)], 2)
     new = Remembering("new")
@@ -124,8 +123,8 @@ async def test_hooks_may_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFi
     ]
 
 
-async def test_what_somebody_else_saved_is_refused(tmp_path: Path) -> None:
-    """A checkpoint that a `Saver` of the user's wrote is not taken for a session's."""
+async def test_a_checkpoint_without_a_session_is_refused(tmp_path: Path) -> None:
+    """A checkpoint that a user's own `Saver` wrote is not restored into a session."""
     async with ah.Saver(tmp_path) as saver:
         await saver.save({"variables": {"bias": 1}, "tracked": []}, 3)
     with refused(ah.errors.CheckpointMismatchError, "has no 'tracked'; was it written by CheckpointSaverHook?"):

@@ -1,4 +1,4 @@
-"""Whatever the system refuses at whatever moment: a typed error, the earlier checkpoints intact, nothing left behind."""
+"""Any operation may fail: the error is typed, earlier checkpoints are intact, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def every_operation(**options: Any) -> Iterator[WatchedFs]:
-    """One `os` after the other of which the first, the second, ... operation fails, until the last one was reached."""
+    """Yield replacements of `os` whose first, second, ... operation fails, until one does not fail."""
     for number in itertools.count(1):
         fs = WatchedFs(number, **options)
         yield fs
@@ -33,24 +33,24 @@ def every_operation(**options: Any) -> Iterator[WatchedFs]:
 
 
 def good_steps(path: Path) -> list[int]:
-    """The steps that verify, the newest first, as another process sees them."""
+    """Return the steps that another process verifies, newest first."""
     found = directory(path, read_only=True).verify()
     assert all(each.reason is None for each in found)
     return [each.name.step for each in found]
 
 
 def outcome(call: Callable[[], T]) -> tuple[T | None, CheckpointError | None]:
-    """What a call returns, or the error that it raises; of another kind than a CheckpointError it may not be."""
+    """Return the result of a call, or its CheckpointError."""
     try:
         return call(), None
     except CheckpointError as error:
         return None, error
 
 
-# Where an answer says nothing about what was saved: giving up the lock or the look at what was read, and what comes after the
-# new checkpoint is durable. All else must be an error.
+# Operations that may fail without an error: those that release the lock or end a read, and those after the new checkpoint is
+# durable.
 QUIET = {"close", "pwrite", "ftruncate", "rename", "fsync", "unlink", "rmdir", "listdir", "open", "fstat", "read"}
-# The directory is there already, which is what this one answers then in any case.
+# The directory exists already, as this operation expects.
 QUIET_WHEN_DONE = QUIET | {"mkdir"}
 
 
@@ -60,13 +60,13 @@ QUIET_WHEN_DONE = QUIET | {"mkdir"}
     ids=["disk full", "too many files", "done, and an error after it"],
 )
 def test_a_save_fails_whole_or_not_at_all_at_every_operation(tmp_path: Path, error: int, done: bool) -> None:
-    """An error is a CheckpointError with its errno and leaves the directory as it was; without one the new one is there."""
+    """Either CheckpointError with the errno is raised, and the directory is unchanged, or the new checkpoint is there."""
     refused = 0
     for number, fs in enumerate(every_operation(error=error, done=done)):
         path = tmp_path / str(number)
         before = saved(path, 1, 2)
         one = directory(path, fs, KeepNewest(2))
-        _, refusal = outcome(lambda: one.save(state_of(3), 3, {}))  # noqa: B023 - called at once
+        _, refusal = outcome(lambda: one.save(state_of(3), 3, {}))  # noqa: B023 - called immediately
         one.close()
         if refusal is not None:
             assert refusal.errno == error
@@ -77,7 +77,7 @@ def test_a_save_fails_whole_or_not_at_all_at_every_operation(tmp_path: Path, err
             assert fs.failed is None or fs.failed in (QUIET_WHEN_DONE if done else QUIET)
             assert good_steps(path) in ([3, 2], [3, 2, 1])
         assert fs.opened == set()
-        # The next save tidies up whatever the failing of the tidying has left.
+        # The next save removes what could not be removed.
         one = directory(path, keep=KeepNewest(2))
         one.save(state_of(4), 4, {})
         one.close()
@@ -86,13 +86,13 @@ def test_a_save_fails_whole_or_not_at_all_at_every_operation(tmp_path: Path, err
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)
-def test_a_restore_never_takes_its_own_trouble_for_damage(tmp_path: Path, error: int) -> None:
-    """What the system refuses this process says nothing about a checkpoint: none is set aside, no older one is taken."""
+def test_a_restore_does_not_mistake_errors_of_the_process_for_damage(tmp_path: Path, error: int) -> None:
+    """Missing permissions or descriptors are not damage: nothing is set aside, and no older checkpoint is restored."""
     for number, fs in enumerate(every_operation(error=error)):
         path = tmp_path / str(number)
         before = saved(path, 1, 2)
         one = directory(path, fs)
-        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called at once
+        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called immediately
         one.close()
         if refusal is not None:
             assert refusal.errno == error
@@ -104,14 +104,14 @@ def test_a_restore_never_takes_its_own_trouble_for_damage(tmp_path: Path, error:
         assert fs.opened == set()
 
 
-def test_a_restore_steps_over_what_the_disk_does_not_give_back(tmp_path: Path) -> None:
-    """EIO while a file is read is damage; everywhere else it is an error, and no checkpoint is lost."""
+def test_a_restore_skips_what_the_disk_does_not_return(tmp_path: Path) -> None:
+    """EIO of reading a file is damage; elsewhere it is an error. No checkpoint is lost."""
     stepped_back = 0
     for number, fs in enumerate(every_operation(error=errno.EIO)):
         path = tmp_path / str(number)
         saved(path, 1, 2)
         one = directory(path, fs)
-        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called at once
+        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called immediately
         one.close()
         if refusal is not None:
             assert refusal.errno == errno.EIO
@@ -123,14 +123,14 @@ def test_a_restore_steps_over_what_the_disk_does_not_give_back(tmp_path: Path) -
     assert stepped_back >= 6
 
 
-def test_the_trouble_of_a_failing_set_aside_keeps_nobody_from_restoring(tmp_path: Path) -> None:
-    """With a damaged newest one, any single failure leaves a typed error or the older one; nothing is removed."""
+def test_a_failing_set_aside_does_not_prevent_a_restore(tmp_path: Path) -> None:
+    """With a damaged newest checkpoint, any failure leads to a typed error or the older checkpoint; nothing is removed."""
     for number, fs in enumerate(every_operation(error=errno.EROFS)):
         path = tmp_path / str(number)
         newest = saved(path, 1, 2)[1]
         (newest / "state.msgpack").write_bytes(b"")
         one = directory(path, fs)
-        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called at once
+        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called immediately
         one.close()
         if refusal is not None:
             assert refusal.errno == errno.EROFS
@@ -142,7 +142,7 @@ def test_the_trouble_of_a_failing_set_aside_keeps_nobody_from_restoring(tmp_path
 
 
 class Slow(WatchedFs):
-    """Moves one byte or two at a time, and is interrupted before each."""
+    """Reads and writes 700 bytes at a time, and is interrupted before each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,8 +166,8 @@ class Slow(WatchedFs):
         raise InterruptedError
 
 
-def test_interrupts_and_short_writes_are_gone_on_from(tmp_path: Path) -> None:
-    """They are no errors, for reading and writing alike."""
+def test_interrupts_and_short_writes_are_retried(tmp_path: Path) -> None:
+    """Reads and writes continue after them."""
     fs = Slow()
     one = directory(tmp_path, fs)
     state = {"a": np.arange(5000.0), "b": "c" * 3000}
@@ -180,14 +180,14 @@ def test_interrupts_and_short_writes_are_gone_on_from(tmp_path: Path) -> None:
 
 
 class Full(WatchedFs):
-    """Takes nothing more, without saying why."""
+    """Writes nothing, without an error."""
 
     def write(self, fd: int, data: memoryview) -> int:
         return 0
 
 
-def test_a_write_that_takes_nothing_does_not_go_on_for_ever(tmp_path: Path) -> None:
-    """It is an error like any other."""
+def test_a_write_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
+    """It is not retried indefinitely."""
     one = directory(tmp_path, Full())
     with pytest.raises(CheckpointError, match="a write wrote nothing"):
         one.save({}, 1, {})
@@ -196,14 +196,14 @@ def test_a_write_that_takes_nothing_does_not_go_on_for_ever(tmp_path: Path) -> N
 
 
 class NoMemory(WatchedFs):
-    """Has no room for what is read."""
+    """Has no memory for what is read."""
 
     def read(self, fd: int, size: int) -> bytes:
         raise MemoryError
 
 
-def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
-    """The checkpoint stays where it is."""
+def test_too_little_memory_is_not_damage(tmp_path: Path) -> None:
+    """The checkpoint is not set aside."""
     [path] = saved(tmp_path, 1)
     one = directory(tmp_path, NoMemory())
     with pytest.raises(CheckpointError, match="not enough memory"):
@@ -212,35 +212,35 @@ def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
     assert path.exists()
 
 
-class Nearly(WatchedFs):
+class NearlyFull(WatchedFs):
     """Has 10,000 bytes left."""
 
     def statvfs(self, fd: int) -> Any:
         return SimpleNamespace(f_bavail=10, f_frsize=1000)
 
 
-async def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
-    """With how much is missing; the earlier checkpoint stays."""
-    fs = Nearly()
+async def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    """The error says how much is missing; the earlier checkpoint is kept."""
+    fs = NearlyFull()
     async with saver_over(fs, tmp_path, min_free_bytes=1000) as saver:
         await saver.save({"a": np.zeros(10)}, 1)
         with pytest.raises(CheckpointError, match=r"min_free_bytes is 1000: the disk has \d+ bytes too few") as caught:
             await saver.save({"a": np.zeros(10_000)}, 2)
         assert caught.value.errno == errno.ENOSPC
         assert len(names(tmp_path)) == 1
-    async with saver_over(Nearly(), tmp_path) as saver:
+    async with saver_over(NearlyFull(), tmp_path) as saver:
         await saver.save({"a": np.zeros(10_000)}, 2)
 
 
-def test_old_ones_that_cannot_be_removed_are_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The save has succeeded by then; the next one removes them."""
+def test_a_failing_removal_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The save has succeeded by then; the next save removes the old ones."""
 
-    class Sticky(WatchedFs):
+    class Undeletable(WatchedFs):
         def unlink(self, *args: Any, **kwargs: Any) -> None:
             raise PermissionError(errno.EPERM, "not allowed")
 
     saved(tmp_path, 1)
-    one = directory(tmp_path, Sticky(), KeepNewest(1))
+    one = directory(tmp_path, Undeletable(), KeepNewest(1))
     one.save(state_of(2), 2, {})
     one.save(state_of(3), 3, {})
     one.close()
@@ -252,29 +252,29 @@ def test_old_ones_that_cannot_be_removed_are_named_in_a_warning(tmp_path: Path, 
     assert names(tmp_path) == ["step-000000000004.000004"]
 
 
-def test_a_fsync_that_failed_is_not_asked_again(tmp_path: Path) -> None:
-    """What was written may be lost although the second one says that all is well."""
+def test_a_failed_fsync_is_not_retried(tmp_path: Path) -> None:
+    """The data may be lost although a second fsync would succeed."""
     fs = WatchedFs()
-    asked: list[str] = []
+    synced: list[str] = []
 
-    class Forgetful(WatchedFs):
+    class FailingSync(WatchedFs):
         def fsync(self, fd: int) -> None:
             target = os.readlink(f"/proc/self/fd/{fd}")
-            asked.append(target)
+            synced.append(target)
             if target.endswith("state.msgpack"):
                 raise OSError(errno.EIO, "lost")
 
-    one: CheckpointDirectory = directory(tmp_path, Forgetful())
+    one: CheckpointDirectory = directory(tmp_path, FailingSync())
     with pytest.raises(CheckpointError, match="lost"):
         one.save({}, 1, {})
     one.close()
-    assert len([each for each in asked if each.endswith("state.msgpack")]) == 1
+    assert len([each for each in synced if each.endswith("state.msgpack")]) == 1
     assert names(tmp_path) == []
     assert fs.failed is None
 
 
 def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
-    """What is open is the old one; the next save sees that and begins anew."""
+    """The next save finds that the open directory was removed, and makes it again."""
     one = directory(tmp_path / "a")
     path = one.save({}, 1, {}).path
     for each in sorted(path.iterdir()):
@@ -287,7 +287,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_system_without_flock_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a lock a second writer could not be kept out."""
+    """Without a lock a second writer could not be excluded, so a save is refused."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
     fs = WatchedFs()
     with pytest.raises(CheckpointError, match="no flock"):

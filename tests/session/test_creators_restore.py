@@ -1,4 +1,4 @@
-"""Sessions that go on from checkpoints: after a restart and after a recovery, with everything that belongs to them."""
+"""Sessions that continue from checkpoints, after a restart and after a recovery."""
 
 from __future__ import annotations
 
@@ -17,44 +17,23 @@ from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checkpoint_files import names, same
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
-from tests.support.saving_sessions import HeldSaver, array_graph, on_disk, saving, train, values_at
+from tests.support.saving_sessions import (
+    HeldSaver,
+    Remembering,
+    array_graph,
+    chief,
+    on_disk,
+    saving,
+    train,
+    values_at,
+    writes_done,
+)
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import until_true
 
 
-def chief(path: Any, graph: ah.Graph | None = None, **options: Any) -> ah.ChiefSessionCreator:
-    """A creator that restores from there."""
-    return ah.ChiefSessionCreator(array_graph() if graph is None else graph, checkpoint_dir=path, **options)
-
-
-class Remembering(ah.SessionRunHook):
-    """A hook, or a tracked object, with a state: how often it was used. It writes down what is done to it."""
-
-    def __init__(self, name: str = "", record: list[str] | None = None) -> None:
-        self.name = name
-        self.count = 0
-        self.record: list[str] = [] if record is None else record
-
-    async def begin(self) -> None:
-        self.count = 0
-        self.record.append("begin")
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        self.record.append(f"after_create_session with {self.count} at step {session.global_step.latest.step}")
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        self.count += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
-        self.record.append(f"{self.name or 'load'} {self.count}")
-
-
 def spoil(path: Path, step: int) -> None:
-    """Changes one byte of the arrays of the checkpoint of that step."""
+    """Change one byte of the arrays of the checkpoint of a step."""
     (found,) = path.glob(f"step-{step:012}.*")
     file = found / "arrays.safetensors"
     data = bytearray(file.read_bytes())
@@ -66,8 +45,8 @@ def spoil(path: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("runs", [[1, 9], [4, 6], [3, 0, 3, 4], [1] * 10], ids=repr)
-async def test_a_restart_goes_on_as_if_nothing_had_been(tmp_path: Path, runs: list[int]) -> None:
-    """However training is cut into sessions, it ends with the same bits, and at the same step."""
+async def test_a_restart_continues_as_if_uninterrupted(tmp_path: Path, runs: list[int]) -> None:
+    """However training is split into sessions, it ends with the same bits, at the same step."""
     whole = tmp_path / "whole"
     await train(chief(whole), [saving(None)], 10)
     sessions = [await train(chief(tmp_path), [saving(None)], number) for number in runs]
@@ -76,7 +55,7 @@ async def test_a_restart_goes_on_as_if_nothing_had_been(tmp_path: Path, runs: li
 
 
 async def test_an_error_loses_no_more_than_the_interval(tmp_path: Path) -> None:
-    """After an error the next session goes on from the last save, and comes to the same bits as without it."""
+    """After an error the next session continues from the last save, and ends with the same bits as without the error."""
     whole = tmp_path / "whole"
     await train(chief(whole), [saving(None)], 10)
     faults = FaultInjectionHook({("before_run", 8): ValueError("x")})
@@ -88,7 +67,7 @@ async def test_an_error_loses_no_more_than_the_interval(tmp_path: Path) -> None:
 
 
 async def test_the_order_at_a_restart(tmp_path: Path) -> None:
-    """Tracked objects come before the scaffold's functions, of which `init_fn` is left out; hooks before the session is told."""
+    """Tracked objects are loaded before the scaffold's functions, without `init_fn`; hooks before `after_create_session`."""
     record: list[str] = []
 
     async def init(session: ah.Session) -> None:
@@ -114,7 +93,7 @@ async def test_the_order_at_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path) -> None:
-    """Who waits for a step that was reached before the restart goes on; a restored step is no new epoch."""
+    """Waiters for a step that was reached before the restart wake; a restored step starts no new epoch."""
     await train(chief(tmp_path), [saving(None)], 5)
     steps = ah.MemoryStepStore()
     waiting = asyncio.create_task(steps.wait_for(5))
@@ -126,15 +105,15 @@ async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path) -> None:
 
 
 async def test_a_restored_step_is_not_saved_again(tmp_path: Path) -> None:
-    """What the session began with is on disk already: neither the beginning nor the end saves it."""
+    """The step that the session began with is on disk already: neither the beginning nor the end saves it."""
     await train(chief(tmp_path), [saving(None)], 2)
     hook = saving(None)
     await train(chief(tmp_path), [hook], 0)
     assert (hook.saved, await on_disk(tmp_path)) == (0, [0, 1, 2])
 
 
-async def test_the_restored_values_are_let_go(tmp_path: Path) -> None:
-    """A session holds the values it was restored with no longer than until a run has put others."""
+async def test_the_restored_values_are_released(tmp_path: Path) -> None:
+    """A session refers to the restored values only until a run replaces them."""
     await train(chief(tmp_path), [saving(None)])
     async with ah.AsyncMonitoredSession(chief(tmp_path)) as session:
         first = weakref.ref(await session.run("weights"))
@@ -145,7 +124,7 @@ async def test_the_restored_values_are_let_go(tmp_path: Path) -> None:
 
 
 async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None:
-    """A later chief on the same `Variables` finds them trained: it goes on with them, as the step store does."""
+    """A later chief on the same `Variables` continues with their values and the step of the store."""
     variables, steps = ah.Variables(), ah.MemoryStepStore()
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     await train(chief(tmp_path, **shared), [saving(None)], 2)
@@ -159,7 +138,7 @@ async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None
 
 
 async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None:
-    """Variables, tracked objects, hooks and the step are what they were; the run is repeated from there to the same bits."""
+    """Variables, tracked objects, hooks and the step are restored; the run is repeated and ends with the same bits."""
     whole = tmp_path / "whole"
     await train(chief(whole), [saving(None)], 6)
     record: list[str] = []
@@ -188,21 +167,21 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
 
 
 async def test_a_recovery_before_the_first_checkpoint(tmp_path: Path) -> None:
-    """There is nothing to restore: it goes on with the variables and the step as they are, and says nothing of it."""
+    """With nothing to restore it continues with the variables and the step as they are."""
     faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
     session = await train(chief(tmp_path), [faults], 5, recovery=NO_BACKOFF)
     assert session.global_step.latest == (1, 5)
 
 
 async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
-    """A session is lost while its checkpoint is being written: that one is what is gone back to, not the one before."""
+    """If a session is lost while its checkpoint is written, that checkpoint is restored, not the one before."""
     saver = HeldSaver(tmp_path)
     listened: list[int] = []
 
     class Slow(ah.ChiefSessionCreator):
         async def create_session(self) -> ah.Session:
             saver.let(10)
-            await until_true(lambda: len(saver.began) == len(saver.ended))
+            await writes_done()
             session = await super().create_session()
             listened.append(session.global_step.latest.step)
             return session
@@ -215,12 +194,13 @@ async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["restart", "recovery"])
-async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool) -> None:
-    """The newest does not verify: the one before is taken, the damaged one is set aside and named in a warning."""
+async def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool) -> None:
+    """If the newest does not verify, the one before is restored; the damaged one is set aside and named in a warning."""
 
     async def damage(run_context: ah.SessionRunContext) -> None:
         if run_context.attempt == 1 and run_context.global_step == 4:
-            await until_true(lambda: hook.saved == 4)
+            await writes_done()
+            assert hook.saved == 4
             spoil(tmp_path, 3)
             if not restarts:
                 raise ah.AbortedError("lost")
@@ -238,7 +218,7 @@ async def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytes
 
 
 async def test_without_a_good_checkpoint_nothing_begins(tmp_path: Path) -> None:
-    """All are damaged: an error, and not a training that silently starts from nothing; the files are all there."""
+    """If all are damaged, an error is raised instead of silently starting from the beginning; no file is removed."""
     await train(chief(tmp_path), [saving(None)], 1)
     spoil(tmp_path, 0)
     spoil(tmp_path, 1)
@@ -252,7 +232,7 @@ async def test_without_a_good_checkpoint_nothing_begins(tmp_path: Path) -> None:
 
 
 async def test_a_worker_never_restores(tmp_path: Path) -> None:
-    """Workers take the shared values as they are, also when they recover: their losses do not set the chief back."""
+    """Workers use the shared values as they are, also after a recovery, so they do not reset the chief."""
     variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     await train(chief(tmp_path, graph), [saving(None)], 3)
@@ -273,7 +253,7 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
 
 
 async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
-    """While a listener is awaited workers go on: the values are saved with the step that they belong to, not an earlier one."""
+    """If workers advance while a listener is awaited, the values are saved with the step that they belong to."""
     variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, **shared)) as other:
@@ -290,7 +270,7 @@ async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_directory_has_one_writer(tmp_path: Path) -> None:
-    """Another process has the directory: the session does not begin, and the message says which process."""
+    """If another process has the directory, the session does not begin, and the error names the process."""
     code = (
         "import sys, asyncio, aiohooks as ah\n"
         "async def main():\n"

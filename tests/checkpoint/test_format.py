@@ -1,0 +1,115 @@
+"""A manifest has one form; anything else, and every name that could be a path, is damage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aiohooks.checkpoint import _format
+from aiohooks.checkpoint._format import DamagedError
+from tests.support.checkpoint_files import sealed_manifest
+
+NAME = _format.Name(sequence=3, step=7)
+ENTRY = _format.FileEntry(5, "0" * 8)
+SOUND = _format.encode(_format.Manifest(NAME, {"loss": 0.5, "bad": float("inf")}, dict.fromkeys(_format.FILES, ENTRY)))
+
+
+def changed(**changes: Any) -> bytes:
+    """Return the sound manifest with changes and the right checksum."""
+    return sealed_manifest(json.loads(SOUND), **changes)
+
+
+def test_a_sound_manifest_is_read() -> None:
+    """And `changed` without changes returns it unchanged, so that the tests below test their changes."""
+    found = _format.decode(SOUND, NAME)
+    assert (found.name, dict(found.metrics), found.size) == (NAME, {"loss": 0.5, "bad": float("inf")}, 10)
+    assert changed() == SOUND
+
+
+def files(**changes: Any) -> dict[str, Any]:
+    """Return the files of the sound manifest, with changes to the entry of the arrays."""
+    entry = {"size": 5, "crc32": "0" * 8}
+    arrays = {key: value for key, value in {**entry, **changes}.items() if value is not ...}
+    return {_format.ARRAYS: arrays, _format.STATE: entry}
+
+
+HOSTILE: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"\x80\x04.",
+    "a list": b"[]",
+    "deep": b"[" * 1_000_000,
+    "deep, and closed": b"[" * 900 + b"]" * 900,
+    "a long number": b'{"a":' + b"9" * 1_000_000 + b"}",
+    "another encoding": SOUND.decode().encode("utf-16"),
+    "a byte order mark": b"\xef\xbb\xbf" + SOUND,
+    "a space": SOUND.replace(b":", b": ", 1),
+    "a newline": SOUND + b"\n",
+    "said twice": SOUND.replace(b'"step":7', b'"step":7,"step":7'),
+    "another order": json.dumps(json.loads(SOUND), separators=(",", ":")).encode()[:-1] + b',"a":1}',
+    "escaped letters": SOUND.replace(b'"loss"', b'"\\u006coss"'),
+    "capital digits": SOUND.replace(b'"checksum":"', b'"checksum":"A'),
+    "no checksum": SOUND.replace(b"checksum", b"checksun"),
+    "a wrong checksum": SOUND.replace(b'"size":5', b'"size":6', 1),
+    "another format": changed(format="pickle"),
+    "version 0": changed(version=0),
+    "a version that is no int": changed(version="1"),
+    "a version that is a bool": changed(version=True),
+    "another step": changed(step=8),
+    "another sequence": changed(sequence=4),
+    "a negative step": changed(step=-7),
+    "a step that is a float": changed(step=7.0),
+    "a step beyond 63 bits": changed(step=2**63),
+    "one entry more": changed(more=1),
+    "one entry less": changed(metrics=...),
+    "metrics that are a list": changed(metrics=[]),
+    "a metric that is an int": changed(metrics={"a": 1}),
+    "a metric that is text": changed(metrics={"a": "x"}),
+    "a metric that is no number": SOUND.replace(b"0.5", b"NaN"),
+    "files that are a list": changed(files=[]),
+    "no files": changed(files={}),
+    "a file more": changed(files={**files(), "more.bin": {"size": 0, "crc32": "0" * 8}}),
+    "a file that is a number": changed(files={**files(), _format.STATE: 5}),
+    "a size below 0": changed(files=files(size=-1)),
+    "a size that is a float": changed(files=files(size=5.0)),
+    "a size beyond 63 bits": changed(files=files(size=2**64)),
+    "no size": changed(files=files(size=...)),
+    "one thing more of a file": changed(files=files(mode=0o777)),
+    "a short checksum of a file": changed(files=files(crc32="0" * 7)),
+    "a checksum in capitals": changed(files=files(crc32="A" * 8)),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_manifest_in_another_form_is_refused(what: str) -> None:
+    """Only the canonical form is accepted; anything else raises DamagedError."""
+    with pytest.raises(DamagedError):
+        _format.decode(HOSTILE[what], NAME)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../state.msgpack", "..", ".", "/etc/passwd", "a/b", "a\\b", "a\0b", "A", ".hidden", "-x", "x" * 65, "", "\u2024\u2024",
+        "con\n", "e\u0301", "state.msgpack ", "x" * 10_000, "state.msgpack/.", "\ud800",
+    ],
+)  # fmt: skip
+def test_a_name_from_a_manifest_is_never_a_path(name: str) -> None:
+    """It is refused before any file is opened, alone and beside the two valid names."""
+    for wrong in ({name: {"size": 1, "crc32": "0" * 8}}, {**files(), name: {"size": 1, "crc32": "0" * 8}}):
+        with pytest.raises(DamagedError, match="names a file"):
+            _format.decode(changed(files=wrong), NAME)
+
+
+def test_every_changed_bit_of_a_manifest_is_found() -> None:
+    """Whether bits are flipped, removed or inserted."""
+    for place in range(len(SOUND)):
+        for bit in range(8):
+            wrong = bytearray(SOUND)
+            wrong[place] ^= 1 << bit
+            with pytest.raises(DamagedError):
+                _format.decode(bytes(wrong), NAME)
+        for other in (SOUND[:place], SOUND[:place] + b"0" + SOUND[place:], SOUND[:place] + SOUND[place + 1 :]):
+            with pytest.raises(DamagedError):
+                _format.decode(other, NAME)

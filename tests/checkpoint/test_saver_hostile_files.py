@@ -1,0 +1,165 @@
+"""What is on disk is not trusted: anything changed or forged is detected, with a typed error and without delay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks.errors import CheckpointError
+from tests.support.checkpoint_files import WatchedFs, directory, names, saved, sealed_manifest, state_of
+
+
+def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    """In each of the files; the checkpoint before is restored."""
+    path = saved(tmp_path, 1, 2)[1]
+    reader = directory(tmp_path, read_only=True)
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for place in range(len(good)):
+            file.write_bytes(good[:place] + bytes([good[place] ^ 0x10]) + good[place + 1 :])
+            restored = reader.restore(None)
+            assert restored is not None
+            assert restored.checkpoint.step == 1
+            assert restored.set_aside[0][1].startswith(file.name)
+        file.write_bytes(good)
+    restored = reader.restore(None)
+    assert restored is not None
+    assert restored.checkpoint.step == 2
+
+
+def test_a_later_version_is_not_damage(tmp_path: Path) -> None:
+    """It is kept, and no older one is silently restored: the error says to install a later aiohooks."""
+    path = saved(tmp_path, 1, 2)[1]
+    file = path / "manifest.json"
+    file.write_bytes(sealed_manifest(json.loads(file.read_bytes()), version=2, more="unknown"))
+    one = directory(tmp_path)
+    with pytest.raises(CheckpointError, match=r"version 2.*install a later one"):
+        one.restore(None)
+    assert [each.reason for each in one.verify()] == ["has the later version 2 of the format", None]
+    assert [each.step for each in one.checkpoints()] == [1]
+    one.close()
+    assert len(names(tmp_path)) == 2
+
+
+# Other entries in place of files
+
+
+def replace(path: Path, kind: str, other: Path) -> None:
+    """Replace a file or directory by another kind of entry."""
+    moved = path.with_name("moved")
+    path.rename(moved)
+    if kind == "link":
+        path.symlink_to(moved)
+    elif kind == "hanging link":
+        path.symlink_to(other / "nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "socket":
+        here = os.open(path.parent, os.O_RDONLY)
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(f"/proc/self/fd/{here}/{path.name}")
+        os.close(here)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "sparse":
+        path.touch()
+        os.truncate(path, 1 << 40)
+
+
+# In an empty directory in place of the checkpoint's own, the manifest is missing.
+@pytest.mark.parametrize("kind", ["link", "hanging link", "fifo", "directory", "socket", "device", "sparse", "nothing"])
+@pytest.mark.parametrize("file", ["arrays.safetensors", "state.msgpack", "manifest.json", "."])
+def test_anything_but_a_plain_file_of_the_right_size_is_damage(tmp_path: Path, file: str, kind: str) -> None:
+    """It is not followed or waited for, and no memory of its size is allocated."""
+    newest = saved(tmp_path / "a", 1, 2)[1]
+    replace(newest / file if file != "." else newest, kind, tmp_path)
+    fs = WatchedFs()
+    one = directory(tmp_path / "a", fs)
+    restored = one.restore(None)
+    one.close()
+    assert restored is not None
+    assert restored.checkpoint.step == 1
+    assert fs.opened == set()
+    assert max((args for name, args in fs.log if name == "read"), default=0) < 1000
+
+
+def test_a_directory_of_another_name_is_another_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint renamed to a later step or sequence does not verify."""
+    path = saved(tmp_path, 1)[0]
+    for name in ("step-000000000099.000001", "step-000000000001.000099"):
+        shutil.copytree(path, tmp_path / name)
+    restored = directory(tmp_path, read_only=True).restore(None)
+    assert restored is not None
+    assert restored.checkpoint.path == path
+    assert len(restored.set_aside) == 2
+
+
+# Code
+
+AUDITED: list[str] = []
+"""Audit events while the fixture `audited` is active; an audit hook cannot be removed."""
+
+
+@pytest.mark.parametrize(
+    "gadget",
+    [
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"\x80\x04\x95\x1c\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94.",
+        b"PK\x03\x04" + bytes(100),
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }" + b" " * 50,
+        b"!!python/object/apply:os.system ['true']",
+        b'{"class_name":"Lambda","config":{"function":"true"}}',
+        b"\xe3" + bytes(60),
+    ],
+)
+@pytest.mark.parametrize("file", ["arrays.safetensors", "state.msgpack", "manifest.json"])
+def test_no_file_is_ever_executed(tmp_path: Path, file: str, gadget: bytes, audited: Callable[[], list[str]]) -> None:
+    """Whatever a file contains: no code is loaded or executed, and no process is started."""
+    [path] = saved(tmp_path, 1)
+    (path / file).write_bytes(gadget)
+    if file != "manifest.json":
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest["files"][file] = {"size": len(gadget), "crc32": f"{zlib.crc32(gadget):08x}"}
+        (path / "manifest.json").write_bytes(sealed_manifest(manifest))
+    one = directory(tmp_path, read_only=True)
+    audited()
+    with pytest.raises(CheckpointError):
+        one.restore(None)
+    assert audited() == []
+
+
+@pytest.fixture(scope="module")
+def audited() -> Callable[[], list[str]]:
+    """Return a function that returns the dangerous events since its last call."""
+    dangerous = ("import", "exec", "compile", "os.system", "os.exec", "subprocess.Popen", "pickle.find_class", "socket.connect")
+    on = True
+    directory(Path.cwd(), read_only=True).checkpoints()
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if on and event in dangerous:
+            AUDITED.append(f"{event} {args[:1]}")
+
+    sys.addaudithook(hook)
+
+    def since() -> list[str]:
+        found = AUDITED[:]
+        AUDITED.clear()
+        return found
+
+    return since
+
+
+def test_a_state_of_step_is_of_that_step() -> None:
+    """The helper returns another state for each step, so that the tests above can tell them apart."""
+    assert state_of(1)["step"] != state_of(2)["step"]
