@@ -1,4 +1,4 @@
-"""EvaluatorHook: which steps are evaluated, on which values, and what the training sees of it."""
+"""EvaluatorHook: which steps are evaluated, on which values, and the effect on the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.evaluations import Gate, total, train
+from tests.support.evaluations import GatedEvaluation, total, train
 from tests.support.sessions import counting_graph
 from tests.support.waiting import ticks, until_true
 
@@ -44,7 +44,7 @@ both_modes = pytest.mark.parametrize("mode", MODES)
     ],
 )
 async def test_which_steps_are_evaluated(mode: Any, options: dict[str, Any], steps: list[int]) -> None:
-    """Every boundary, the last step once, each on the values of its own step, in order; the newest results are kept."""
+    """Every boundary and the last step are evaluated once, in order, on their own values; the newest results are kept."""
     hook = EvaluatorHook(total, **{"every": ah.Every(steps=4), "mode": mode, **options})
     results = await train(hook, 10)
     assert list(results.items()) == [(step, step) for step in steps]
@@ -74,7 +74,7 @@ async def test_every_by_seconds() -> None:
     assert list(hook.results) == [2, 4]
 
 
-async def test_one_hook_in_two_sessions_starts_anew() -> None:
+async def test_one_hook_in_two_sessions() -> None:
     """Results and counting belong to the session."""
     hook = EvaluatorHook(total, every=ah.Every(steps=2))
     assert await train(hook, 3) == {2: 2, 3: 3}
@@ -85,21 +85,21 @@ async def test_one_hook_in_two_sessions_starts_anew() -> None:
 
 
 async def test_the_background_sees_the_values_of_its_step() -> None:
-    """Training goes on meanwhile, and does not change what is evaluated."""
-    gate = Gate()
+    """Training continues meanwhile, and does not change the evaluated values."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=3), mode="background", at_end=False)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         for _ in range(5):
             await session.run("train")
         await ticks()
         assert (gate.began, gate.ended, hook.pending) == ([3], [], (3,))
-        gate.let()
+        gate.release()
         await until_true(lambda: hook.results)
         assert hook.results == {3: 3}
 
 
 async def test_the_graph_is_run_on_those_values() -> None:
-    """`evaluation.run` computes operations on the values and the step of then, whatever the training has done since."""
+    """`evaluation.run` computes operations on the values and the step of the evaluation, whatever the training has done since."""
     graph = ah.Graph()
     graph.placeholder("images")
     graph.variable("weights", np.zeros(2))
@@ -126,7 +126,7 @@ async def test_the_graph_is_run_on_those_values() -> None:
 
 @both_modes
 async def test_an_evaluation_does_not_train(mode: Any) -> None:
-    """Operations that change variables or advance the step are refused in it, by name, and nothing has changed."""
+    """Operations that change variables or advance the step are refused by name, and nothing has changed."""
 
     async def evaluate(evaluation: Evaluation) -> None:
         await evaluation.run({"it": ["train"]})
@@ -140,7 +140,7 @@ async def test_an_evaluation_does_not_train(mode: Any) -> None:
 @both_modes
 @pytest.mark.parametrize("at_begin", [False, True])
 async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: bool) -> None:
-    """It could wait for a run that waits for the evaluation: an error says so, also of the one before the first run."""
+    """A monitored run could wait for a run that waits for the evaluation: it is refused, before the first run too."""
     hook = EvaluatorHook(again := Again(), every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
     session = again.session = ah.AsyncMonitoredSession(counting_graph(), [hook])
     kind = ah.errors.SessionClosedError if at_begin and mode == "inline" else ah.errors.NestedRunError
@@ -160,8 +160,8 @@ class Again:
 
 
 @both_modes
-async def test_what_is_no_variable_is_copied_by_a_function(mode: Any) -> None:
-    """`snapshot` is called when the evaluation is due; what it gave is what is evaluated."""
+async def test_snapshot(mode: Any) -> None:
+    """`snapshot` is called when the evaluation is due; its result is evaluated."""
     model = {"weight": 0}
 
     async def step() -> None:
@@ -194,13 +194,13 @@ async def test_a_blocking_function_in_a_thread(mode: Any) -> None:
     assert threading.get_ident() not in threads
 
 
-# -- never left out, and bounded
+# -- none is skipped, and their number is bounded
 
 
 @pytest.mark.parametrize("room", [1, 2])
-async def test_a_run_waits_for_room(room: int) -> None:
-    """So many may be unfinished; the run at which one more is due waits until one has ended, and none is left out."""
-    gate = Gate()
+async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
+    """At most `max_pending` may be unfinished; a run at which one more is due waits for one to end, and none is skipped."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode="background", max_pending=room)
     store = ah.MemoryStepStore()
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=store) as session:
@@ -214,29 +214,29 @@ async def test_a_run_waits_for_room(room: int) -> None:
             await ticks(20)
             assert (store.latest.step, gate.began, gate.ended) == (done + room + 1, [*range(1, done + 2)], [*range(1, done + 1)])
             assert not looping.done()
-            gate.let()
-        gate.let(10)
+            gate.release()
+        gate.release(10)
         await looping
     assert list(hook.results.items()) == [(step, step) for step in range(1, 7)]
 
 
 async def test_inline_the_run_waits() -> None:
-    """Inline, the run at which it is due ends when it has ended."""
-    gate = Gate()
+    """Inline, the run at which it is due ends when the evaluation has ended."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=1))
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         running = asyncio.create_task(session.run("train"))
         await ticks(20)
         assert gate.began == [1]
         assert not running.done()
-        gate.let()
+        gate.release()
         await running
     assert hook.results == {1: 1}
 
 
-async def test_the_end_waits_for_what_is_unfinished() -> None:
-    """A clean end comes when all that was due is evaluated, and the last step, once."""
-    gate = Gate()
+async def test_the_end_waits_for_pending_evaluations() -> None:
+    """A clean end waits for all due evaluations, and evaluates the last step once."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=9)
 
     async def loop() -> None:
@@ -246,34 +246,34 @@ async def test_the_end_waits_for_what_is_unfinished() -> None:
     await ticks(30)
     for ended in ([2], [2, 4], [2, 4, 5]):
         assert not looping.done()
-        gate.let()
+        gate.release()
         await ticks(30)
         assert gate.ended == ended
     await looping
 
 
-# -- results go on
+# -- results are passed on
 
 
 @both_modes
-async def test_results_are_told(mode: Any) -> None:
-    """Each function is told of each step and result, plain or async, in turn."""
-    told: list[Any] = []
+async def test_on_result(mode: Any) -> None:
+    """Each function, plain or async, is called with each step and result, in turn."""
+    calls: list[Any] = []
 
     async def waits(step: int, result: Any) -> None:
         await ticks()
-        told.append(("async", step, result))
+        calls.append(("async", step, result))
 
-    plain = functools.partial(lambda *args: told.append(args), "plain")
+    plain = functools.partial(lambda *args: calls.append(args), "plain")
     await train(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=[plain, waits]), 3)
-    assert told == [("plain", 2, 2), ("async", 2, 2), ("plain", 3, 3), ("async", 3, 3)]
+    assert calls == [("plain", 2, 2), ("async", 2, 2), ("plain", 3, 3), ("async", 3, 3)]
     await train(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=waits), 2)
-    assert told[4:] == [("async", 2, 2)]
+    assert calls[4:] == [("async", 2, 2)]
 
 
 @both_modes
 async def test_it_feeds_early_stopping(mode: Any) -> None:
-    """Results are the observations of an early stopping; its stop ends the loop, also while a run waits for room."""
+    """Results are the observations of an early stopping; its stop ends the loop, even while a run waits for an evaluation."""
 
     async def evaluate(evaluation: Evaluation) -> dict[str, float]:
         await ticks()
@@ -293,7 +293,7 @@ async def test_it_feeds_early_stopping(mode: Any) -> None:
 
 
 async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A line says what was found, at which step, and how long it took."""
+    """A log line has the result, the step, and how long it took."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
 
     async def evaluate(evaluation: Evaluation) -> Any:
@@ -327,18 +327,18 @@ async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ({"on_result": [print, 5]}, ah.errors.InvalidArgumentError, "on_result is 5; give a function"),
     ],
 )
-def test_senseless_options_are_refused(options: dict[str, Any], error: Any, says: str) -> None:
-    """What cannot be meant is refused when the hook is made."""
+def test_invalid_arguments(options: dict[str, Any], error: Any, says: str) -> None:
+    """Invalid arguments are refused when the hook is created."""
     with refused(error, says):
         EvaluatorHook(**{"eval_fn": total, "every": ah.Every(steps=1), **options})
 
 
-def test_a_name_of_its_own() -> None:
-    """Several in one session have names, by which their states are told apart."""
+def test_names_of_several_hooks() -> None:
+    """Several hooks in one session have names, which distinguish their states."""
     hooks = [EvaluatorHook(total, every=ah.Every(steps=1), name=name) for name in (None, "mine")]
     assert [hook.name for hook in hooks] == ["", "mine"]
 
 
-def test_its_repr() -> None:
-    """It shows what it evaluates, when, how, and how far it is."""
+def test_repr() -> None:
+    """The repr shows the function, the schedule, the mode, and the last evaluated step."""
     assert repr(EvaluatorHook(total, every=ah.Every(steps=1))).endswith("at=(), after=0), 'inline', evaluated step None)")

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.evaluations import Gate, failing, total, train
+from tests.support.evaluations import GatedEvaluation, failing, total, train
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph
 from tests.support.waiting import ticks, until_true
@@ -26,9 +26,9 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 # -- cancelled, and too slow
 
 
-async def test_a_failing_loop_cancels_what_is_unfinished(caplog: pytest.LogCaptureFixture) -> None:
-    """When the block ends with an error nothing is waited for: the evaluation is cancelled, and a warning names its step."""
-    gate = Gate()
+async def test_a_failing_loop_cancels_pending_evaluations(caplog: pytest.LogCaptureFixture) -> None:
+    """When the block ends with an error, the evaluation is cancelled without a wait, and a warning names its step."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=2)
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
@@ -45,8 +45,8 @@ async def test_a_failing_loop_cancels_what_is_unfinished(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize(("mode", "runs"), [("inline", 1), ("background", 2), ("background", 0)])
 async def test_a_cancelled_loop_cancels_the_evaluation(mode: Any, runs: int) -> None:
-    """A cancellation of the loop gets through wherever it waits: for the evaluation, for room, and at the end."""
-    gate = Gate()
+    """A cancellation of the loop is delivered wherever it waits: for an evaluation, for a free slot, and at the end."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode=mode)
     looping = asyncio.create_task(train(hook, runs))
     await ticks(30)
@@ -61,8 +61,8 @@ async def test_a_cancelled_loop_cancels_the_evaluation(mode: Any, runs: int) -> 
 @both_modes
 @pytest.mark.parametrize("suspend", [False, True])
 async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> None:
-    """`timeout_secs` is for each evaluation; the error says which one it was, and it is over, also beside slow hooks."""
-    gate = Gate()
+    """`timeout_secs` limits each evaluation; the error names it, and the evaluation has ended, even next to slow hooks."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode=mode, timeout_secs=5)
     with ManualClock() as clock:
         looping = asyncio.create_task(train(hook, 3, RecordingHook(suspend=suspend)))
@@ -71,11 +71,11 @@ async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> No
         clock.advance(4)
         await ticks(30)
         assert gate.cancelled == []
-        gate.let(0)
+        gate.release(0)
         clock.advance(1)
-        if mode == "background":  # it was the end that waited for it, and then evaluates the last step
+        if mode == "background":  # the end waited for it, and then evaluates the last step
             await until_true(lambda: gate.began == [2, 3])
-            gate.let()
+            gate.release()
         with refused(
             ah.errors.HookTimeoutError, "the evaluation at step 2 took longer than 5 s; give it more with timeout_secs="
         ):
@@ -85,9 +85,9 @@ async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> No
 
 
 @both_modes
-async def test_a_hooks_own_timeout_holds_too(mode: Any) -> None:
-    """The time limit of a registration ends the wait for the evaluation as any hook's."""
-    gate = Gate()
+async def test_the_timeout_of_the_registration(mode: Any) -> None:
+    """The timeout of a registration ends the wait for the evaluation as for any hook."""
+    gate = GatedEvaluation()
     hook = ah.configure(EvaluatorHook(gate, every=ah.Every(steps=1), mode=mode), timeout=5)
     with ManualClock() as clock:
 
@@ -105,8 +105,8 @@ async def test_a_hooks_own_timeout_holds_too(mode: Any) -> None:
 
 
 @both_modes
-async def test_an_inner_timeout_is_the_evaluations_own(mode: Any) -> None:
-    """A TimeoutError of the function itself comes out as it is."""
+async def test_a_timeout_error_of_the_function(mode: Any) -> None:
+    """A TimeoutError of the function itself is raised unchanged."""
 
     async def evaluate(evaluation: Evaluation) -> None:
         raise TimeoutError("mine")
@@ -116,9 +116,9 @@ async def test_an_inner_timeout_is_the_evaluations_own(mode: Any) -> None:
     assert type(caught.value) is TimeoutError
 
 
-async def test_a_worker_that_somebody_cancels_is_started_again() -> None:
-    """Whoever cancels the task takes no evaluation away: it begins again, and the run that waits for it does not hang."""
-    gate = Gate()
+async def test_a_cancelled_worker_is_started_again() -> None:
+    """A cancelled worker loses no evaluation: it is started again, and the run that waits for it does not hang."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode="background")
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         await session.run("train")
@@ -129,13 +129,13 @@ async def test_a_worker_that_somebody_cancels_is_started_again() -> None:
         worker.cancel()
         await ticks(20)
         assert (gate.began, gate.cancelled) == ([1, 1], [1])
-        gate.let(3)
+        gate.release(3)
         await running
     assert list(hook.results) == [1, 2]
 
 
 async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFixture) -> None:
-    """A wait inside an evaluation that the stop ends is no failure; the last step is evaluated all the same."""
+    """A wait inside an evaluation that the stop ends is not a failure; the last step is evaluated anyway."""
     coords: list[ah.Coordinator] = []
     began: list[int] = []
 
@@ -161,8 +161,8 @@ async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFix
 
 
 @both_modes
-async def test_an_error_comes_out_of_the_run_or_the_next(mode: Any) -> None:
-    """Inline it comes out of the run at which it was due, from the background out of the next one, as the same object."""
+async def test_an_error_is_raised_in_the_run_or_the_next(mode: Any) -> None:
+    """Inline, an error is raised in the run at which it was due; from the background in the next one; as the same object."""
     error = KeyError("mine")
     hook = EvaluatorHook(failing(error), every=ah.Every(steps=2), mode=mode)
     store = ah.MemoryStepStore()
@@ -181,8 +181,8 @@ async def test_an_error_comes_out_of_the_run_or_the_next(mode: Any) -> None:
 
 
 @both_modes
-async def test_an_error_of_the_last_ones_comes_out_of_the_end(mode: Any) -> None:
-    """With no run behind it, an error comes out of the end; the last step is evaluated before."""
+async def test_an_error_of_the_last_evaluations_is_raised_at_the_end(mode: Any) -> None:
+    """If no run follows, an error is raised at the end; the last step is evaluated before."""
     hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=2), mode="background")
     with pytest.raises(KeyError, match="mine"):
         await train(hook, 3)
@@ -193,7 +193,7 @@ async def test_an_error_of_the_last_ones_comes_out_of_the_end(mode: Any) -> None
 
 @both_modes
 async def test_errors_that_are_only_logged(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` the training goes on, and so do the evaluations: the failed one is not repeated."""
+    """With `on_error="log"` training and evaluations continue: the failed evaluation is not repeated."""
     hook = EvaluatorHook(failing(None, KeyError("mine")), every=ah.Every(steps=1), mode=mode, max_pending=3)
     async with ah.AsyncMonitoredSession(counting_graph(), [ah.configure(hook, on_error="log")]) as session:
         for _ in range(6):
@@ -203,8 +203,8 @@ async def test_errors_that_are_only_logged(mode: Any, caplog: pytest.LogCaptureF
     assert caplog.text.count("KeyError: 'mine'") == 1
 
 
-async def test_the_others_go_on_behind_a_logged_error() -> None:
-    """After an error that is only logged, the next run starts what is still pending; nothing new has to come due."""
+async def test_pending_evaluations_continue_after_a_logged_error() -> None:
+    """After an error that is only logged, the next run starts the pending evaluations; no new one has to be due."""
     hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(at=(1, 2, 3)), mode="background", max_pending=3, at_end=False)
     async with ah.AsyncMonitoredSession(counting_graph(), [ah.configure(hook, on_error="log")]) as session:
         for _ in range(5):
@@ -217,8 +217,8 @@ async def test_the_others_go_on_behind_a_logged_error() -> None:
         assert hook.results == {2: 2, 3: 3}
 
 
-async def test_an_error_that_nobody_meets_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the block fails by itself before the next run, the evaluation's error goes to the log."""
+async def test_an_error_that_is_not_raised_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """If the block itself fails before the next run, the evaluation's error is logged."""
     hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=1), mode="background")
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
@@ -235,7 +235,7 @@ async def test_an_error_that_nobody_meets_is_logged(caplog: pytest.LogCaptureFix
 @both_modes
 @pytest.mark.parametrize("error", [ah.OutOfRangeError("no more"), StopAsyncIteration()])
 async def test_the_end_of_its_input_is_not_the_end_of_the_training(mode: Any, error: Exception) -> None:
-    """An evaluation that lets the end of its input escape has failed; it does not end the training cleanly."""
+    """An evaluation that raises the end of its input has failed; it does not end the training cleanly."""
     hook = EvaluatorHook(failing(error), every=ah.Every(steps=1), mode=mode)
     with pytest.raises(ah.AiohooksError, match=r"the evaluation at step 1 ended with .* its input has ended") as caught:
         await train(hook, 5)
@@ -244,8 +244,8 @@ async def test_the_end_of_its_input_is_not_the_end_of_the_training(mode: Any, er
 
 
 @both_modes
-async def test_something_cancelled_inside_is_a_failure(mode: Any) -> None:
-    """A cancellation of something that the evaluation waited for is not the session's: it is reported, and nothing hangs."""
+async def test_a_cancellation_inside_is_a_failure(mode: Any) -> None:
+    """A cancellation inside an evaluation is not the session's: it is reported, and nothing hangs."""
 
     async def evaluate(evaluation: Evaluation) -> Any:
         task = asyncio.ensure_future(asyncio.sleep(0))
@@ -259,12 +259,12 @@ async def test_something_cancelled_inside_is_a_failure(mode: Any) -> None:
 
 @both_modes
 async def test_an_error_of_a_listener_is_an_error(mode: Any) -> None:
-    """What `on_result` raises comes out as an error of the evaluation; the result is kept."""
+    """An error of `on_result` is an error of the evaluation; the result is kept."""
 
-    def tell(step: int, result: Any) -> None:
+    def listener(step: int, result: Any) -> None:
         raise KeyError("listener")
 
-    hook = EvaluatorHook(total, every=ah.Every(steps=1), mode=mode, on_result=tell)
+    hook = EvaluatorHook(total, every=ah.Every(steps=1), mode=mode, on_result=listener)
     with pytest.raises(KeyError, match="listener"):
         await train(hook, 3)
     assert hook.results[1] == 1

@@ -1,4 +1,4 @@
-"""EvaluatorHook: evaluations that were lost in a recovery or at a restart are made up for, and none is made twice."""
+"""EvaluatorHook: evaluations that a recovery or restart lost are repeated, and none is made twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
-from tests.support.evaluations import Gate, Restoring, failing, total, train
+from tests.support.evaluations import GatedEvaluation, Restoring, failing, total, train
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import ticks
 
@@ -22,28 +22,28 @@ both_modes = pytest.mark.parametrize("mode", ["inline", "background"])
 @both_modes
 @pytest.mark.parametrize("at_begin", [False, True])
 async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
-    """An error that the session recovers from repeats the evaluation, on the values of its own step; none is made twice."""
+    """An error that the session recovers from repeats the evaluation on the values of its own step; none is made twice."""
     hook = EvaluatorHook(failing(None, ah.AbortedError("lost")), every=ah.Every(steps=2), mode=mode, at_begin=at_begin)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
         for _ in range(7):
             await session.run("train")
         await session.run("loss")
         assert session.status().recoveries == 1
-        assert session.global_step.latest.step == 8  # the run whose `after_run` told of it was repeated behind its commit
+        assert session.global_step.latest.step == 8  # the run whose `after_run` raised it was repeated after its commit
     assert list(hook.results.items()) == [(step, step) for step in ([0] if at_begin else []) + [2, 4, 6, 8]]
 
 
 async def test_a_creation_that_fails_evaluates_again() -> None:
-    """An evaluation before the first run that is lost is made after the recovery, once."""
+    """An evaluation before the first run that is lost is made once after the recovery."""
     hook = EvaluatorHook(failing(ah.AbortedError("lost")), every=ah.Every(steps=9), at_begin=True)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
         assert hook.results == {0: 0}
         assert session.status().recoveries == 1
 
 
-async def test_what_is_unfinished_in_a_recovery_begins_again() -> None:
-    """An evaluation that goes on while the session is replaced is cancelled, and begins again with the same values."""
-    gate = Gate()
+async def test_an_active_evaluation_is_repeated_after_a_recovery() -> None:
+    """An evaluation that is active while the session is replaced is cancelled, and repeated with the same values."""
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
     lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost], recovery=NO_BACKOFF) as session:
@@ -51,13 +51,13 @@ async def test_what_is_unfinished_in_a_recovery_begins_again() -> None:
             await session.run("train")
             await ticks()
         assert (gate.began, gate.cancelled, hook.pending) == ([2, 2], [2], (2, 4, 6))
-        gate.let(9)
+        gate.release(9)
     assert list(hook.results.items()) == [(2, 2), (4, 4), (6, 6)]
 
 
-async def test_what_a_recovery_took_back_comes_again() -> None:
-    """Evaluations of steps that were lost are dropped, and due again when these steps come again."""
-    steps, gate = ah.MemoryStepStore(), Gate()
+async def test_evaluations_of_lost_steps_are_dropped() -> None:
+    """Evaluations of lost steps are dropped, and due again when these steps are repeated."""
+    steps, gate = ah.MemoryStepStore(), GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
 
     class Creator:
@@ -73,12 +73,12 @@ async def test_what_a_recovery_took_back_comes_again() -> None:
         for _ in range(6):
             await session.run("train")
         assert hook.pending == (2, 4)
-        gate.let(9)
+        gate.release(9)
     assert list(hook.results) == [2, 4]
 
 
-async def test_an_error_that_was_logged_is_not_repeated() -> None:
-    """An evaluation whose error was only logged is over: a later recovery, for something else, does not repeat it."""
+async def test_an_evaluation_with_a_logged_error_is_not_repeated() -> None:
+    """An evaluation whose error was only logged is finished: a later, unrelated recovery does not repeat it."""
     hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=2))
     lost = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
     hooks = [ah.configure(hook, on_error="log"), ah.configure(lost)]
@@ -90,9 +90,9 @@ async def test_an_error_that_was_logged_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
-async def test_a_recovery_does_not_make_up_for_what_is_there(unfinished: bool) -> None:
-    """What is still pending in memory is evaluated on its own values, once, also where the saved state knows less of it."""
-    steps, gate = ah.MemoryStepStore(), Gate()
+async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinished: bool) -> None:
+    """An evaluation pending in memory is made once on its own values, even if the saved state has another one."""
+    steps, gate = ah.MemoryStepStore(), GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3, at_end=False)
 
     class Creator:
@@ -111,7 +111,7 @@ async def test_a_recovery_does_not_make_up_for_what_is_there(unfinished: bool) -
         assert hook.pending == (2, 4)
         await session.run("loss")
         assert hook.pending == (2, 4)
-        gate.let(9)
+        gate.release(9)
     assert gate.ended == [2, 4]
 
 
@@ -121,8 +121,8 @@ def evaluator(mode: Any) -> EvaluatorHook:
 
 @both_modes
 @pytest.mark.parametrize("runs", [0, 3, 4, 5])
-async def test_a_resumed_run_evaluates_what_the_whole_one_does(mode: Any, runs: int) -> None:
-    """Cut anywhere and resumed, the same steps are evaluated, each once; the start of the second part is no new start."""
+async def test_a_resumed_run_evaluates_the_same_steps(mode: Any, runs: int) -> None:
+    """Cut anywhere and resumed, the same steps are evaluated once each; `at_begin` does not apply to the second part."""
     first, second = evaluator(mode), evaluator(mode)
     found = [*await train(first, runs)]
     state = first.state_dict()
@@ -131,15 +131,15 @@ async def test_a_resumed_run_evaluates_what_the_whole_one_does(mode: Any, runs: 
 
 
 @both_modes
-async def test_what_was_due_when_it_was_saved_is_made_up_for(mode: Any) -> None:
-    """An evaluation that was due and not finished in the saved state is made before the first run, on what was restored."""
-    gate = Gate()
+async def test_an_unfinished_evaluation_in_the_saved_state_is_made(mode: Any) -> None:
+    """An evaluation that was due and unfinished in the saved state is made before the first run, on the restored values."""
+    gate = GatedEvaluation()
     first = EvaluatorHook(gate, every=ah.Every(steps=4), mode="background", at_end=False)
     async with ah.AsyncMonitoredSession(counting_graph(), [first]) as session:
         for _ in range(5):
             await session.run("train")
         state = first.state_dict()
-        gate.let()
+        gate.release()
     assert state == {"evaluated_step": None, "counted_from": 4, "unfinished": True}
     for restored in (4, 5):
         second = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
@@ -147,8 +147,8 @@ async def test_what_was_due_when_it_was_saved_is_made_up_for(mode: Any) -> None:
 
 
 @both_modes
-async def test_a_state_saved_before_it_was_noted(mode: Any) -> None:
-    """A state that was saved at a boundary before this hook had its turn counts from the one before: it is due at once."""
+async def test_a_state_saved_before_the_hooks_turn(mode: Any) -> None:
+    """A state that was saved at a boundary before this hook's turn counts from the previous boundary: it is due immediately."""
     hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
     state = {"evaluated_step": 4, "counted_from": 4, "unfinished": False}
     assert [*await train(hook, 1, Restoring(hook, state), start=8)] == [8]
@@ -156,14 +156,14 @@ async def test_a_state_saved_before_it_was_noted(mode: Any) -> None:
 
 @both_modes
 async def test_the_last_step_is_not_evaluated_again(mode: Any) -> None:
-    """A finished run that is resumed and has nothing left to do has its last evaluation already."""
+    """A finished run that is resumed without further runs is not evaluated again."""
     hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode)
     state = {"evaluated_step": 10, "counted_from": 10, "unfinished": False}
     assert await train(hook, 0, Restoring(hook, state), start=10) == {}
     assert await train(hook, 0, start=10) == {10: 0}
 
 
-def test_a_strange_state_is_refused() -> None:
-    """A state that is not this hook's is refused, with what is missing in it."""
+def test_an_invalid_state_is_refused() -> None:
+    """The state of another hook is refused, with the missing key."""
     with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'counted_from'"):
         EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})

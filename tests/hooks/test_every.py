@@ -1,4 +1,4 @@
-"""`Every`: when something is due, by steps, by seconds, at certain steps."""
+"""`Every`: when something is due, by steps, by seconds, or at given steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.every_python
 
 
 def due_steps(every: Every, steps: list[int], *, start: int = 0, secs_per_step: float = 0.0) -> list[int]:
-    """At which of these steps it was due and marked."""
+    """Return the steps at which it was due and marked."""
     timer = every.timer()
     timer.start(start, start * secs_per_step)
     found: list[int] = []
@@ -32,17 +32,17 @@ def due_steps(every: Every, steps: list[int], *, start: int = 0, secs_per_step: 
 
 
 def test_due_at_each_multiple() -> None:
-    """Counted one by one, it is due at the multiples."""
+    """Counted one by one, the multiples are due."""
     assert due_steps(Every(steps=10), list(range(1, 35))) == [10, 20, 30]
 
 
 def test_due_when_a_boundary_is_jumped_over() -> None:
-    """A step that passes a boundary is due as if it had reached it; several boundaries at once are due once."""
+    """A step that passes a boundary is due as if it had reached it; several passed boundaries are due once."""
     assert due_steps(Every(steps=25), [24, 26, 49, 50, 120, 124, 125]) == [26, 50, 120, 125]
 
 
 def test_boundaries_do_not_drift() -> None:
-    """Being late once does not move the boundaries that follow."""
+    """Being late once does not move the later boundaries."""
     assert due_steps(Every(steps=10), [13, 19, 20, 21, 30]) == [13, 20, 30]
 
 
@@ -59,8 +59,8 @@ def test_steps_are_counted_from_after() -> None:
     assert due_steps(Every(steps=3, after=4), [2, 20], start=1) == [20]
 
 
-def test_a_step_that_went_back_is_not_due_again_before_it_passes() -> None:
-    """A reset to a lower step makes nothing due; started from there, the boundaries count again."""
+def test_a_step_that_was_reset_is_due_again_after_a_restart() -> None:
+    """After a reset to a lower step nothing is due; restarted from there, the boundaries count again."""
     timer = Every(steps=10).timer()
     timer.start(0, 0.0)
     timer.mark(100, 0.0)
@@ -85,8 +85,8 @@ def test_due_at_listed_steps() -> None:
 # --- seconds
 
 
-def test_due_after_so_many_seconds() -> None:
-    """Seconds count from the last time it was marked, not from a grid."""
+def test_due_by_seconds() -> None:
+    """Seconds count from the last mark, not from a grid."""
     timer = Every(secs=60).timer()
     timer.start(0, 1000.0)
     assert not timer.due(1, 1059.9)
@@ -99,7 +99,7 @@ def test_due_after_so_many_seconds() -> None:
 
 
 def test_seconds_wait_for_after() -> None:
-    """However much time has gone by, nothing is due at `after` or before it."""
+    """However much time has passed, nothing is due at `after` or before it."""
     timer = Every(secs=1, after=10).timer()
     timer.start(0, 0.0)
     assert not timer.due(10, 100.0)
@@ -110,7 +110,7 @@ def test_seconds_wait_for_after() -> None:
 
 
 def test_whichever_unit_comes_first() -> None:
-    """With several units any one makes it due, and marking starts all of them again."""
+    """With several units, any of them makes it due, and a mark restarts all of them."""
     every = Every(steps=100, secs=60, at=(5,))
     timer = every.timer()
     timer.start(0, 0.0)
@@ -126,15 +126,15 @@ def test_whichever_unit_comes_first() -> None:
 # --- the timer
 
 
-def test_asking_changes_nothing() -> None:
-    """`due` may be asked any number of times."""
+def test_due_changes_nothing() -> None:
+    """`due` may be called any number of times."""
     timer = Every(steps=10).timer()
     timer.start(0, 0.0)
     assert [timer.due(10, 0.0) for _ in range(3)] == [True] * 3
 
 
 def test_timer_must_be_started() -> None:
-    """Before `start` there is nothing to count from: an error that says so."""
+    """Before `start` the timer does not know where to count from: an error says so."""
     timer = Every(steps=10).timer()
     with pytest.raises(NotReadyError, match=r"EveryTimer of Every\(steps=10.*not started.*call start"):
         timer.due(10, 0.0)
@@ -145,7 +145,7 @@ def test_timer_must_be_started() -> None:
 
 
 def test_every_is_a_value() -> None:
-    """Equal ones are equal, can be keys, and cannot change; each timer is separate."""
+    """Equal schedules are equal, can be keys, and cannot change; each timer is separate."""
     assert Every(at=[1, 2], secs=3) == Every(at=(1, 2), secs=3)
     assert len({Every(steps=1), Every(steps=1), Every(secs=1)}) == 2
     with pytest.raises(AttributeError):
@@ -187,14 +187,14 @@ def test_every_is_a_value() -> None:
         ({"steps": 1, "after": 0.5}, r"after=0.5"),
     ],
 )
-def test_bad_values_are_named(given: dict[str, Any], message: str) -> None:
-    """A value that cannot be meant is refused when it is given, by name and value."""
+def test_invalid_arguments(given: dict[str, Any], message: str) -> None:
+    """An invalid value is refused by name and value when it is given."""
     with pytest.raises(InvalidArgumentError, match=message):
         Every(**given)
 
 
 def test_units_are_keywords_only() -> None:
-    """`Every(10)` could mean steps or seconds: it is refused."""
+    """`Every(10)` is ambiguous between steps and seconds: it is refused."""
     with pytest.raises(TypeError):
         Every(10)  # type: ignore[call-arg]
 
@@ -210,7 +210,7 @@ def test_units_are_keywords_only() -> None:
     jumps=st.lists(st.integers(1, 40), max_size=30),
 )
 def test_due_exactly_when_a_boundary_is_passed(period: int, after: int, at: list[int], start: int, jumps: list[int]) -> None:
-    """For any jumps: due at a step iff a boundary lies after the last time it was due and not after the step."""
+    """For any jumps: a step is due iff a boundary lies after the last due step and not after this one."""
     boundaries = {step for step in at if step > after} | set(range(after + period, 3000, period))
     timer = Every(steps=period, at=at, after=after).timer()
     timer.start(start, 0.0)

@@ -1,4 +1,4 @@
-"""LambdaHook and @hook: functions in the place of a hook's methods."""
+"""LambdaHook and @hook: functions in place of a hook's methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARGUMENTS = (0, 2, 1, 2, 1, 1)
 
 
 async def run(hooks: list[ah.SessionRunHook], times: int = 1, **options: Any) -> list[Any]:
-    """What `loss` was in so many runs."""
+    """Return the values of `loss` in so many runs."""
     found: list[Any] = []
     async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF, **options) as session:
         found += [await session.run(["train", "loss"]) for _ in range(times)]
@@ -27,7 +27,7 @@ async def run(hooks: list[ah.SessionRunHook], times: int = 1, **options: Any) ->
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 async def test_each_function_is_called_as_its_method(is_async: bool) -> None:
-    """Plain and async functions get the method's arguments, in the life's order."""
+    """Plain and async functions get the method's arguments, in the order of a hook's life."""
     calls: list[tuple[str, int]] = []
 
     def function(method: str) -> Any:
@@ -43,8 +43,8 @@ async def test_each_function_is_called_as_its_method(is_async: bool) -> None:
     assert calls == list(zip(METHODS, ARGUMENTS, strict=True))
 
 
-async def test_what_is_not_given_is_not_called() -> None:
-    """A method without a function is not overridden, so that the session has nothing to call there."""
+async def test_methods_without_a_function_are_not_called() -> None:
+    """A method without a function is not overridden, so the session has nothing to call."""
     quiet = LambdaHook(end=lambda session: None)
     assert {*METHODS} & quiet.__dict__.keys() == {"end"}
     session = ah.AsyncMonitoredSession(counting_graph(), [quiet])
@@ -53,7 +53,7 @@ async def test_what_is_not_given_is_not_called() -> None:
 
 
 async def test_a_function_may_feed_and_fetch() -> None:
-    """What `before_run` returns joins the run, and `after_run` gets what it asked for."""
+    """The result of `before_run` is added to the run, and `after_run` gets what it requested."""
     seen: list[Any] = []
     both = LambdaHook(
         before_run=lambda run_context: ah.SessionRunArgs("loss", {"x": run_context.global_step}),
@@ -64,7 +64,7 @@ async def test_a_function_may_feed_and_fetch() -> None:
 
 
 async def test_a_decorated_function_is_a_hook() -> None:
-    """`@hook` makes a hook of a function, with what it wants fetched; it is called after the function."""
+    """`@hook` makes a hook of a function, with its fetches; it is named after the function."""
     seen: list[tuple[int, Any]] = []
 
     @hook("after_run", fetches={"loss": "loss"})
@@ -87,14 +87,14 @@ async def test_only_runs_that_are_due(fetches: Any) -> None:
     def note(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         seen.append((run_context.global_step, run_values.results))
 
-    for start, steps in ((0, [3, 6]), (4, [6, 9])):  # anew in each session
+    for start, steps in ((0, [3, 6]), (4, [6, 9])):  # separately in each session
         await run([note], 7, global_step=ah.MemoryStepStore(start))
         assert seen == [(step, None if fetches is None else 10) for step in steps]
         seen.clear()
 
 
 async def test_every_with_other_functions() -> None:
-    """Beside `every` the other methods are called as ever; `before_run` alone may be due too."""
+    """With `every` the other methods are called as usual; `before_run` alone may be limited too."""
     calls: list[str] = []
     names: dict[str, Any] = {
         "begin": lambda: calls.append("begin"),
@@ -118,8 +118,8 @@ async def test_every_by_seconds() -> None:
     assert seen == [2, 4]
 
 
-async def test_a_step_that_was_taken_back_is_due_again() -> None:
-    """After a recovery that took the step back the runs that are repeated count again."""
+async def test_steps_after_a_recovery_are_due_again() -> None:
+    """After a recovery that moved the step back, the repeated runs count again."""
     steps, seen = ah.MemoryStepStore(), list[int]()
     note = LambdaHook(after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2))
     lost = FaultInjectionHook({("before_run", 5): ah.AbortedError("lost")})
@@ -143,7 +143,7 @@ async def test_a_step_that_was_taken_back_is_due_again() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
-    """A function that could not be called like the method is refused when the hook is made, with both signatures."""
+    """A function that does not take the method's arguments is refused when the hook is created, with both signatures."""
 
     def other(one: int, two: int, three: int) -> None: ...
 
@@ -154,8 +154,8 @@ def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
     assert isinstance(hook(method)(fitting), LambdaHook)
 
 
-def test_what_is_no_method_is_refused() -> None:
-    """A misspelt method is named, with the nearest that there is."""
+def test_an_unknown_method_is_refused() -> None:
+    """An unknown method is refused, with the nearest known one."""
     with refused(ah.errors.InvalidHookError, "'after_rnu' is not a method of a hook; did you mean 'after_run'?"):
         LambdaHook(after_rnu=print)  # type: ignore[arg-type]
     with refused(ah.errors.InvalidHookError, "'beginn' is not a method of a hook; did you mean 'begin'?"):
@@ -175,13 +175,13 @@ def test_what_is_no_method_is_refused() -> None:
         ({"after_run": print, "before_run": print, "fetches": "loss"}, "goes with after_run and without before_run"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], says: str) -> None:
-    """What would never be called, or contradicts itself, is refused."""
+def test_contradictory_options_are_refused(options: dict[str, Any], says: str) -> None:
+    """Functions that would never be called and contradictory options are refused."""
     with refused(ah.errors.InvalidArgumentError, says):
         LambdaHook(**options)
 
 
-def test_a_call_in_the_place_of_a_function_is_refused() -> None:
+def test_a_coroutine_in_place_of_a_function_is_refused() -> None:
     """A coroutine is refused, and closed."""
 
     async def begin() -> None: ...
@@ -190,8 +190,8 @@ def test_a_call_in_the_place_of_a_function_is_refused() -> None:
         LambdaHook(begin=begin())  # type: ignore[arg-type]
 
 
-async def test_functions_that_say_nothing_of_their_parameters() -> None:
-    """A function without a readable signature is taken as it is; so is an object that can be called."""
+async def test_functions_without_a_signature() -> None:
+    """A function without a signature is accepted as it is; so is a callable object."""
 
     class Note:
         def __call__(self, exc: BaseException | None) -> None:
@@ -204,7 +204,7 @@ async def test_functions_that_say_nothing_of_their_parameters() -> None:
 
 
 async def test_an_error_of_a_function_names_it() -> None:
-    """An error comes out as any hook's."""
+    """An error is raised as from any hook."""
 
     def fails(session: ah.Session) -> None:
         raise KeyError("mine")
@@ -214,6 +214,6 @@ async def test_an_error_of_a_function_names_it() -> None:
     assert any("end" in note for note in caught.value.__notes__)
 
 
-def test_its_repr_has_the_functions() -> None:
-    """A person sees which functions are in it."""
+def test_repr() -> None:
+    """The repr shows the functions."""
     assert repr(LambdaHook(end=len)) == "LambdaHook(end=<built-in function len>)"

@@ -1,4 +1,4 @@
-"""Values kept in memory, and the picture of a run."""
+"""HistoryHook: values kept in memory, and the plot of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.sessions import NO_BACKOFF, counting_graph
 
 
 async def run(hook: ah.SessionRunHook, runs: int, *, start: int = 0, before: ah.SessionRunHook | None = None) -> None:
-    """A session that starts at a step and makes so many runs."""
+    """Make so many runs in a session that starts at a step."""
     hooks = [hook] if before is None else [hook, before]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=ah.MemoryStepStore(start)) as session:
         for _ in range(runs):
@@ -30,7 +30,7 @@ async def run(hook: ah.SessionRunHook, runs: int, *, start: int = 0, before: ah.
 
 
 class Loads(ah.SessionRunHook):
-    """Gives another hook its state back, when a session does."""
+    """Restores another hook's state, when a session does."""
 
     def __init__(self, hook: HistoryHook, state: dict[str, Any]) -> None:
         self.hook, self.state = hook, state
@@ -39,8 +39,8 @@ class Loads(ah.SessionRunHook):
         self.hook.load_state_dict(self.state)
 
 
-async def test_it_keeps_numbers_by_step() -> None:
-    """The steps that were due, and one plain number for each under its tag."""
+async def test_numbers_by_step() -> None:
+    """The due steps are kept, with one plain number for each under its tag."""
     graph = counting_graph()
     graph.operation(name="arrays")(lambda total: np.array([total], dtype=np.float32))
     hook = HistoryHook({"sum": "total", "arrays": "arrays"}, every=ah.Every(steps=2))
@@ -52,8 +52,8 @@ async def test_it_keeps_numbers_by_step() -> None:
     assert [type(value) for value in hook.values["arrays"]] == [float] * 3
 
 
-async def test_a_second_session_begins_anew() -> None:
-    """The hook may be used again; what it had kept is gone then."""
+async def test_one_hook_in_two_sessions() -> None:
+    """The hook may be used again; its earlier history is cleared."""
     hook = HistoryHook(["total"])
     await run(hook, 3)
     await run(hook, 2)
@@ -62,7 +62,7 @@ async def test_a_second_session_begins_anew() -> None:
 
 @pytest.mark.parametrize(("on_full", "steps"), [("drop_oldest", [7, 8, 9, 10, 11]), ("thin", [7, 9, 10, 11])])
 async def test_it_is_bounded(on_full: Any, steps: list[int]) -> None:
-    """It never keeps more than `max_length`: it drops the oldest, or thins what there is and keeps the newest."""
+    """It keeps at most `max_length` steps: it drops the oldest, or thins the history and keeps the newest."""
     hook = HistoryHook(["total"], max_length=5, on_full=on_full)
     lengths: list[int] = []
 
@@ -78,7 +78,7 @@ async def test_it_is_bounded(on_full: Any, steps: list[int]) -> None:
 
 
 async def test_a_thinned_history_spans_the_run() -> None:
-    """Thinning keeps about the first step as well as the last."""
+    """Thinning keeps a step near the first as well as the last."""
     hook = HistoryHook(["total"], max_length=10)
     await run(hook, 200)
     assert len(hook.steps) <= 10
@@ -88,7 +88,7 @@ async def test_a_thinned_history_spans_the_run() -> None:
 
 
 async def test_it_is_part_of_checkpoints() -> None:
-    """A run that resumes has the whole history; steps behind the checkpoint's, which are made anew, are there once."""
+    """A resumed run has the whole history; steps after the checkpoint's, which are repeated, are there once."""
     whole = HistoryHook(["loss"])
     await run(whole, 10)
     before = HistoryHook(["loss"])
@@ -99,14 +99,14 @@ async def test_it_is_part_of_checkpoints() -> None:
 
 
 async def test_tags_may_change_between_checkpoints() -> None:
-    """A tag that the checkpoint had not is None in its steps; one that is not watched any more is forgotten."""
+    """A tag that the checkpoint did not have is None in its steps; one that is not kept any more is dropped."""
     hook = HistoryHook(["total"])
     await run(hook, 1, start=2, before=Loads(hook, {"steps": [1, 2], "values": {"loss": [5, 6]}}))
     assert (hook.steps, hook.values) == ([1, 2, 3], {"total": [None, None, 0]})
 
 
-async def test_a_recovery_that_takes_the_step_back() -> None:
-    """Steps that a recovery makes anew are there once."""
+async def test_a_recovery_that_moves_the_step_back() -> None:
+    """Steps that a recovery repeats are there once."""
     steps = ah.MemoryStepStore()
 
     async def back() -> None:
@@ -121,8 +121,8 @@ async def test_a_recovery_that_takes_the_step_back() -> None:
     assert hook.steps == [1, 2, 3, 4]
 
 
-def test_arguments_that_cannot_be_meant() -> None:
-    """The constructor refuses what could keep nothing."""
+def test_invalid_arguments() -> None:
+    """Arguments with which nothing could be kept are refused."""
     with refused(ah.errors.InvalidArgumentError, "values is empty"):
         HistoryHook([])
     with refused(ah.errors.InvalidArgumentError, "values is 3"):
@@ -135,14 +135,14 @@ def test_arguments_that_cannot_be_meant() -> None:
         HistoryHook(["loss"], every=None)  # type: ignore[arg-type]
 
 
-# -- the picture
+# -- the plot
 
 # matplotlib keeps the files of fonts open, for each thread that draws.
 draws = pytest.mark.may_leak
 
 
 def size_of(picture: Path) -> tuple[int, int]:
-    """Width and height of a PNG."""
+    """Return width and height of a PNG."""
     content = picture.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", content[16:24])
@@ -151,7 +151,7 @@ def size_of(picture: Path) -> tuple[int, int]:
 
 @draws
 async def test_it_draws_a_picture_at_the_end(tmp_path: Path) -> None:
-    """One panel a value, so more values make a higher picture; nothing else is left in the folder."""
+    """There is one panel per tag, so more tags make a higher picture; no other file is left in the directory."""
     pytest.importorskip("matplotlib")
     await run(HistoryHook(["loss"], plot=tmp_path / "one.png"), 3)
     await run(HistoryHook(["loss", "total"], plot=tmp_path / "two.png"), 3)
@@ -163,8 +163,8 @@ async def test_it_draws_a_picture_at_the_end(tmp_path: Path) -> None:
 
 
 @draws
-async def test_a_failed_run_has_a_picture_too(tmp_path: Path) -> None:
-    """The picture is drawn however the session ended, but not of nothing."""
+async def test_a_failed_run_has_a_picture(tmp_path: Path) -> None:
+    """The picture is drawn however the session ended, unless the history is empty."""
     pytest.importorskip("matplotlib")
     for runs in (2, 0):
         faults = FaultInjectionHook({("before_run", runs + 1): ZeroDivisionError()})
@@ -175,7 +175,7 @@ async def test_a_failed_run_has_a_picture_too(tmp_path: Path) -> None:
 
 @draws
 async def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error is the session's, and no half picture is left."""
+    """The error is the session's, and no partial picture is left."""
     pytest.importorskip("matplotlib")
     (tmp_path / "run.png").mkdir()
     with pytest.raises(OSError, match=r"run\.png"):
@@ -184,7 +184,7 @@ async def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes when the hook is made and not at the end of the run; without a picture nothing is needed."""
+    """The error is raised when the hook is created and not at the end of the run; without a plot nothing is needed."""
     hide(monkeypatch, "matplotlib", "aiohooks.hooks._plot")
     HistoryHook(["loss"])
     with pytest.raises(ImportError, match=r"pip install 'aiohooks\[matplotlib\]'"):
@@ -194,7 +194,7 @@ def test_without_matplotlib_the_constructor_says_what_to_install(tmp_path: Path,
 @draws
 @pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
 async def test_the_command_draws_what_the_hooks_wrote(tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """`plot` reads either file and writes the picture beside it, or where it is told to."""
+    """`plot` reads either file and writes the picture beside it, or to the given path."""
     pytest.importorskip("matplotlib")
     from aiohooks.hooks._plot import plot
 
@@ -218,7 +218,7 @@ async def test_the_command_draws_what_the_hooks_wrote(tmp_path: Path, make: Any,
 def test_the_command_says_what_is_wrong(
     tmp_path: Path, name: str, content: str | None, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that cannot be drawn gives status 1 and the reason, and no picture."""
+    """A file that cannot be drawn gives status 1 and the reason, and no picture."""
     pytest.importorskip("matplotlib")
     from aiohooks.hooks._plot import plot
 

@@ -1,4 +1,4 @@
-"""Profiles of some runs: which runs they cover, where they are written, and that there is one at a time."""
+"""ProfilerHook: which runs are profiled, where profiles are written, and that only one is active."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.sessions import NO_BACKOFF, counting_graph
 
 
 def profiled_graph() -> ah.Graph:
-    """A graph whose operations call functions that a profile shows by name; `leap` goes five steps, `look` none."""
+    """Return a graph whose operations call functions that a profile shows by name; `leap` moves five steps, `look` none."""
     graph = counting_graph()
     graph.train_op(name="work")(lambda: found_in_profile(1))
     graph.train_op(steps=5, name="leap")(lambda: found_in_profile(1))
@@ -31,31 +31,31 @@ def profiled_graph() -> ah.Graph:
 
 
 def found_in_profile(number: int) -> int:
-    """Is called once a run."""
+    """Called once a run."""
     return number + 1
 
 
 def calls(path: Path | str, function: Callable[..., Any] = found_in_profile) -> int:
-    """How many calls of a function a profile has."""
+    """Return the number of calls of a function in a profile."""
     stats: Any = pstats.Stats(str(path))
     found: int = sum(entry[1] for (_, _, name), entry in stats.stats.items() if name == function.__name__)
     return found
 
 
 def files(folder: Path) -> list[str]:
-    """What was written, by step."""
+    """Return the written steps."""
     return sorted(os.listdir(folder), key=lambda name: int("".join(filter(str.isdigit, name))))
 
 
 async def run(hooks: list[ah.SessionRunHook], runs: int, fetch: str = "work") -> None:
-    """A session of so many runs."""
+    """Make so many runs in a session."""
     async with ah.AsyncMonitoredSession(profiled_graph(), hooks, recovery=NO_BACKOFF) as session:
         for _ in range(runs):
             await session.run(fetch)
 
 
 async def test_by_steps(tmp_path: Path) -> None:
-    """A file for each boundary that is crossed, named by the step, from its run alone."""
+    """There is a file for each boundary that is crossed, named by the step, from its run alone."""
     hook = ProfilerHook(tmp_path / "new" / "profiles", every=ah.Every(steps=2))
     await run([hook], 5)
     assert files(tmp_path / "new" / "profiles") == ["profile-2.pstats", "profile-4.pstats"]
@@ -64,13 +64,13 @@ async def test_by_steps(tmp_path: Path) -> None:
 
 
 async def test_the_first_run_is_never_profiled(tmp_path: Path) -> None:
-    """The first run of a session does what no other does."""
+    """The first run of a session does one-time work."""
     await run([ProfilerHook(tmp_path, every=ah.Every(steps=1))], 3)
     assert files(tmp_path) == ["profile-2.pstats", "profile-3.pstats"]
 
 
 async def test_by_time(tmp_path: Path) -> None:
-    """By time, the first run at or behind the period is profiled."""
+    """By time, the first run at or after the period is profiled."""
     found: list[list[str]] = []
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(profiled_graph(), [ProfilerHook(tmp_path, every=ah.Every(secs=2))]) as session:
@@ -81,16 +81,16 @@ async def test_by_time(tmp_path: Path) -> None:
     assert [len(names) for names in found] == [0, 0, 1, 1, 2]
 
 
-async def test_a_window_has_so_many_runs(tmp_path: Path) -> None:
-    """A window covers `window_steps` runs, named by the first; no other begins while it lasts."""
+async def test_window_steps(tmp_path: Path) -> None:
+    """A window covers `window_steps` runs, named by the first; no other begins while it is active."""
     hook = ProfilerHook(tmp_path, every=ah.Every(steps=4), window_steps=6)
     await run([hook], 20)
     assert files(tmp_path) == ["profile-4.pstats", "profile-12.pstats", "profile-20.pstats"]
-    assert [calls(path) for path in hook.captures] == [6, 6, 1]  # the last is cut short by the end
+    assert [calls(path) for path in hook.captures] == [6, 6, 1]  # the last one is shorter because of the end
 
 
 async def test_max_captures(tmp_path: Path) -> None:
-    """A session profiles no more than so many windows; the next session again."""
+    """A session profiles at most `max_captures` windows; the next session counts again."""
     hook = ProfilerHook(tmp_path, every=ah.Every(steps=2), max_captures=2)
     await run([hook], 12)
     assert files(tmp_path) == ["profile-2.pstats", "profile-4.pstats"]
@@ -99,20 +99,20 @@ async def test_max_captures(tmp_path: Path) -> None:
 
 
 async def test_leaps(tmp_path: Path) -> None:
-    """With five steps a run the run that lands on the boundary is profiled, and its real step is the name."""
+    """With five steps a run, the run that crosses the boundary is profiled, and its real step is the name."""
     await run([ProfilerHook(tmp_path, every=ah.Every(steps=20))], 9, "leap")
     assert files(tmp_path) == ["profile-20.pstats", "profile-40.pstats"]
 
 
-async def test_runs_that_do_not_move_the_step(tmp_path: Path) -> None:
-    """A run that was expected to reach a step and did not leaves no profile behind."""
+async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
+    """A run that was expected to reach a step and did not leaves no profile."""
     await run([ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
     assert files(tmp_path) == []
     assert not active()
 
 
 def active() -> bool:
-    """Whether this thread is being profiled."""
+    """Return whether this thread is being profiled."""
     if sys.version_info >= (3, 12):
         return sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None
     return sys.getprofile() is not None
@@ -120,7 +120,7 @@ def active() -> bool:
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), asyncio.CancelledError()], ids=repr)
 async def test_it_stops_however_the_session_ends(tmp_path: Path, error: BaseException) -> None:
-    """A failure or a cancel inside a window ends the profiling, without a file."""
+    """A failure or a cancellation inside a window stops the profiling, without a file."""
 
     async def fail() -> None:
         assert active()
@@ -133,8 +133,8 @@ async def test_it_stops_however_the_session_ends(tmp_path: Path, error: BaseExce
     assert files(tmp_path) == []
 
 
-async def test_a_recovery_leaves_the_window_out(tmp_path: Path) -> None:
-    """A window that a recovery cut off is not written; the next one is."""
+async def test_a_recovery_drops_the_window(tmp_path: Path) -> None:
+    """A window that a recovery interrupted is not written; the next one is."""
     hook = ProfilerHook(tmp_path, every=ah.Every(steps=3), window_steps=2)
     await run([hook, FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})], 8)
     assert files(tmp_path) == ["profile-6.pstats"]
@@ -142,7 +142,7 @@ async def test_a_recovery_leaves_the_window_out(tmp_path: Path) -> None:
 
 
 async def test_two_hooks_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While one hook profiles, another says so and leaves its window out; the run goes on."""
+    """While one hook profiles, another skips its window with a warning; the run continues."""
     first = ProfilerHook(tmp_path / "a", every=ah.Every(steps=2), window_steps=2)
     second = ProfilerHook(tmp_path / "b", every=ah.Every(steps=3), window_steps=1)
     await run([first, second], 9)
@@ -153,7 +153,7 @@ async def test_two_hooks_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("backend", ["cprofile", "pyinstrument"])
 async def test_another_profiler_is_left_alone(tmp_path: Path, backend: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the user profiles already, the hook says so and leaves that profile whole."""
+    """If the user is profiling already, the hook logs a warning and that profile stays complete."""
     if backend == "pyinstrument":
         pytest.importorskip("pyinstrument")
     theirs = cProfile.Profile()
@@ -169,7 +169,7 @@ async def test_another_profiler_is_left_alone(tmp_path: Path, backend: Any, capl
 
 
 async def test_pyinstrument(tmp_path: Path) -> None:
-    """The other backend writes a page, and leaves nothing running."""
+    """The pyinstrument backend writes a page, and leaves nothing running."""
     pytest.importorskip("pyinstrument")
     hook = ProfilerHook(tmp_path, every=ah.Every(steps=2), backend="pyinstrument")
     await run([hook], 3)
@@ -179,7 +179,7 @@ async def test_pyinstrument(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error is the session's; the profiling has stopped, and no half file is left."""
+    """The error is the session's; the profiling has stopped, and no partial file is left."""
     (tmp_path / "profile-2.pstats").mkdir()
     with pytest.raises(OSError, match=r"profile-2\.pstats"):
         await run([ProfilerHook(tmp_path, every=ah.Every(steps=2))], 3)
@@ -187,8 +187,8 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert not active()
 
 
-def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
-    """The constructor refuses what could not profile."""
+def test_invalid_arguments(tmp_path: Path) -> None:
+    """Arguments with which nothing could be profiled are refused."""
     with refused(ah.errors.InvalidArgumentError, "every is None"):
         ProfilerHook(tmp_path, every=None)  # type: ignore[arg-type]
     with refused(ah.errors.InvalidArgumentError, "window_steps is 0"):
@@ -202,7 +202,7 @@ def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
 
 
 def test_without_pyinstrument_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes when the hook is made; the standard library's backend needs nothing."""
+    """The error is raised when the hook is created; the standard library's backend needs nothing."""
     hide(monkeypatch, "pyinstrument", "aiohooks.hooks._pyinstrument")
     ProfilerHook(tmp_path)
     with pytest.raises(ImportError, match=r"pip install 'aiohooks\[pyinstrument\]'"):

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere, and a terminal that is left clean."""
+"""ProgressHook: a bar on a terminal, plain lines elsewhere, and a terminal that is left clean."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waiting import until_true
 
 
 async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: int = 0, secs: float = 1.0) -> None:
-    """A session that starts at a step and makes so many runs, each of which takes `secs`."""
+    """Make so many runs of `secs` each in a session that starts at a step."""
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=ah.MemoryStepStore(start)) as session:
         for _ in range(runs):
             clock.advance(secs)
@@ -34,7 +34,7 @@ async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: 
 
 
 async def fail(hook: ah.SessionRunHook, error: BaseException, clock: ManualClock) -> None:
-    """A session that makes one run, and is left with an error."""
+    """Make one run in a session, and leave it with an error."""
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         clock.advance(1)
         await session.run("train")
@@ -45,7 +45,7 @@ async def fail(hook: ah.SessionRunHook, error: BaseException, clock: ManualClock
 
 
 async def test_plain_lines(clock: ManualClock) -> None:
-    """A line when it is due and one at the end: step, percent, rate, time left and values, and no escape codes."""
+    """A line is written when due and at the end: step, percent, rate, remaining time and values, without escape codes."""
     file = io.StringIO()
     hook = ProgressHook(["loss", "total"], total=50, every=ah.Every(secs=10), description="train", file=file)
     await run(hook, 25, clock)
@@ -57,21 +57,21 @@ async def test_plain_lines(clock: ManualClock) -> None:
 
 
 async def test_the_rate_counts_from_the_resume_point(clock: ManualClock) -> None:
-    """A run that starts at step 1000 is not taken to have made these steps in no time."""
+    """The rate of a run that starts at step 1000 does not count these steps."""
     file = io.StringIO()
     await run(ProgressHook(total=2000, every=ah.Every(steps=10), file=file), 10, clock, start=1000, secs=2.0)
     assert file.getvalue().splitlines()[0] == "run: step 1010/2000 (50%), 0.5 steps/s, 0:33:00 left"
 
 
 async def test_without_a_total(clock: ManualClock) -> None:
-    """Without a total there is no share and no time left."""
+    """Without a total there is no percentage and no remaining time."""
     file = io.StringIO()
     await run(ProgressHook(every=ah.Every(steps=2), file=file), 2, clock, secs=0.25)
     assert file.getvalue().splitlines() == ["run: step 2, 4 steps/s", "run: step 2, 4 steps/s, done in 0:00:00"]
 
 
-async def test_a_recovery_that_takes_the_step_back(clock: ManualClock) -> None:
-    """The rate counts anew from where a recovery began."""
+async def test_a_recovery_that_moves_the_step_back(clock: ManualClock) -> None:
+    """The rate counts again from the step of a recovery."""
     file, steps = io.StringIO(), ah.MemoryStepStore(10)
 
     async def back() -> None:
@@ -92,7 +92,7 @@ async def test_a_recovery_that_takes_the_step_back(clock: ManualClock) -> None:
     ids=["failed", "cancelled"],
 )
 async def test_the_last_line_says_how_it_ended(clock: ManualClock, error: BaseException, says: str) -> None:
-    """A run that did not end cleanly says so in its last line."""
+    """The last line of a run that did not end cleanly says so."""
     file = io.StringIO()
     with pytest.raises(type(error)):
         await fail(ProgressHook(total=10, file=file), error, clock)
@@ -112,7 +112,7 @@ async def test_values_on_one_line_without_escape_codes(clock: ManualClock) -> No
     assert file.getvalue().splitlines()[0] == "run: step 1, array = [[1. 2.] [3. 4.]], text = a ?[31mb, number = 0.3333"
 
 
-async def test_values_are_fetched_only_for_what_is_shown(clock: ManualClock) -> None:
+async def test_values_are_fetched_only_for_runs_that_are_shown(clock: ManualClock) -> None:
     """A run that is not shown does not evaluate the values."""
     graph = counting_graph()
     calls: list[int] = []
@@ -125,8 +125,8 @@ async def test_values_are_fetched_only_for_what_is_shown(clock: ManualClock) -> 
     assert len(calls) == 2
 
 
-async def test_trouble_with_the_display_is_no_trouble_for_the_run(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that was closed is said once, and the run goes on."""
+async def test_errors_of_the_output_do_not_end_the_run(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A closed file is reported once, and the run continues."""
     file = io.StringIO()
     file.close()
     await run(ProgressHook(every=ah.Every(steps=1), file=file), 3, clock)
@@ -135,8 +135,8 @@ async def test_trouble_with_the_display_is_no_trouble_for_the_run(clock: ManualC
     ]
 
 
-async def test_it_writes_to_stderr_as_it_is_then(clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a file it is the process's stderr at the time the session begins; stdout stays the program's own."""
+async def test_the_default_is_the_current_stderr(clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a file it writes to the stderr of the time at which the session begins; stdout is not used."""
     await run(ProgressHook(), 1, clock)
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -147,7 +147,7 @@ async def test_it_writes_to_stderr_as_it_is_then(clock: ManualClock, capsys: pyt
 
 
 class Terminal:
-    """A pseudo-terminal: `file` is the program's end, `output()` what has been written to it."""
+    """A pseudo-terminal: `file` is the program's end, `output()` is what was written to it."""
 
     def __init__(self) -> None:
         self._master, slave = os.openpty()
@@ -157,23 +157,23 @@ class Terminal:
         self._read = b""
 
     def output(self) -> str:
-        """All that was written so far."""
+        """Return everything written so far."""
         try:
             while part := os.read(self._master, 65536):
                 self._read += part
-        except OSError:  # nothing more now
+        except OSError:  # no more output yet
             pass
         return self._read.decode()
 
     def close(self) -> None:
-        """Closes both ends."""
+        """Close both ends."""
         self.file.close()
         os.close(self._master)
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A terminal that is used in this test."""
+    """A terminal for this test."""
     pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
@@ -182,12 +182,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 
 def plain(output: str) -> str:
-    """What was written, without the escape codes."""
+    """Return the output without escape codes."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
 
 
 def assert_clean(terminal: Terminal) -> None:
-    """The cursor is visible, at the beginning of a line, and without colour."""
+    """Assert that the cursor is visible, at the beginning of a line, and without colour."""
     output = terminal.output()
     assert output.rfind("\x1b[?25h") > output.rfind("\x1b[?25l")
     after = output.rsplit("\n", 1)[1]
@@ -196,7 +196,7 @@ def assert_clean(terminal: Terminal) -> None:
 
 
 async def test_a_bar_on_a_terminal(clock: ManualClock, terminal: Terminal) -> None:
-    """A terminal gets a bar that ends in the last state, below it the values; the terminal is left clean."""
+    """A terminal gets a bar that ends in the last state, with the values below it; the terminal is left clean."""
     await run(ProgressHook({"loss": "loss"}, total=20, description="[train]", file=terminal.file), 20, clock)
     shown = plain(terminal.output())
     assert "━" in shown
@@ -210,7 +210,7 @@ async def test_a_bar_on_a_terminal(clock: ManualClock, terminal: Terminal) -> No
     ids=["failed", "cancelled"],
 )
 async def test_a_terminal_is_left_clean(clock: ManualClock, terminal: Terminal, error: BaseException, says: str) -> None:
-    """However the run ends, the terminal is clean, the last state stays, and the process's streams are its own again."""
+    """However the run ends, the terminal is clean, the last state stays, and the process's streams are restored."""
     streams = sys.stdout, sys.stderr
     with pytest.raises(type(error)):
         await fail(ProgressHook(total=10, file=terminal.file), error, clock)
@@ -219,8 +219,8 @@ async def test_a_terminal_is_left_clean(clock: ManualClock, terminal: Terminal, 
     assert (sys.stdout, sys.stderr) == streams
 
 
-async def test_what_others_print_goes_above(clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prints and logs to the same terminal stand in lines of their own, and the handlers are given their stream back."""
+async def test_other_output_appears_above(clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prints and logs to the same terminal appear in lines of their own, and the handlers' streams are restored."""
     monkeypatch.setattr(sys, "stderr", terminal.file)
     handler = logging.StreamHandler()
     logging.getLogger().addHandler(handler)
@@ -243,7 +243,7 @@ async def test_what_others_print_goes_above(clock: ManualClock, terminal: Termin
 async def test_a_redirected_stdout_stays_redirected(
     clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the bar on the terminal, what is printed to a stdout that is a file goes to the file."""
+    """With the bar on the terminal, output to a stdout that is a file is written to the file."""
     stdout = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setattr(sys, "stdout", stdout)
@@ -268,7 +268,7 @@ async def test_several_sessions_share_a_terminal(clock: ManualClock, terminal: T
 
 
 async def test_a_dumb_terminal_gets_plain_lines(clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal that knows no codes gets none; so does any with `display="plain"`."""
+    """A terminal without escape codes gets none; so does any with `display="plain"`."""
     await run(ProgressHook(total=2, file=terminal.file, display="plain"), 2, clock)
     monkeypatch.setenv("TERM", "dumb")
     await run(ProgressHook(total=2, file=terminal.file), 2, clock)
@@ -277,7 +277,7 @@ async def test_a_dumb_terminal_gets_plain_lines(clock: ManualClock, terminal: Te
 
 
 async def test_a_hook_may_be_used_again(clock: ManualClock, terminal: Terminal) -> None:
-    """A second session with the same hook counts for itself."""
+    """A second session with the same hook counts separately."""
     hook = ProgressHook(total=20, file=terminal.file)
     await run(hook, 20, clock)
     await run(hook, 2, clock, start=4)
@@ -288,7 +288,7 @@ async def test_a_hook_may_be_used_again(clock: ManualClock, terminal: Terminal) 
 async def test_a_terminal_without_rich(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without rich a terminal gets plain lines and a hint; who asks for the bar is told what to install."""
+    """Without rich a terminal gets plain lines and a hint; `display="rich"` raises an error that says what to install."""
     monkeypatch.setenv("TERM", "xterm")
     hide(monkeypatch, "rich", "aiohooks.hooks._rich")
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
@@ -310,12 +310,12 @@ async def test_a_terminal_without_rich(
     ("secs", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05"), (183_600, "2d 3:00:00"), (-5, "0:00:00")]
 )
 def test_durations(secs: float, text: str) -> None:
-    """Hours, minutes and seconds, and days where there are any."""
+    """Hours, minutes and seconds are shown, and days if there are any."""
     assert duration(secs) == text
 
 
-def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
-    """The constructor refuses what could not be shown."""
+def test_invalid_arguments(tmp_path: Path) -> None:
+    """Arguments with which nothing could be shown are refused."""
     cases: list[tuple[dict[str, Any], str]] = [
         ({"total": 0}, "total is 0"),
         ({"total": 1.5}, "total is 1.5"),

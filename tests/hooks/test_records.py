@@ -1,4 +1,4 @@
-"""Lines in a file, one a due step: CSV and JSON."""
+"""CSVHook and JSONLinesHook: one line in a file per due step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.sessions import counting_graph
 
 
 async def test_csv_lines(tmp_path: Path) -> None:
-    """A line of names, then one a due step: the step, the time as the clock has it, and the values in order."""
+    """There is a header, then a line per due step: the step, the clock's time, and the values in order."""
     path = tmp_path / "run.csv"
     with ManualClock() as clock:
         hook = CSVHook(path, {"loss": "loss", "sum": "total"}, every=ah.Every(steps=2))
@@ -39,7 +39,7 @@ async def test_csv_lines(tmp_path: Path) -> None:
 
 
 async def test_json_lines(tmp_path: Path) -> None:
-    """An object a line with step and time first; values may be nested, arrays become lists."""
+    """There is an object per line with step and time first; values may be nested, arrays become lists."""
     path = tmp_path / "run.jsonl"
     graph = counting_graph()
     graph.operation(name="detail")(lambda: {"norms": np.array([1.5, 2.5]), "name": "ä", "ok": np.True_, "count": np.int64(3)})
@@ -53,7 +53,7 @@ async def test_json_lines(tmp_path: Path) -> None:
 
 
 def refuse_constant(name: str) -> None:
-    """What strict JSON has not."""
+    """Fail on the constants that strict JSON does not have."""
     raise AssertionError(f"{name} is no JSON")
 
 
@@ -84,7 +84,7 @@ async def test_texts_stay_on_one_line(tmp_path: Path) -> None:
 
 
 async def test_csv_columns_are_fixed(tmp_path: Path) -> None:
-    """A column that the file has not is an error that names it and the nearest; one that is left out is empty."""
+    """An unknown column is an error that names it and the nearest known one; a missing one is empty."""
     path = tmp_path / "run.csv"
     rows = [{"loss": 1, "rate": 2}, {"loss": 3}, {"loss": 5, "rats": 6}]
     with refused(ah.errors.InvalidArgumentError, "'rats'", "not a column", "did you mean 'rate'", "columns="):
@@ -93,7 +93,7 @@ async def test_csv_columns_are_fixed(tmp_path: Path) -> None:
 
 
 async def test_csv_columns_may_be_named(tmp_path: Path) -> None:
-    """`columns` says order and names, also of such as come later."""
+    """`columns` gives the order and the names, including those that appear later."""
     path = tmp_path / "run.csv"
     await run(CSVHook(path, ["total", "loss"], columns=["loss", "total", "later"]), 1)
     assert without_time(path) == [{"step": "1", "loss": "10", "total": "0", "later": ""}]
@@ -107,7 +107,7 @@ async def test_csv_takes_no_arrays(tmp_path: Path) -> None:
 
 @both
 async def test_a_value_that_cannot_be_written(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """An object that is no number and no text is an error that names its tag."""
+    """An object that is not a number or text is an error that names its tag."""
     with refused(ah.errors.InvalidArgumentError, "'thing'", "<object object"):
         await run(make(file_of(make, tmp_path), record_fn=lambda _: {"thing": object()}), 1)
 
@@ -116,14 +116,14 @@ async def test_a_value_that_cannot_be_written(tmp_path: Path, make: Callable[...
 
 
 @both
-async def test_a_folder_that_is_not_there(tmp_path: Path, make: Callable[..., Hook]) -> None:
+async def test_a_missing_directory(tmp_path: Path, make: Callable[..., Hook]) -> None:
     """The file is opened before the first run, and an error of that is the session's."""
     with pytest.raises(FileNotFoundError):
         await run(make(tmp_path / "missing" / "run", ["loss"]), 1)
 
 
 class Full:
-    """A file whose disk is full for one write, which is made in part."""
+    """A file whose disk is full during one write, which is partial."""
 
     def __init__(self, file: Any, room: int) -> None:
         self._file = file
@@ -150,7 +150,7 @@ class Full:
 
 
 def test_a_failed_write_leaves_no_part_of_a_line(tmp_path: Path) -> None:
-    """What a full disk took of a line is taken back, so that the next one stands at the beginning of its own."""
+    """A partial line on a full disk is removed, so that the next one is a line of its own."""
     path = tmp_path / "run.jsonl"
     file = RecordFile(str(path), JSONLinesFormat(), fsync=True)
     file.open_at(0)
@@ -167,7 +167,7 @@ def test_a_failed_write_leaves_no_part_of_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["raise", "log"])
 async def test_a_failed_write_surfaces_or_is_logged(tmp_path: Path, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk ends the run by the next step, or is logged and counted; the lines before it stay."""
+    """A full disk ends the run by the next step, or is logged and counted; the earlier lines stay."""
     path = tmp_path / "run.jsonl"
     hook = JSONLinesHook(path, ["loss"], on_write_error=policy)
 
@@ -210,8 +210,8 @@ async def test_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @both
-def test_arguments_that_cannot_be_meant(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """The constructor refuses what could never write, and names that are taken."""
+def test_invalid_arguments(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """Arguments with which nothing could be written, and reserved names, are refused."""
     with refused(ah.errors.InvalidArgumentError, "nothing to write"):
         make(tmp_path / "run")
     with refused(ah.errors.InvalidArgumentError, "tag 'step'", "another name"):
@@ -225,29 +225,29 @@ def test_arguments_that_cannot_be_meant(tmp_path: Path, make: Callable[..., Hook
 
 
 @pytest.mark.parametrize("columns", ["loss", [], ["loss", "loss"], ["time", "loss"], [1], 3], ids=repr)
-def test_columns_that_cannot_be_meant(tmp_path: Path, columns: Any) -> None:
-    """Columns are a list of different names, without the two that are there anyway."""
+def test_invalid_columns(tmp_path: Path, columns: Any) -> None:
+    """Columns are a list of different names, without the two reserved ones."""
     with refused(ah.errors.InvalidArgumentError, f"columns is {columns!r}"):
         CSVHook(tmp_path / "run.csv", ["loss"], columns=columns)
 
 
 def test_values_must_be_among_the_columns(tmp_path: Path) -> None:
-    """A value that has no column is refused at once."""
+    """A value without a column is refused when the hook is created."""
     with refused(ah.errors.InvalidArgumentError, "['loss']", "columns ['total'] has not"):
         CSVHook(tmp_path / "run.csv", ["loss"], columns=["total"])
 
 
 @both
 async def test_a_step_in_the_record_is_refused(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """What `record_fn` returns must not stand for the step itself, and must be a mapping."""
+    """The result of `record_fn` must be a mapping without the step."""
     with refused(ah.errors.InvalidArgumentError, "'step'"):
         await run(make(file_of(make, tmp_path), record_fn=lambda _: {"step": 3}), 1)
     with refused(ah.errors.InvalidArgumentError, "record_fn returned 3"):
         await run(make(file_of(make, tmp_path), record_fn=lambda _: 3), 1)
 
 
-def test_reading_what_is_no_such_file(tmp_path: Path) -> None:
-    """Reading a file of another kind is an error that says so; a torn last line is left out."""
+def test_reading_another_file(tmp_path: Path) -> None:
+    """Reading a file of another kind is an error that says so; a torn last line is ignored."""
     path = tmp_path / "other"
     path.write_text("hello\nworld\n")
     with refused(ah.errors.InvalidArgumentError, f"{path} is not a file of CSVHook or JSONLinesHook"):
@@ -256,8 +256,8 @@ def test_reading_what_is_no_such_file(tmp_path: Path) -> None:
     assert read_series(str(path)) == {"a.b": ([1], [1.5])}
 
 
-def test_what_its_state_is_called(tmp_path: Path) -> None:
-    """Several files of one session have states of different names; one may be chosen."""
+def test_the_name_of_the_state(tmp_path: Path) -> None:
+    """The states of several files of one session have different names; a name may be given."""
     names = [make(tmp_path / file, ["loss"]).name for make in (CSVHook, JSONLinesHook) for file in ("a", "b")]
     assert names == ["CSVHook(a)", "CSVHook(b)", "JSONLinesHook(a)", "JSONLinesHook(b)"]
     assert CSVHook(tmp_path / "a", ["loss"], name="mine").name == "mine"
@@ -265,7 +265,7 @@ def test_what_its_state_is_called(tmp_path: Path) -> None:
 
 @both
 async def test_two_writers_of_one_file_are_refused(make: Callable[..., Hook], tmp_path: Path) -> None:
-    """The second hook with the same path says so before either has lost a line; afterwards the file is free again."""
+    """The second hook with the same path is refused before either has lost a line; afterwards the file is free again."""
     path = file_of(make, tmp_path)
     with pytest.raises(ah.errors.InvalidArgumentError, match="is being written by another hook or process; give each of them"):
         async with ah.AsyncMonitoredSession(counting_graph(), [make(path, ["loss"]), make(path, ["total"])]):

@@ -1,4 +1,4 @@
-"""A run that was interrupted leaves the file of one that was not."""
+"""An interrupted run leaves the same file as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.sessions import NO_BACKOFF, counting_graph
 
 @both
 async def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """Killed behind its checkpoint and resumed from it: every step once, in order; what was taken out is kept aside."""
+    """Killed after its checkpoint and resumed from it: every step once, in order; removed lines are kept aside."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
     parts.mkdir()
@@ -35,7 +35,7 @@ async def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path: P
 
 @both
 async def test_a_new_run_over_an_old_file_keeps_the_old_lines_aside(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """A run from step 0 begins the file anew; the old lines are not lost, and that they were moved is said."""
+    """A run from step 0 starts the file again; the old lines are moved aside, with a warning."""
     path = file_of(make, tmp_path)
     await run(make(path, ["loss"]), 3)
     await run(make(path, ["loss"]), 2, x=7)
@@ -45,7 +45,7 @@ async def test_a_new_run_over_an_old_file_keeps_the_old_lines_aside(tmp_path: Pa
 
 @both
 async def test_every_torn_tail_is_repaired(tmp_path: Path, make: Callable[..., Hook], caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever byte a crash ended the file at, the next session goes on with whole lines."""
+    """Whatever byte a crash ended the file at, the next session continues with whole lines."""
     path = file_of(make, tmp_path)
     await run(make(path, ["loss"]), 3)
     whole = path.read_bytes()
@@ -63,8 +63,8 @@ async def test_every_torn_tail_is_repaired(tmp_path: Path, make: Callable[..., H
     assert all(record.levelno == logging.WARNING and "torn by a crash" in record.getMessage() for record in caplog.records)
 
 
-async def test_a_torn_line_of_names_is_repaired(tmp_path: Path) -> None:
-    """A file that a crash left with a part of its first line begins anew."""
+async def test_a_torn_header_is_repaired(tmp_path: Path) -> None:
+    """A file with a partial header, left by a crash, is started again."""
     path = tmp_path / "run.csv"
     path.write_text("step,ti")
     await run(CSVHook(path, ["loss"]), 1)
@@ -72,8 +72,8 @@ async def test_a_torn_line_of_names_is_repaired(tmp_path: Path) -> None:
 
 
 @both
-async def test_a_recovery_that_takes_the_step_back(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """Lines of steps that a recovery makes anew are there once, as made anew."""
+async def test_a_recovery_that_moves_the_step_back(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """Lines of steps that a recovery repeats are there once, with the repeated values."""
     path = file_of(make, tmp_path)
     store = ah.MemoryStepStore()
 
@@ -89,7 +89,7 @@ async def test_a_recovery_that_takes_the_step_back(tmp_path: Path, make: Callabl
 
 
 @both
-async def test_lines_on_their_way_are_part_of_a_checkpoint(tmp_path: Path, make: Callable[..., Hook]) -> None:
+async def test_unwritten_lines_are_part_of_a_checkpoint(tmp_path: Path, make: Callable[..., Hook]) -> None:
     """Lines that had not reached the file when the process was killed are there after the restart from its checkpoint."""
     path = file_of(make, tmp_path)
     await run(make(path, ["loss"]), 2)
@@ -99,8 +99,8 @@ async def test_lines_on_their_way_are_part_of_a_checkpoint(tmp_path: Path, make:
     assert [float(str(line["loss"])) for line in without_time(path)] == [10, 10, 2.0, 3.0, 10]
 
 
-async def test_state_has_what_is_not_written_yet(tmp_path: Path) -> None:
-    """`state_dict` has the lines that the writer still holds, as plain data, and nothing once they are written."""
+async def test_state_has_unwritten_lines(tmp_path: Path) -> None:
+    """`state_dict` has the unwritten lines as plain data, and none once they are written."""
     hook = JSONLinesHook(tmp_path / "run.jsonl", ["loss"])
     states: list[Any] = []
 
@@ -122,8 +122,8 @@ async def test_state_has_what_is_not_written_yet(tmp_path: Path) -> None:
 
 @both
 @pytest.mark.parametrize("content", ["not ours\n", "1,2\n", '{"a": 1}\n', '"unclosed\n', "\x00\x00\n"], ids=repr)
-async def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[..., Hook], content: str) -> None:
-    """A file with something else in it is refused by name and line, and not changed."""
+async def test_another_file_is_not_changed(tmp_path: Path, make: Callable[..., Hook], content: str) -> None:
+    """A file with other contents is refused by name and line, and not changed."""
     path = file_of(make, tmp_path)
     path.write_text(content)
     with refused(ah.errors.InvalidArgumentError, str(path), "line 1", "give another path"):
@@ -131,8 +131,8 @@ async def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Calla
     assert path.read_text() == content
 
 
-async def test_a_file_with_other_columns_is_left_alone(tmp_path: Path) -> None:
-    """Lines with other columns do not go under old names."""
+async def test_a_file_with_other_columns_is_not_changed(tmp_path: Path) -> None:
+    """Lines with other columns are not written under the old names."""
     path = tmp_path / "run.csv"
     await run(CSVHook(path, ["loss"]), 1)
     before = path.read_text()
@@ -141,8 +141,8 @@ async def test_a_file_with_other_columns_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
-async def test_columns_of_the_file_are_taken_over(tmp_path: Path) -> None:
-    """With `record_fn` and no `columns`, a resumed run keeps to the names in the file."""
+async def test_columns_of_the_file_are_used(tmp_path: Path) -> None:
+    """With `record_fn` and no `columns`, a resumed run uses the names in the file."""
     path = tmp_path / "run.csv"
     await run(CSVHook(path, record_fn=lambda _: {"a": 1, "b": 2}), 1)
     await run(CSVHook(path, record_fn=lambda _: {"b": 3}), 1, start=1)
@@ -150,7 +150,7 @@ async def test_columns_of_the_file_are_taken_over(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
-    """Damage that no crash of a writer leaves is not cut away, but said."""
+    """Damage that no crash of a writer causes is not removed, but reported."""
     path = tmp_path / "run.jsonl"
     await run(JSONLinesHook(path, ["loss"]), 3)
     lines = path.read_text().splitlines(keepends=True)

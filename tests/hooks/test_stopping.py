@@ -1,4 +1,4 @@
-"""StopAtTimeHook: no run begins after the moment, whoever moves the time."""
+"""StopAtStepHook and StopAtTimeHook: no run begins after the step or time, whatever moves them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
 
 
 class BusyClock(ManualClock):
-    """A clock whose timers come too late: the event loop had no time for them."""
+    """A clock whose timers are late: the event loop had no time for them."""
 
     def call_later(self, secs: float, callback: Callable[[], object]) -> Any:
         return super().call_later(secs + 1e9, callback)
 
 
 async def seconds_run(hook: StopAtTimeHook, clock: ManualClock, most: int = 100) -> int:
-    """How many runs of one second each there are until the stop."""
+    """Return how many runs of one second each are made until the stop."""
     runs = 0
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         while not session.should_stop() and runs < most:
@@ -42,22 +42,22 @@ async def seconds_run(hook: StopAtTimeHook, clock: ManualClock, most: int = 100)
 
 
 @pytest.mark.parametrize(("margin", "runs"), [(0.0, 10), (3.0, 7), (2.5, 8), (99.0, 0)])
-async def test_it_stops_when_so_much_time_has_passed(margin: float, runs: int) -> None:
-    """Runs begin as long as the time is not up; the margin is taken off it."""
+async def test_stop_after_seconds(margin: float, runs: int) -> None:
+    """Runs begin until the time is up; the margin is subtracted from it."""
     with ManualClock(now=500.0) as clock:
         assert await seconds_run(StopAtTimeHook(secs=10, margin_secs=margin), clock) == runs
 
 
 @pytest.mark.parametrize("deadline", [NOON, NOON.timestamp(), NOON.astimezone(datetime.timezone(datetime.timedelta(hours=5)))])
-async def test_it_stops_at_a_moment_of_the_calendar(deadline: Any) -> None:
-    """A deadline is a moment, in any time zone; what is left until then is counted by the clock."""
+async def test_stop_at_a_deadline(deadline: Any) -> None:
+    """A deadline is a point in time in any time zone; the clock counts the remaining seconds."""
     with ManualClock() as clock:
         hook = StopAtTimeHook(deadline=deadline, margin_secs=2, wall_time=lambda: NOON.timestamp() - 10)
         assert await seconds_run(hook, clock) == 8
 
 
-async def test_a_deadline_that_is_over_allows_no_run() -> None:
-    """With the moment in the past nothing is run, and the reason says which moment it was."""
+async def test_a_past_deadline_allows_no_run() -> None:
+    """With a deadline in the past nothing is run, and the reason names it."""
     with ManualClock():
         hook = StopAtTimeHook(deadline=NOON, wall_time=lambda: NOON.timestamp() + 1)
         async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
@@ -66,8 +66,8 @@ async def test_a_deadline_that_is_over_allows_no_run() -> None:
         assert session.global_step.latest.step == 0
 
 
-async def test_the_run_at_that_moment_finishes() -> None:
-    """The time being up in the middle of a run is seen at once, and that run counts."""
+async def test_the_active_run_finishes() -> None:
+    """The time being up during a run is noticed immediately, and that run counts."""
     gate = asyncio.Event()
 
     async def step() -> None:
@@ -102,7 +102,7 @@ async def test_a_wait_for_the_next_feed_ends() -> None:
             found: list[Any] = []
             async with ah.AsyncMonitoredSession(step, [StopAtTimeHook(secs=10)]) as session:
                 async for value in session.steps("loss", feeds=feeds()):
-                    found.append(value)  # noqa: PERF401 - what came before the end is kept
+                    found.append(value)  # noqa: PERF401 - the values before the end are kept
             return found
 
         looping = asyncio.create_task(loop())
@@ -113,7 +113,7 @@ async def test_a_wait_for_the_next_feed_ends() -> None:
 
 
 async def test_no_run_begins_late_in_a_busy_loop() -> None:
-    """Where the timer had no chance the hook itself refuses the run: nothing is run, and the end is clean."""
+    """If the timer was late, the hook itself refuses the run: nothing is run, and the end is clean."""
     restore = set_current_clock(clock := BusyClock())
     try:
         late = StopAtTimeHook(secs=10)
@@ -136,8 +136,8 @@ async def test_no_run_begins_late_in_a_busy_loop() -> None:
         restore()
 
 
-async def test_a_recovery_does_not_start_the_time_anew() -> None:
-    """Seconds count from the beginning, through recoveries, and a state that a recovery brings back is passed over."""
+async def test_a_recovery_does_not_restart_the_time() -> None:
+    """Seconds count from `begin` through recoveries, and a state that a recovery restores is ignored."""
     with ManualClock() as clock:
         hook, seen = StopAtTimeHook(secs=10, keep_elapsed=True), SessionRecorder()
         lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
@@ -156,8 +156,8 @@ async def test_a_recovery_does_not_start_the_time_anew() -> None:
 
 
 @pytest.mark.parametrize(("keep", "runs"), [(True, 4), (False, 10)])
-async def test_time_used_before_a_restart_counts_if_asked(keep: bool, runs: int) -> None:
-    """With `keep_elapsed` the time is for all parts of the run together, otherwise for each."""
+async def test_keep_elapsed(keep: bool, runs: int) -> None:
+    """With `keep_elapsed` the time limits all parts of the run together, otherwise each part."""
     with ManualClock() as clock:
         first = StopAtTimeHook(secs=10, keep_elapsed=keep)
         assert await seconds_run(first, clock, most=6) == 6
@@ -173,7 +173,7 @@ async def test_time_used_before_a_restart_counts_if_asked(keep: bool, runs: int)
         assert count == runs
 
 
-async def test_one_hook_in_two_sessions_counts_twice() -> None:
+async def test_one_hook_in_two_sessions() -> None:
     """Counting belongs to the session: the same object has its whole time again in the next one."""
     with ManualClock() as clock:
         hook = StopAtTimeHook(secs=3)
@@ -196,25 +196,25 @@ async def test_one_hook_in_two_sessions_counts_twice() -> None:
         ({"deadline": NOON.replace(tzinfo=None)}, "has no time zone"),
     ],
 )
-def test_senseless_times_are_refused(options: dict[str, Any], says: str) -> None:
-    """What cannot be meant is refused when the hook is made."""
+def test_invalid_arguments(options: dict[str, Any], says: str) -> None:
+    """Invalid arguments are refused when the hook is created."""
     with refused(ah.errors.InvalidArgumentError, says):
         StopAtTimeHook(**options)
 
 
-def test_a_strange_state_is_refused() -> None:
-    """A state that is not this hook's is refused, and says what is wrong in it."""
+def test_an_invalid_state_is_refused() -> None:
+    """The state of another hook is refused, with a message that says what is wrong."""
     with refused(ah.errors.InvalidArgumentError, "elapsed_secs in the state", "None"):
         StopAtTimeHook(secs=1).load_state_dict({})
 
 
-def test_a_name_of_its_own() -> None:
-    """Several in one session have names, by which their states are told apart."""
+def test_names_of_several_hooks() -> None:
+    """Several hooks in one session have names, which distinguish their states."""
     assert [StopAtTimeHook(secs=1, name=name).name for name in (None, "mine")] == ["", "mine"]
 
 
-def test_it_shows_what_it_was_given() -> None:
-    """Its repr has the time; a deadline beyond every calendar is one, too."""
+def test_repr_and_reason() -> None:
+    """The repr has the time; the reason of a deadline beyond the range of datetime is readable too."""
     assert repr(StopAtTimeHook(secs=5)) == "StopAtTimeHook(secs=5, margin_secs=0.0)"
     far = StopAtTimeHook(deadline=1e15)
     assert repr(far) == "StopAtTimeHook(deadline=1000000000000000.0, margin_secs=0.0)"

@@ -1,10 +1,9 @@
-"""How long hooks take: what blocks the loop, what only waits, and who is in the way."""
+"""HookTimingHook: what blocks the event loop, and what only waits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from tests.support.waiting import until_true
 
 
 class Busy(ah.SessionRunHook):
-    """Blocks for a while, waits for a while, and blocks again, in every `before_run`; blocks in `after_run`."""
+    """Blocks, waits, and blocks again, in every `before_run`; blocks in `after_run`."""
 
     def __init__(self, clock: ManualClock, block: float, wait: float = 0.0) -> None:
         self.clock, self.block, self.wait = clock, block, wait
@@ -43,15 +42,15 @@ class Busy(ah.SessionRunHook):
 
 
 def found(timing: HookTimingHook) -> dict[str, tuple[int, float, float, float]]:
-    """Calls, blocking and waiting seconds and the longest block, by hook and phase."""
+    """Return calls, blocking and waiting seconds and the longest block, by hook and phase."""
     return {
         f"{one.hook}.{one.phase}": (one.calls, one.blocking_secs, one.waiting_secs, one.longest_block_secs)
         for one in timing.statistics().phases
     }
 
 
-async def test_blocking_and_waiting_are_told_apart(clock: ManualClock) -> None:
-    """Time between being resumed and suspending is blocking, the rest is waiting; each method by itself."""
+async def test_blocking_and_waiting(clock: ManualClock) -> None:
+    """Time between a resumption and the next suspension is blocking, the rest is waiting; each method is measured separately."""
     timing = HookTimingHook(warn_secs=100)
     hooks = timing.watch([Busy(clock, 1.0, 8.0)])
     async with ah.AsyncMonitoredSession(double, hooks) as session:
@@ -61,7 +60,7 @@ async def test_blocking_and_waiting_are_told_apart(clock: ManualClock) -> None:
 
 
 async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None:
-    """Each hook is counted by itself; the one that blocks longest comes first."""
+    """Each hook is counted separately; the one that blocks longest comes first."""
     timing = HookTimingHook(warn_secs=100)
     async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])) as session:
         await session.run("loss")
@@ -73,8 +72,8 @@ async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None
     ]
 
 
-async def test_watched_hooks_do_what_they_did() -> None:
-    """All phases are called in order with what they were called with; results, registrations and names stay."""
+async def test_watched_hooks_work_as_before() -> None:
+    """All phases are called in order with their arguments; results, registrations and names are unchanged."""
     record: list[tuple[str, str]] = []
     plain = RecordingHook("plain", record=record, fetches="loss")
     suspending = RecordingHook("suspending", record=record, suspend=True)
@@ -102,7 +101,7 @@ async def test_watched_hooks_do_what_they_did() -> None:
     }
 
 
-async def test_hooks_are_given_back_as_they_were() -> None:
+async def test_hooks_are_restored() -> None:
     """After the session the hooks have their own methods and nothing more, and may be watched again."""
     own = RecordingHook("own")
     special = RecordingHook("special")
@@ -124,7 +123,7 @@ async def test_hooks_are_given_back_as_they_were() -> None:
 
 
 async def test_errors_and_cancels_pass_through() -> None:
-    """What a watched hook raises is the same object; it counts as a call."""
+    """An error of a watched hook is the same object; it counts as a call."""
     error = ValueError("no")
     timing = HookTimingHook()
     hooks = timing.watch([FaultInjectionHook({("before_run", 1): error})])
@@ -148,7 +147,7 @@ async def test_errors_and_cancels_pass_through() -> None:
 
 
 async def test_watched_hooks_still_overlap() -> None:
-    """Two hooks that wait for each other meet, although they are watched."""
+    """Two hooks that wait for each other finish, although they are watched."""
     here, there = asyncio.Event(), asyncio.Event()
 
     def meets(mine: asyncio.Event, other: asyncio.Event) -> PhaseHook:
@@ -164,7 +163,7 @@ async def test_watched_hooks_still_overlap() -> None:
 
 
 async def test_hooks_that_block_are_warned_about(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A block longer than `warn_secs` is logged with hook and step, five times at most; shorter ones are not."""
+    """A block longer than `warn_secs` is logged with hook and step, at most five times; shorter ones are not."""
     timing = HookTimingHook(warn_secs=0.4)
     async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])) as session:
         for _ in range(8):
@@ -174,7 +173,7 @@ async def test_hooks_that_block_are_warned_about(clock: ManualClock, caplog: pyt
 
 
 async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """On each crossing of `every` and at the end, as a table."""
+    """The report is logged as a table on each crossing of `every` and at the end."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     timing = HookTimingHook(every=ah.Every(steps=2), warn_secs=100)
     async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])) as session:
@@ -187,7 +186,7 @@ async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptur
 
 
 class LateClock:
-    """A clock whose calls are made when the test says so."""
+    """A clock whose calls are made by the test."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -205,7 +204,7 @@ class LateClock:
 
 
 async def test_the_lag_of_the_loop() -> None:
-    """How much later than it was due the loop's timer was called."""
+    """The lag is how much too late the loop called a timer."""
     clock = LateClock()
     restore = set_current_clock(clock)
     try:
@@ -221,14 +220,14 @@ async def test_the_lag_of_the_loop() -> None:
     assert (measured.lag_samples, measured.longest_lag_secs, measured.mean_lag_secs) == (4, 2.0, 2.25 / 4)
 
 
-async def test_who_blocks_the_loop_is_found() -> None:
-    """Whoever blocks the loop, hook or not, is named by function, file and line."""
+async def test_code_that_blocks_the_loop_is_found() -> None:
+    """Code that blocks the loop, in a hook or not, is named by function, file and line."""
     timing = HookTimingHook(warn_secs=0.01, lag_interval_secs=0.002)
     patience = time.monotonic() + 30
 
     async def stubborn_step() -> dict[str, int]:
         samples = timing.statistics().lag_samples
-        await until_true(lambda: timing.statistics().lag_samples > samples, 10**6)  # what was in the way before is told by now
+        await until_true(lambda: timing.statistics().lag_samples > samples, 10**6)  # earlier blocks have been reported by now
         before = len(timing.statistics().blockers)
         while len(timing.statistics().blockers) == before and time.monotonic() < patience:
             pass
@@ -243,57 +242,8 @@ async def test_who_blocks_the_loop_is_found() -> None:
     assert "stubborn_step" in timing.report()
 
 
-async def test_a_loop_that_waits_is_not_blocked() -> None:
-    """A loop that has nothing to do is not taken for a blocked one, however often it is asked: it answers."""
-    from aiohooks.hooks.timing import BlockedLoopWatch
-
-    class Counted(threading.Event):
-        asked = 0
-
-        def clear(self) -> None:
-            self.asked += 1
-            if self.asked > 3:
-                loop.call_soon_threadsafe(enough.set)
-            super().clear()
-
-    enough, loop = asyncio.Event(), asyncio.get_running_loop()
-    told: list[object] = []
-    watch = BlockedLoopWatch(0.1, lambda *found: told.append(found))
-    watch._answered = Counted()
-    watch.start()
-    await enough.wait()
-    watch.stop()
-    assert told == []
-
-
-async def test_a_watch_is_stopped_while_it_asks() -> None:
-    """It ends at once also if the loop, which waits for its end, cannot answer the question that it is about to ask."""
-    from aiohooks.hooks.timing import BlockedLoopWatch
-
-    asks, stopped = threading.Event(), threading.Event()
-
-    class Late(threading.Event):
-        def set(self) -> None:
-            super().set()
-            stopped.set()
-
-        def clear(self) -> None:
-            asks.set()
-            stopped.wait()
-            super().clear()
-
-    watch = BlockedLoopWatch(0.01, lambda *_: None)
-    watch._answered = Late()
-    watch.start()
-    asks.wait()
-    stopping = threading.Thread(target=watch.stop, daemon=True)
-    stopping.start()
-    stopping.join(10.0)  # the loop stands still meanwhile
-    assert not stopping.is_alive()
-
-
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
-    """A second session is measured by itself, and a recovery does not begin anew."""
+    """A second session is measured separately, and a recovery does not reset the measurements."""
     timing = HookTimingHook(warn_secs=100)
     for runs in (3, 1):
         faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
@@ -303,8 +253,8 @@ async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
         assert found(timing)["Busy.before_run"][:2] == (runs + 1, runs + 1.0)
 
 
-def test_arguments_that_cannot_be_meant() -> None:
-    """What is no hook, or is watched already, is refused, and so are numbers that cannot be meant."""
+def test_invalid_arguments() -> None:
+    """Objects that are not hooks, hooks that are watched already, and invalid numbers are refused."""
     with refused(ah.errors.InvalidArgumentError, "warn_secs is 0"):
         HookTimingHook(warn_secs=0)
     with refused(ah.errors.InvalidArgumentError, "every is 3"):

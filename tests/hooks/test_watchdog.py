@@ -1,4 +1,4 @@
-"""WatchdogHook: what goes on for too long is noticed by its phase, named, and ended if asked to."""
+"""WatchdogHook: an activity that takes too long is reported with its phase and name, and ended if configured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import ticks, until_true
 
 
 class Gate:
-    """Something to wait at, which may be closed again."""
+    """An event to wait for, which can be cleared again."""
 
     def __init__(self, *, closed: bool = True) -> None:
         self.opened = asyncio.Event()
@@ -40,7 +40,7 @@ def found(watchdog: WatchdogHook) -> list[tuple[str, str, float]]:
 
 
 async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """At the limit, and not before, one report names the hook, and shows where it waits, with all tasks of the session."""
+    """At the limit, and not before, one report names the hook, and shows where it and all tasks of the session wait."""
     gate = Gate()
     watchdog = WatchdogHook(30)
 
@@ -75,12 +75,12 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
 
 
 async def nothing(*_: object) -> None:
-    """Suspends nowhere."""
+    """Never suspends."""
 
 
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
 async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
-    """Whatever hangs from `begin` to `close`, it is found."""
+    """A hook that hangs in any method, from `begin` to `close`, is found."""
     gate = Gate()
     watchdog = WatchdogHook(5)
 
@@ -95,7 +95,7 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
     clock.advance(11)
     (stall,) = watchdog.stalls
     assert "Gate.pass_through" in stall.report
-    if phase != "begin":  # before there is a coordinator nobody can say whose the await is
+    if phase != "begin":  # before there is a coordinator the hook of the await is not known
         assert stall.what.startswith(f"PhaseHook.{phase}")
     gate.opened.set()
     await task
@@ -132,7 +132,7 @@ class SlowListener(CheckpointSaverListener):
 
 
 async def test_a_save_has_a_limit_of_its_own(clock: ManualClock, tmp_path: Path) -> None:
-    """A step that a save holds up has the save's limit; other hooks of that step keep theirs."""
+    """A step that is held up by a save has the limit of a save; other hooks of that step keep theirs."""
     gate = Gate()
     watchdog = WatchdogHook(10, save_secs=60)
     saver = CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), listeners=[SlowListener(gate)], save_on_begin=False)
@@ -148,7 +148,7 @@ async def test_a_save_has_a_limit_of_its_own(clock: ManualClock, tmp_path: Path)
 
 
 async def test_an_evaluation_has_a_limit_of_its_own(clock: ManualClock) -> None:
-    """A step that an evaluation holds up has the evaluation's limit, and no limit if that is infinite."""
+    """A step that is held up by an evaluation has the limit of an evaluation, and none if that is infinite."""
     for secs, stalls in ((300.0, 1), (math.inf, 0)):
         gate = Gate()
         watchdog = WatchdogHook(10, evaluation_secs=secs)
@@ -164,8 +164,8 @@ async def test_an_evaluation_has_a_limit_of_its_own(clock: ManualClock) -> None:
             await run
 
 
-async def test_a_wait_for_a_step_is_limited_only_if_asked(clock: ManualClock) -> None:
-    """Others may take their time: a wait for a step, and the block between runs, have no limit but their own."""
+async def test_waits_are_not_limited_by_default(clock: ManualClock) -> None:
+    """A wait for a step, and the block between runs, have no limit unless `wait_secs` is given."""
     for secs in (None, 500.0):
         watchdog = WatchdogHook(10, wait_secs=secs)
         steps = ah.MemoryStepStore(run="digits")
@@ -185,7 +185,7 @@ async def test_a_wait_for_a_step_is_limited_only_if_asked(clock: ManualClock) ->
 
 
 async def test_the_block_between_runs(clock: ManualClock) -> None:
-    """A block that waits for its next batch too long is found by where it waits."""
+    """A block that waits too long for its next batch is found by where it waits."""
     watchdog = WatchdogHook(10, wait_secs=30)
     queue: asyncio.Queue[int] = asyncio.Queue()
 
@@ -205,7 +205,7 @@ async def test_the_block_between_runs(clock: ManualClock) -> None:
 
 
 async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
-    """With "stop" a wait that stalls ends cleanly, and the reason says what was waited for."""
+    """With "stop" a wait that stalls ends cleanly, and the reason names the wait."""
     watchdog = WatchdogHook(10, wait_secs=20, on_stall="stop")
     steps = ah.MemoryStepStore(run="digits")
     async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
@@ -218,7 +218,7 @@ async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     assert session.stop_reason.startswith("the session stalls: wait: GlobalStepWaiterHook.before_run")
 
 
-async def test_an_error_breaks_the_run_off(clock: ManualClock) -> None:
+async def test_an_error_ends_the_run(clock: ManualClock) -> None:
     """With "raise" the run that stalls is cancelled, and the block gets the error, which names the hook."""
     gate = Gate()
     watchdog = WatchdogHook(10, on_stall="raise")
@@ -236,7 +236,7 @@ async def test_an_error_breaks_the_run_off(clock: ManualClock) -> None:
 
 
 async def test_a_stall_may_be_recovered_from(clock: ManualClock) -> None:
-    """A policy that recovers from stalls gets the run repeated in a new session."""
+    """With a policy that recovers from stalls, the run is repeated in a new session."""
     gate = Gate()
     calls: list[int] = []
 
@@ -256,18 +256,18 @@ async def test_a_stall_may_be_recovered_from(clock: ManualClock) -> None:
         assert session.status().recoveries == 1
 
 
-async def test_a_blocked_loop_is_told_by_a_thread(caplog: pytest.LogCaptureFixture) -> None:
-    """A hook that blocks the event loop is named, with the line, while it does so; the loop itself could not."""
+async def test_a_blocked_loop_is_reported_by_a_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that blocks the event loop is named, with the line, by the watching thread; the loop itself could not."""
     watchdog = WatchdogHook(1000, blocked_secs=0.01)
-    told = threading.Event()
+    reported = threading.Event()
 
     class Blocking(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            assert told.wait(30)
+            assert reported.wait(30)
 
     class Listening(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.set()
+            reported.set()
 
     logger = logging.getLogger("aiohooks.hooks")
     handler = Listening()
@@ -280,7 +280,7 @@ async def test_a_blocked_loop_is_told_by_a_thread(caplog: pytest.LogCaptureFixtu
     stall = watchdog.stalls[0]
     assert (stall.phase, stall.what, stall.step) == ("blocked loop", "Blocking.before_run", 1)
     assert stall.secs >= 0.01
-    assert "told.wait(30)" in stall.report
+    assert "reported.wait(30)" in stall.report
     assert f'File "{__file__}"' in stall.report
     assert not [thread for thread in threading.enumerate() if thread.name == "blocked loop watch"]
 
@@ -290,7 +290,7 @@ async def test_a_blocked_loop_may_end_the_session() -> None:
     watchdog = WatchdogHook(1000, blocked_secs=0.01, on_stall="raise")
 
     async def block(*_: object) -> None:
-        while not watchdog.stalls:  # keeps the loop, until it is told
+        while not watchdog.stalls:  # blocks the loop until it is reported
             pass
         await asyncio.Event().wait()
 
@@ -303,7 +303,7 @@ async def test_a_blocked_loop_may_end_the_session() -> None:
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
-    """A second session begins with a clean record, and without a thread nothing is left of the first."""
+    """A second session starts without stalls, and after a session without blocked_secs no thread is left."""
     watchdog = WatchdogHook(10, wait_secs=10)
     for _ in range(2):
         async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
@@ -327,7 +327,7 @@ async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
         ({"on_stall": "abort"}, "on_stall is 'abort'"),
     ],
 )
-def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], says: str) -> None:
-    """Limits are positive numbers of seconds, and there are three things to do."""
+def test_invalid_arguments(arguments: dict[str, Any], says: str) -> None:
+    """Limits are positive numbers of seconds, and `on_stall` is one of three."""
     with refused(ah.errors.InvalidArgumentError, says):
         WatchdogHook(**{"step_secs": 1, **arguments})

@@ -1,4 +1,4 @@
-"""What the tests of the hooks that evaluate and decide share: evaluations held up by hand, losses by list, a restore."""
+"""Helpers of the tests of evaluations and early stopping: evaluations that wait, losses by list, a restore."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tests.support.sessions import counting_graph
 
 
 async def total(evaluation: Evaluation) -> Any:
-    """An evaluation: the sum that `train` has made, as it was at that step."""
+    """Evaluate: return the sum that `train` had made at that step."""
     return evaluation.variables["total"]
 
 
-class Gate:
-    """An evaluation like `total` that ends when it is let through; keeps the steps that began, ended and were cancelled."""
+class GatedEvaluation:
+    """An evaluation like `total` that waits for `release`; records the steps that began, ended and were cancelled."""
 
     def __init__(self) -> None:
         self.began: list[int] = []
         self.ended: list[int] = []
         self.cancelled: list[int] = []
-        self._let = asyncio.Semaphore(0)
+        self._permits = asyncio.Semaphore(0)
 
-    def let(self, count: int = 1) -> None:
-        """Lets so many through."""
+    def release(self, count: int = 1) -> None:
+        """Let so many evaluations end."""
         for _ in range(count):
-            self._let.release()
+            self._permits.release()
 
     async def __call__(self, evaluation: Evaluation) -> Any:
         self.began.append(evaluation.step)
         try:
-            await self._let.acquire()
+            await self._permits.acquire()
         except asyncio.CancelledError:
             self.cancelled.append(evaluation.step)
             raise
@@ -43,7 +43,7 @@ class Gate:
 
 
 def failing(*errors: BaseException | None) -> Callable[[Evaluation], Awaitable[Any]]:
-    """An evaluation that raises each of these in turn, where it is not None; after them it succeeds."""
+    """Return an evaluation that raises each of these that is not None, in turn; then it succeeds."""
     left = list(errors)
 
     async def evaluate(evaluation: Evaluation) -> Any:
@@ -56,7 +56,7 @@ def failing(*errors: BaseException | None) -> Callable[[Evaluation], Awaitable[A
 
 
 async def train(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook, start: int = 0) -> dict[int, Any]:
-    """What the hook found in a session of so many runs."""
+    """Return the hook's results after a session of so many runs."""
     store = ah.MemoryStepStore(start)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others], global_step=store) as session:
         for _ in range(runs):
@@ -65,7 +65,7 @@ async def train(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook, star
 
 
 def giving(values: Iterable[Any]) -> Any:
-    """A step whose `loss` is each of these in turn."""
+    """Return a step whose `loss` is each of these in turn."""
     left = iter(values)
 
     async def step() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def giving(values: Iterable[Any]) -> Any:
 
 
 async def stopped_at(values: list[Any], hook: EarlyStoppingHook) -> int | None:
-    """The step at which the hook stopped a session whose `loss` is each of these in turn; None if it did not."""
+    """Return the step at which the hook stopped a session with these values of `loss`; None if it did not."""
     async with ah.AsyncMonitoredSession(giving(values), [hook]) as session:
         for _ in values:
             if session.should_stop():
@@ -86,7 +86,7 @@ async def stopped_at(values: list[Any], hook: EarlyStoppingHook) -> int | None:
 
 
 class Restoring(ah.SessionRunHook):
-    """Hands a state to the hook before it in the list, where a restore does: after `begin`, before there is a session."""
+    """Restores a hook's state when a restore does: after `begin`, before there is a session."""
 
     def __init__(self, hook: Any, state: dict[str, Any]) -> None:
         self.hook, self.state = hook, state

@@ -1,4 +1,4 @@
-"""Sessions that write lines, and what is in the files afterwards; for the tests of `CSVHook` and `JSONLinesHook`."""
+"""Sessions that write lines, and the contents of the files afterwards; for `CSVHook` and `JSONLinesHook`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ both = pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
 
 
 async def run(hook: Hook, runs: int, *, start: int = 0, state: Mapping[str, Any] | None = None, **feeds: Any) -> None:
-    """A session that starts at a step, with what the hook had at the last checkpoint, and makes so many runs."""
+    """Make so many runs in a session that starts at a step, with the hook's state of the last checkpoint."""
 
     class Restores(ah.SessionRunHook):
         async def begin(self) -> None:
@@ -33,7 +33,7 @@ async def run(hook: Hook, runs: int, *, start: int = 0, state: Mapping[str, Any]
 
 
 def steps(path: Path) -> list[int]:
-    """The steps of a file's lines."""
+    """Return the steps of a file's lines."""
     lines = path.read_text().splitlines()
     if path.suffix == ".csv":
         return [int(row["step"]) for row in csv.DictReader(lines)]
@@ -41,7 +41,7 @@ def steps(path: Path) -> list[int]:
 
 
 def without_time(path: Path) -> list[Any]:
-    """All that a file has but the times."""
+    """Return the contents of a file without the times."""
     lines = path.read_text().splitlines()
     if path.suffix == ".csv":
         return [{name: value for name, value in row.items() if name != "time"} for row in csv.DictReader(lines)]
@@ -49,10 +49,10 @@ def without_time(path: Path) -> list[Any]:
 
 
 def aside_of(path: Path) -> str:
-    """What was taken out of a file."""
+    """Return the lines that were removed from a file."""
     return Path(f"{path}.dropped").read_text()
 
 
 def file_of(make: Callable[..., Hook], folder: Path) -> Path:
-    """A path with the ending that belongs to the hook."""
+    """Return a path with the suffix that belongs to the hook."""
     return folder / ("run.csv" if make is CSVHook else "run.jsonl")

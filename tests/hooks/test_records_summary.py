@@ -1,4 +1,4 @@
-"""Summaries for TensorBoard: its own reader must find in the files what was written."""
+"""SummarySaverHook: TensorBoard's own reader finds what was written."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytest.importorskip("tensorboard")
 
 
 def events(folder: Path) -> list[Any]:
-    """All events of a folder's files, as TensorBoard's loader gives them."""
+    """Return all events of a directory's files, as TensorBoard's loader gives them."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
 
     return [event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()]
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows for a tag: steps and values, without what a restart has made void."""
+    """Return what TensorBoard shows for a tag: steps and values, without those that a restart made void."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     accumulator = EventAccumulator(str(folder))
@@ -42,12 +42,12 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def restarts(folder: Path) -> list[int]:
-    """The steps at which a session is said to start."""
+    """Return the steps at which sessions started."""
     return [event.step for event in events(folder) if event.HasField("session_log")]
 
 
 def graph_with_look() -> ah.Graph:
-    """A graph whose `train` advances the step by one, `leap` by five, and `look` not at all."""
+    """Return a graph whose `train` advances the step by one, `leap` by five, and `look` not at all."""
     graph = counting_graph()
     graph.train_op(steps=5, name="leap")(lambda: None)
     graph.operation(name="look")(lambda: 42)
@@ -55,13 +55,13 @@ def graph_with_look() -> ah.Graph:
 
 
 async def train(session: ah.AsyncMonitoredSession, runs: int) -> None:
-    """So many runs."""
+    """Make so many runs."""
     for _ in range(runs):
         await session.run("train")
 
 
 async def run(hook: ah.SessionRunHook, fetch: str, runs: int, clock: ManualClock | None = None, secs: float = 0.0) -> None:
-    """A session of so many runs; the clock moves by `secs` before each."""
+    """Make so many runs in a session; the clock advances by `secs` before each."""
     async with ah.AsyncMonitoredSession(graph_with_look(), [hook]) as session:
         for number in range(runs):
             if clock is not None and number:
@@ -70,7 +70,7 @@ async def run(hook: ah.SessionRunHook, fetch: str, runs: int, clock: ManualClock
 
 
 async def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    """The values of the first run and of each step that crosses a boundary, under their tags."""
+    """The values of the first run and of each step that crosses a boundary are there, under their tags."""
     hook = SummarySaverHook(tmp_path, {"a/total": "total", "loss": "loss"}, every=ah.Every(steps=8))
     await run(hook, "train", 30)
     assert scalars(tmp_path, "a/total") == [(1, 0), (8, 7), (16, 15), (24, 23)]
@@ -79,7 +79,7 @@ async def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 
 async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
-    """What is watched is fetched for the runs that are written, and for no other."""
+    """The values are fetched for the runs that are written, and for no other."""
     graph = counting_graph()
     calls: list[int] = []
     graph.operation(name="watched")(lambda: calls.append(1) or len(calls))
@@ -94,7 +94,7 @@ async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
     ("every_secs", "run_secs", "steps"), [(5.0, 3.0, [1, 3, 5]), (0.5, 0.5, [1, 2, 3, 4, 5, 6]), (9.0, 3.1, [1, 4])]
 )
 async def test_by_time(tmp_path: Path, every_secs: float, run_secs: float, steps: list[int]) -> None:
-    """By time it writes at the first run at or behind the period; the events' times pass as the clock does."""
+    """By time it writes at the first run at or after the period; the events' times advance as the clock does."""
     with ManualClock() as clock:
         await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(secs=every_secs)), "train", 6, clock, run_secs)
     assert [step for step, _ in scalars(tmp_path, "loss")] == steps
@@ -102,20 +102,20 @@ async def test_by_time(tmp_path: Path, every_secs: float, run_secs: float, steps
     assert times[-1] - times[0] == pytest.approx((steps[-1] - steps[0]) * run_secs)
 
 
-async def test_a_step_that_stands_still_is_written_once(tmp_path: Path) -> None:
-    """Runs that do not move the step are not taken for steps (the original writes step 0 four times)."""
+async def test_a_step_that_does_not_advance_is_written_once(tmp_path: Path) -> None:
+    """Runs that do not advance the step are not counted as steps (the original writes step 0 four times)."""
     await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=2)), "look", 8)
     assert [step for step, _ in scalars(tmp_path, "loss")] == [0]
 
 
-async def test_steps_that_leap_are_known_by_where_they_land(tmp_path: Path) -> None:
-    """With five steps a run, the run that lands on the boundary is written, not the next one."""
+async def test_steps_that_leap(tmp_path: Path) -> None:
+    """With five steps a run, the run that crosses the boundary is written, not the next one."""
     await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=10)), "leap", 8)
     assert [step for step, _ in scalars(tmp_path, "loss")] == [5, 10, 20, 30, 40]
 
 
-async def test_summary_fn_makes_the_mapping(tmp_path: Path) -> None:
-    """`summary_fn` gets the fetched values and says what is written; alone it is asked without any."""
+async def test_summary_fn(tmp_path: Path) -> None:
+    """`summary_fn` gets the fetched values and returns what is written; alone it gets an empty dict."""
 
     def norms(values: dict[str, Any]) -> dict[str, Any]:
         return {"norm": np.linalg.norm([values["total"], values["loss"]]), "wrong": math.inf}
@@ -127,7 +127,7 @@ async def test_summary_fn_makes_the_mapping(tmp_path: Path) -> None:
     assert scalars(tmp_path / "b", "count") == [(1, 0)]
 
 
-async def test_a_second_session_voids_what_lies_behind_its_start(tmp_path: Path) -> None:
+async def test_a_second_session_voids_later_steps(tmp_path: Path) -> None:
     """After a restart from an older step TensorBoard shows each step once, as the later session wrote it."""
     for start, runs in ((0, 7), (4, 4)):
         graph = counting_graph()
@@ -140,8 +140,8 @@ async def test_a_second_session_voids_what_lies_behind_its_start(tmp_path: Path)
     assert scalars(tmp_path, "total") == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 0), (6, 1), (7, 2), (8, 3)]
 
 
-async def test_a_recovery_that_takes_the_step_back_is_a_restart_too(tmp_path: Path) -> None:
-    """Steps that a recovery makes anew are written anew, and TensorBoard drops what it had of them."""
+async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
+    """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of them."""
     steps = ah.MemoryStepStore()
 
     async def back() -> None:
@@ -158,7 +158,7 @@ async def test_a_recovery_that_takes_the_step_back_is_a_restart_too(tmp_path: Pa
 
 
 async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
-    """What was written before the session failed is on disk and whole."""
+    """The records before the failure are on disk and complete."""
     faults = FaultInjectionHook({("before_run", 2): ZeroDivisionError()})
     with pytest.raises(ZeroDivisionError):
         async with ah.AsyncMonitoredSession(counting_graph(), [SummarySaverHook(tmp_path, ["loss"]), faults]) as session:
@@ -166,8 +166,8 @@ async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
     assert scalars(tmp_path, "loss") == [(1, 10)]
 
 
-async def test_a_folder_that_cannot_be_made_is_said_at_the_start(tmp_path: Path) -> None:
-    """The file is opened in `begin`: a wrong folder does not show only when there is something to lose."""
+async def test_an_invalid_directory_is_an_error_in_begin(tmp_path: Path) -> None:
+    """The file is opened in `begin`: an invalid directory is an error before there is anything to lose."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
         async with ah.AsyncMonitoredSession(counting_graph(), [SummarySaverHook(tmp_path / "file" / "runs", ["loss"])]):
@@ -175,7 +175,7 @@ async def test_a_folder_that_cannot_be_made_is_said_at_the_start(tmp_path: Path)
 
 
 class FullDisk:
-    """Makes the event files fail, the n-th write and so many after it."""
+    """Makes the event files fail, at the n-th write and at so many after it."""
 
     def __init__(self, first: int, count: int = 1) -> None:
         self.calls = 0
@@ -192,7 +192,7 @@ class FullDisk:
 
 
 def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.SessionRunHook:
-    """A hook that makes the disk full for another one's writer, once that has begun."""
+    """A hook that fills the disk of another one's writer, once that has begun."""
     disk = FullDisk(first, count)
 
     class Fills(ah.SessionRunHook):
@@ -202,15 +202,15 @@ def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.Sessi
             writer._write = disk.wrap(writer._write)
 
         async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-            if hook._writer is not None:  # one batch a run, so that the failures are where they are meant to be
+            if hook._writer is not None:  # one batch per run, so that the failures are in the expected runs
                 while hook._writer.pending_count():
                     await hook._writer.wait_for_batch()
 
     return Fills()
 
 
-async def test_a_failed_write_surfaces_in_the_next_run(tmp_path: Path) -> None:
-    """With `on_write_error="raise"` the writer's own error comes out of the next run, whether that is due or not."""
+async def test_a_failed_write_is_raised_in_the_next_run(tmp_path: Path) -> None:
+    """With `on_write_error="raise"` the writer's own error is raised in the next run, due or not."""
     hook = SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=10))
     store = ah.MemoryStepStore()
     with pytest.raises(OSError, match="No space left") as caught:
@@ -220,16 +220,16 @@ async def test_a_failed_write_surfaces_in_the_next_run(tmp_path: Path) -> None:
     assert f"raised by the writer of the summaries in {tmp_path}" in caught.value.__notes__
 
 
-async def test_a_failed_write_at_the_end_surfaces(tmp_path: Path) -> None:
-    """The last write's failure is not lost with the session."""
+async def test_a_failed_write_at_the_end_is_raised(tmp_path: Path) -> None:
+    """A failure of the last write is raised at the end."""
     hook = SummarySaverHook(tmp_path, ["loss"])
     with pytest.raises(OSError, match="No space left"):
         async with ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 1)]) as session:
             await session.run("train")
 
 
-async def test_failed_writes_are_logged_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_write_error="log"` a failure is logged once, what was lost is counted, and later values are written."""
+async def test_failed_writes_are_logged_and_the_run_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With `on_write_error="log"` a failure is logged once, lost records are counted, and later values are written."""
     hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), on_write_error="log")
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 2, 2)]) as session:
         for _ in range(5):
@@ -241,8 +241,8 @@ async def test_failed_writes_are_logged_and_the_run_goes_on(tmp_path: Path, capl
     assert scalars(tmp_path, "total") == [(1, 0), (4, 3), (5, 4)]
 
 
-async def test_nothing_is_written_behind_a_torn_record(tmp_path: Path) -> None:
-    """After a write that failed half-way a new file is begun, as readers stop at a torn record."""
+async def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
+    """After a partial write a new file is started, because readers stop at a torn record."""
     from aiohooks.hooks._tensorboard import EventFile, Scalars
 
     file = EventFile(str(tmp_path))
@@ -261,13 +261,13 @@ async def test_nothing_is_written_behind_a_torn_record(tmp_path: Path) -> None:
 
 
 async def test_the_queue_is_bounded(tmp_path: Path) -> None:
-    """With room for one record each run waits for the one before, and all arrive."""
+    """With room for one record, each run waits for the previous record, and all are written."""
     await run(SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), max_queue=1), "train", 20)
     assert scalars(tmp_path, "total") == [(step, step - 1) for step in range(1, 21)]
 
 
-async def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
-    """A value that is not one number is an error that names its tag and shape."""
+async def test_values_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    """A value that is not a single number is an error that names its tag and shape."""
     graph = counting_graph()
     graph.operation(name="weights")(lambda: np.zeros((2, 3)))
     with refused(ah.errors.InvalidArgumentError, "'weights' is a ndarray of shape (2, 3)", "give one number"):
@@ -275,8 +275,8 @@ async def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
             await session.run("train")
 
 
-def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
-    """The constructor refuses what could never write, and what is no period."""
+def test_invalid_arguments(tmp_path: Path) -> None:
+    """Arguments with which nothing could be written, and invalid periods, are refused."""
     with refused(ah.errors.InvalidArgumentError, "nothing to write"):
         SummarySaverHook(tmp_path)
     with refused(ah.errors.InvalidArgumentError, "values is empty"):
@@ -297,15 +297,15 @@ def test_arguments_that_cannot_be_meant(tmp_path: Path) -> None:
         SummarySaverHook(tmp_path, summary_fn=3)  # type: ignore[arg-type]
 
 
-async def test_what_summary_fn_returns_is_looked_at(tmp_path: Path) -> None:
-    """A `summary_fn` that returns no mapping is told so."""
+async def test_the_result_of_summary_fn_is_checked(tmp_path: Path) -> None:
+    """A `summary_fn` that does not return a mapping raises an error that says so."""
     hook = SummarySaverHook(tmp_path, ["loss"], summary_fn=lambda values: 3)  # type: ignore[arg-type, return-value]
     with refused(ah.errors.InvalidArgumentError, "summary_fn returned 3"):
         await run(hook, "train", 1)
 
 
 def test_without_the_package_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes when the hook is made, and names the extra."""
+    """The error is raised when the hook is created, and names the extra."""
     hide(monkeypatch, "tensorboardX", "aiohooks.hooks._tensorboard")
     with pytest.raises(ImportError, match=r"pip install 'aiohooks\[tensorboard\]'"):
         SummarySaverHook(tmp_path, ["loss"])

@@ -81,15 +81,15 @@ async def test_when_it_stops(values: list[Any], options: dict[str, Any], at: int
         ([INF], {"patience": 1}, "at step 1: loss = inf is not finite"),
     ],
 )
-async def test_it_says_why(values: list[Any], options: dict[str, Any], reason: str) -> None:
-    """The reason has the step, the value, and the limit; it is the session's reason too."""
+async def test_the_reason(values: list[Any], options: dict[str, Any], reason: str) -> None:
+    """The reason has the step, the value, and the limit; it is also the session's reason."""
     hook = EarlyStoppingHook("loss", **options)
     await stopped_at(values, hook)
     assert hook.reason == f"early stopping {reason}"
 
 
 async def test_patience_in_seconds() -> None:
-    """Seconds are those of the current clock since the best value."""
+    """Seconds since the best value are those of the current clock."""
     with ManualClock() as clock:
         hook = EarlyStoppingHook("loss", patience_secs=10)
         async with ah.AsyncMonitoredSession(giving([3, 2, 2, 2, 2]), [hook]) as session:
@@ -100,8 +100,8 @@ async def test_patience_in_seconds() -> None:
         assert hook.reason == "early stopping at step 5: loss = 2, no better for 10 s; the best was 2 at step 2"
 
 
-async def test_it_keeps_the_best() -> None:
-    """The best value and its step can be read, also when it has stopped at another one."""
+async def test_the_best_value() -> None:
+    """The best value and its step are available, even if it stopped at another one."""
     hook = EarlyStoppingHook("loss", mode="max", patience=3)
     await stopped_at([1, 5, 2, 3, 4], hook)
     assert (hook.best, hook.best_step, hook.waited) == (5.0, 2, 3)
@@ -109,7 +109,7 @@ async def test_it_keeps_the_best() -> None:
 
 
 async def test_nothing_is_fetched_between_observations() -> None:
-    """The value is asked for in the runs of `every` only, and in none before `start_from_step`."""
+    """The value is fetched only in the runs of `every`, and not before `start_from_step`."""
     asked: list[int] = []
     graph = counting_graph()
     graph.operation(name="metric")(lambda: asked.append(store.latest.step + 1) or 1.0)
@@ -122,8 +122,8 @@ async def test_nothing_is_fetched_between_observations() -> None:
 
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float32(2), np.array(2.0), np.array([2]), True])
-async def test_any_single_number_will_do(value: Any) -> None:
-    """Numbers of any library are numbers, and so are arrays that hold one."""
+async def test_any_single_number_is_accepted(value: Any) -> None:
+    """Numbers of any library are accepted, and so are arrays of one element."""
     hook = EarlyStoppingHook("loss", patience=1)
     await stopped_at([value], hook)
     assert hook.best == float(np.max(value))
@@ -131,14 +131,14 @@ async def test_any_single_number_will_do(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "2", b"2", np.array([1, 2]), [1], 1j, 10**400])
-async def test_what_is_not_one_number_is_an_error(value: Any) -> None:
+async def test_anything_but_one_number_is_an_error(value: Any) -> None:
     """Anything else is refused, with the value and the step."""
     with refused(ah.errors.InvalidArgumentError, "loss is", "at step 1; early stopping needs one number"):
         await stopped_at([value], EarlyStoppingHook("loss", patience=1))
 
 
 async def test_a_missing_metric_is_a_typed_error() -> None:
-    """A name that the step does not return is an error that names what there is."""
+    """A name that the step does not return is an error that lists the known names."""
     with refused(ah.errors.FetchError, "'los'", "loss"):
         await stopped_at([1], EarlyStoppingHook("los", patience=1))
 
@@ -147,7 +147,7 @@ async def test_a_missing_metric_is_a_typed_error() -> None:
 
 
 async def reported(hook: EarlyStoppingHook, values: Iterable[tuple[int, Any]]) -> str | None:
-    """The session's stop reason after these reports."""
+    """Return the session's stop reason after these reports."""
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         for step, value in values:
             assert hook.report(step, value) == session.should_stop()
@@ -155,7 +155,7 @@ async def reported(hook: EarlyStoppingHook, values: Iterable[tuple[int, Any]]) -
 
 
 async def test_reports_are_observations() -> None:
-    """What is reported counts as what is fetched; the stop is asked for at once."""
+    """A reported value counts as a fetched one; the stop is requested immediately."""
     hook = EarlyStoppingHook(patience=2)
     why = await reported(hook, [(10, 3.0), (20, 2.0), (30, 2.0), (40, 2.5), (50, 1.0)])
     assert why == "early stopping at step 40: the value = 2.5, no better for 2 observations; the best was 2 at step 20"
@@ -163,8 +163,8 @@ async def test_reports_are_observations() -> None:
     assert (hook.best, hook.best_step) == (1.0, 50)
 
 
-async def test_a_mapping_is_reported_by_its_key() -> None:
-    """With `monitor` the value is taken out of a mapping; without `every` nothing is fetched."""
+async def test_reports_of_mappings() -> None:
+    """With `monitor` the value is taken from a mapping; without `every` nothing is fetched."""
     hook = EarlyStoppingHook("accuracy", mode="max", patience=1, every=None)
     values = [(0, {"accuracy": 0.5, "loss": 1}), (10, {"accuracy": 0.25})]
     assert await reported(hook, values) == (
@@ -172,15 +172,15 @@ async def test_a_mapping_is_reported_by_its_key() -> None:
     )
 
 
-async def test_early_reports_are_passed_over() -> None:
-    """Reports of steps before `start_from_step` are no observations; they must be numbers all the same."""
+async def test_reports_before_start_from_step_are_ignored() -> None:
+    """Reports of steps before `start_from_step` are not observations, but must be numbers."""
     hook = EarlyStoppingHook(patience=1, start_from_step=10)
     why = await reported(hook, [(1, 0.0), (9, NAN), (10, 3.0), (11, 4.0)])
     assert why == "early stopping at step 11: the value = 4, no better for 1 observation; the best was 3 at step 10"
 
 
-async def test_reports_that_cannot_be_understood() -> None:
-    """A mapping without the key, or without saying which key, and a senseless step are typed errors."""
+async def test_invalid_reports() -> None:
+    """A mapping without the key, or without a `monitor`, and an invalid step are typed errors."""
     hook = EarlyStoppingHook("accuracy", patience=1, every=None)
     with refused(ah.errors.FetchError, "'accuracy' is not in the mapping reported at step 3; did you mean 'acuracy'?"):
         hook.report(3, {"acuracy": 1})
@@ -190,8 +190,8 @@ async def test_reports_that_cannot_be_understood() -> None:
         hook.report(-1, 1.0)
 
 
-async def test_a_report_before_the_session_is_there_stops_it() -> None:
-    """A value that comes while the session is created stops it before its first run."""
+async def test_a_report_before_the_first_run() -> None:
+    """A value that is reported while the session is created stops it before its first run."""
     hook = EarlyStoppingHook(stopping_threshold=1)
 
     async def early(*_: object) -> None:
@@ -221,8 +221,8 @@ async def test_a_report_before_the_session_is_there_stops_it() -> None:
         ({"patience": 1, "every": 100}, "every is 100; give a Every"),
     ],
 )
-def test_senseless_options_are_refused(options: dict[str, Any], says: str) -> None:
-    """What cannot be meant is refused when the hook is made, with the value and what to give."""
+def test_invalid_arguments(options: dict[str, Any], says: str) -> None:
+    """Invalid arguments are refused when the hook is created, with the value and what to give."""
     with refused(ah.errors.InvalidArgumentError, says):
         EarlyStoppingHook("loss", **options)
 
@@ -230,13 +230,13 @@ def test_senseless_options_are_refused(options: dict[str, Any], says: str) -> No
 MODES: tuple[Literal["min", "max"], ...] = ("min", "max")
 
 
-def test_a_name_of_its_own() -> None:
-    """Several in one session have names, by which their states are told apart."""
+def test_names_of_several_hooks() -> None:
+    """Several hooks in one session have names, which distinguish their states."""
     assert [EarlyStoppingHook("loss", patience=1, name=name).name for name in (None, "mine")] == ["", "mine"]
 
 
-def test_its_repr_before_anything() -> None:
-    """It shows what it watches and how."""
+def test_repr() -> None:
+    """The repr shows what is monitored and how."""
     assert [repr(EarlyStoppingHook("loss", mode=mode, patience=1)) for mode in MODES] == [
         "EarlyStoppingHook('loss', mode='min')",
         "EarlyStoppingHook('loss', mode='max')",

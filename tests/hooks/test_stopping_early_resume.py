@@ -1,4 +1,4 @@
-"""EarlyStoppingHook: what it keeps over a restart and through a recovery."""
+"""EarlyStoppingHook: the state that it keeps over a restart and through a recovery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def resumed(first: EarlyStoppingHook, values: list[Any], second: EarlyStoppingHook, more: list[Any]) -> int | None:
-    """Where the second part stops; counted by the steps of both."""
+    """Return where the second part stops, counted in the steps of both."""
     await stopped_at(values, first)
 
     async with ah.AsyncMonitoredSession(
@@ -32,8 +32,8 @@ async def resumed(first: EarlyStoppingHook, values: list[Any], second: EarlyStop
 
 @pytest.mark.parametrize("cut", range(1, 6))
 @pytest.mark.parametrize("limit", [{"patience": 4}, {"patience_steps": 4}])
-async def test_patience_goes_on_counting(cut: int, limit: dict[str, Any]) -> None:
-    """A run cut anywhere and resumed stops where the whole one does."""
+async def test_patience_counts_over_a_restart(cut: int, limit: dict[str, Any]) -> None:
+    """A run that is cut anywhere and resumed stops where an uninterrupted one does."""
     values = [3, 2, 2.5, 2.5, 2.5, 2.5, 1]
     hooks = [EarlyStoppingHook("loss", **limit) for _ in range(3)]
     assert await stopped_at(values, hooks[0]) == 6
@@ -41,8 +41,8 @@ async def test_patience_goes_on_counting(cut: int, limit: dict[str, Any]) -> Non
     assert hooks[2].reason == hooks[0].reason
 
 
-async def test_patience_in_seconds_goes_on_counting() -> None:
-    """Seconds that a run used count after it is resumed, the time between the two does not."""
+async def test_patience_in_seconds_counts_over_a_restart() -> None:
+    """The seconds that a run used count after it is resumed; the time between the two does not."""
     with ManualClock() as clock:
         hook = EarlyStoppingHook(patience_secs=10)
         await hook.begin()
@@ -61,7 +61,7 @@ async def test_patience_in_seconds_goes_on_counting() -> None:
 
 @pytest.mark.parametrize(("stay", "at"), [(False, 5), (True, 3)])
 async def test_a_resumed_run_that_had_stopped(stay: bool, at: int) -> None:
-    """It goes on with all its patience, measured against the best so far; if asked, it ends before the first run."""
+    """It continues with all its patience, compared with the best so far; with `stay_stopped` it ends before the first run."""
     first, second = (EarlyStoppingHook("loss", patience=2, stay_stopped=stay) for _ in range(2))
     assert await resumed(first, [1, 2, 2], second, [2, 2, 2, 2]) == at
     assert second.best == 1.0
@@ -71,7 +71,7 @@ async def test_a_resumed_run_that_had_stopped(stay: bool, at: int) -> None:
 
 
 async def test_state_is_plain_data() -> None:
-    """Before and after observations the state is made of None, numbers and strings, and comes back the same."""
+    """Before and after observations the state consists of None, numbers and strings, and survives a round trip."""
     hook = EarlyStoppingHook("loss", patience=5)
     await hook.begin()
     for values in ([], [np.float32(2), np.float32(3)]):
@@ -88,8 +88,8 @@ async def test_state_is_plain_data() -> None:
 
 
 @pytest.mark.parametrize("other", [{"monitor": "accuracy"}, {"mode": "max"}])
-async def test_a_state_of_something_else_is_passed_over(other: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """What was the best of another value, or by another measure, is not compared with; a warning says so."""
+async def test_the_state_of_another_value_is_ignored(other: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """The best of another value, or by another mode, is not compared with; a warning says so."""
     hook = EarlyStoppingHook("loss", patience=2)
     await stopped_at([1, 2], hook)
     second = EarlyStoppingHook(**{"monitor": "loss", "patience": 2, **other})
@@ -102,7 +102,7 @@ async def test_a_state_of_something_else_is_passed_over(other: dict[str, Any], c
 
 
 async def test_a_recovery_keeps_the_counts() -> None:
-    """Without a checkpoint to go back to, the counts go on through a recovery; no observation is made twice."""
+    """If there is no checkpoint to restore, the counts continue through a recovery; no observation is made twice."""
     hook = EarlyStoppingHook("loss", patience=3)
     lost = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
     async with ah.AsyncMonitoredSession(giving([1, 2, 2, 2, 2]), [hook, lost], recovery=NO_BACKOFF) as session:
@@ -112,8 +112,8 @@ async def test_a_recovery_keeps_the_counts() -> None:
     assert session.global_step.latest.step == 4
 
 
-async def test_a_step_that_was_taken_back_is_looked_at_again() -> None:
-    """After a recovery that took the step back, the steps that come again are due again, and the state goes with them."""
+async def test_steps_after_a_recovery_are_observed_again() -> None:
+    """After a recovery that moved the step back, the repeated steps are due again, with the restored state."""
     steps = ah.MemoryStepStore()
     hook = EarlyStoppingHook("loss", patience=3, every=ah.Every(steps=2))
     saved: dict[str, Any] = {}
@@ -141,8 +141,8 @@ async def test_a_step_that_was_taken_back_is_looked_at_again() -> None:
     assert seen == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 2), (4, 1), (5, 1), (6, 2), (7, 2), (8, 3)]
 
 
-async def test_a_reason_is_not_lost_in_a_recovery() -> None:
-    """Once it has asked for the stop it says why, whatever state a recovery brings back."""
+async def test_the_reason_survives_a_recovery() -> None:
+    """Once it has requested a stop, its reason is kept, whatever state a recovery restores."""
     hook = EarlyStoppingHook(stopping_threshold=1)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         before = hook.state_dict()
@@ -151,7 +151,7 @@ async def test_a_reason_is_not_lost_in_a_recovery() -> None:
         assert hook.reason == session.stop_reason is not None
 
 
-async def test_one_hook_in_two_sessions_starts_anew() -> None:
-    """What it has counted belongs to the session."""
+async def test_one_hook_in_two_sessions() -> None:
+    """The counts belong to the session."""
     hook = EarlyStoppingHook("loss", patience=2)
     assert [await stopped_at([1, 2, 2], hook), await stopped_at([9, 9, 9], hook)] == [3, 3]

@@ -1,4 +1,4 @@
-"""Objects with plain methods as hooks: each call in a worker thread."""
+"""BlockingHook: objects with plain methods, each call in a worker thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "cl
 
 
 class Observer:
-    """A plain object that notes its calls and the threads they came in; it asks for the loss."""
+    """A plain object that records its calls and their threads; it requests the loss."""
 
     def __init__(self) -> None:
         self.record: list[str] = []
@@ -54,7 +54,7 @@ class Observer:
 
 
 async def test_all_methods_are_called_in_worker_threads() -> None:
-    """The six methods are called as a hook's would be, never in the loop's thread; answers and results are passed on."""
+    """Each method is called as a hook's would be, never in the loop's thread; results are passed on."""
     observer = Observer()
     async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(observer)]) as session:
         assert await session.run("loss") == 42
@@ -64,8 +64,8 @@ async def test_all_methods_are_called_in_worker_threads() -> None:
     assert threading.current_thread() not in observer.threads
 
 
-async def test_methods_that_are_missing_are_not_called() -> None:
-    """The object may have any of the methods; what it lacks is left out."""
+async def test_missing_methods_are_not_called() -> None:
+    """The object may have any of the methods; missing ones are skipped."""
 
     class Ends:
         ended = 0
@@ -91,7 +91,7 @@ async def test_begin_adds_to_the_sessions_graph() -> None:
 
 
 async def test_a_thread_may_call_the_session() -> None:
-    """From the thread a stop may be asked for directly, and coroutines are called through anyio."""
+    """In the thread a stop may be requested directly, and coroutines are called through anyio."""
 
     class Evaluates:
         seen: Any = None
@@ -107,8 +107,8 @@ async def test_a_thread_may_call_the_session() -> None:
     assert session.stop_reason == "seen enough"
 
 
-async def test_errors_come_out_of_the_thread() -> None:
-    """What a method raises is the hook's error: the same object, with a note that names it."""
+async def test_errors_in_the_thread() -> None:
+    """An error of a method is the hook's error: the same object, with a note that names it."""
     error = OSError("disk full")
 
     class Saves:
@@ -124,7 +124,7 @@ async def test_errors_come_out_of_the_thread() -> None:
 
 @pytest.mark.parametrize("error", [StopIteration("end"), ah.OutOfRangeError("end")], ids=repr)
 async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> None:
-    """A plain method may end the work as plain code does, with `StopIteration`."""
+    """A plain method may end the session as plain code does, with `StopIteration`."""
 
     class Reads:
         def before_run(self, run_context: ah.SessionRunContext) -> None:
@@ -139,7 +139,7 @@ async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> 
 
 
 async def test_blocking_hooks_overlap() -> None:
-    """Two of them that wait for each other finish: they are in two threads at the same time."""
+    """Two hooks that wait for each other finish: they run in two threads at the same time."""
 
     class Meets:
         def __init__(self, barrier: threading.Barrier) -> None:
@@ -154,7 +154,7 @@ async def test_blocking_hooks_overlap() -> None:
 
 
 async def test_a_cancel_waits_for_the_thread() -> None:
-    """A run that is cancelled ends when the thread has: nothing of the hook goes on behind its back."""
+    """A cancelled run ends when the thread has ended: nothing of the hook continues after it."""
 
     class Blocks:
         entered, leave, left = threading.Event(), threading.Event(), threading.Event()
@@ -178,7 +178,7 @@ async def test_a_cancel_waits_for_the_thread() -> None:
         assert blocks.left.is_set()
 
 
-async def test_it_takes_over_the_attributes_of_the_object() -> None:
+async def test_attributes_of_the_object() -> None:
     """`order`, `timeout` and `on_error` of the object are the hook's; its repr names the object."""
 
     class Logs:

@@ -1,0 +1,128 @@
+"""BlockedLoopWatch: the code that it names, and how its thread ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.timing import BlockedLoopWatch, Frames
+from aiohooks.hooks.watchdog import WatchdogHook
+
+
+async def test_code_outside_hooks_is_named_by_its_location() -> None:
+    """A step that blocks the loop is named by function, file and line."""
+    watchdog = WatchdogHook(1000, blocked_secs=0.01)
+
+    async def stubborn_step() -> None:
+        while not watchdog.stalls:
+            pass
+
+    async with ah.AsyncMonitoredSession(stubborn_step, [watchdog]) as session:
+        await session.run("stubborn_step")
+    what = watchdog.stalls[0].what
+    assert "stubborn_step" in what
+    assert __file__ in what
+
+
+async def test_a_block_is_reported_once() -> None:
+    """A block is reported once, however long it lasts, and the next block again."""
+    reported: list[Frames] = []
+    asked = threading.Semaphore(0)
+
+    class Counted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            done = super().wait(timeout)
+            asked.release()
+            return done
+
+    watch = BlockedLoopWatch(0.005, lambda frames, secs: reported.append(frames))
+    watch._answered = Counted()
+    watch.start()
+    for blocks in (1, 2):
+        while len(reported) < blocks:
+            pass
+        while asked.acquire(blocking=False):
+            pass
+        for _ in range(5):
+            asked.acquire()  # it has checked again
+        assert len(reported) == blocks
+        answered = asyncio.Event()
+        asyncio.get_running_loop().call_later(0, answered.set)
+        await answered.wait()
+    watch.stop()
+    assert all(frames[-1].f_code.co_name for frames in reported)
+
+
+def test_the_thread_ends_with_its_loop(caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that is not running is not blocked, and a closed one needs no watch."""
+    caplog.set_level(logging.ERROR)
+    reported: list[Frames] = []
+    loop = asyncio.new_event_loop()
+
+    async def start() -> BlockedLoopWatch:
+        watch = BlockedLoopWatch(0.005, lambda frames, secs: reported.append(frames))
+        watch.start()
+        return watch
+
+    watch = loop.run_until_complete(start())
+    assert not watch._stopped.wait(0.05)  # the loop is not running meanwhile
+    loop.close()
+    watch._thread.join(30)
+    assert not watch._thread.is_alive()
+    assert reported == []
+    watch.stop()
+
+
+async def test_stopping_a_watch_that_was_not_started() -> None:
+    """Nothing is waited for."""
+    BlockedLoopWatch(1, lambda frames, secs: None).stop()
+
+
+async def test_a_loop_that_waits_is_not_blocked() -> None:
+    """A loop that has nothing to do answers the pings, and is never reported as blocked."""
+
+    class Counted(threading.Event):
+        pings = 0
+
+        def clear(self) -> None:
+            self.pings += 1
+            if self.pings > 3:
+                loop.call_soon_threadsafe(enough.set)
+            super().clear()
+
+    enough, loop = asyncio.Event(), asyncio.get_running_loop()
+    reported: list[object] = []
+    watch = BlockedLoopWatch(0.1, lambda *found: reported.append(found))
+    watch._answered = Counted()
+    watch.start()
+    await enough.wait()
+    watch.stop()
+    assert reported == []
+
+
+async def test_a_watch_is_stopped_while_it_pings() -> None:
+    """Stopping ends the thread even if the loop, which joins it, cannot answer the coming ping."""
+    asks, stopped = threading.Event(), threading.Event()
+
+    class Late(threading.Event):
+        def set(self) -> None:
+            super().set()
+            stopped.set()
+
+        def clear(self) -> None:
+            asks.set()
+            stopped.wait()
+            super().clear()
+
+    watch = BlockedLoopWatch(0.01, lambda *_: None)
+    watch._answered = Late()
+    watch.start()
+    asks.wait()
+    stopping = threading.Thread(target=watch.stop, daemon=True)
+    stopping.start()
+    stopping.join(10.0)  # the loop is blocked meanwhile
+    assert not stopping.is_alive()
