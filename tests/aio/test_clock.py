@@ -1,4 +1,4 @@
-"""Clocks: the event loop's, and the one that tests move."""
+"""Clocks: the event loop's, and the manual one of tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from aiohooks._aio.clock import Clock, LoopClock, current_clock
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing.clock import ManualClock
 
-# --- the loop's clock
+# -- the loop's clock
 
 
 async def test_current_clock_is_the_loops_by_default() -> None:
-    """Without anybody's doing, the time is the running event loop's."""
+    """By default the time is the running event loop's."""
     clock = current_clock()
     assert isinstance(clock, LoopClock)
     loop = asyncio.get_running_loop()
@@ -25,7 +25,7 @@ async def test_current_clock_is_the_loops_by_default() -> None:
 
 
 async def test_loop_clock_calls_back() -> None:
-    """A call to come is made by the loop; one that was called off is not."""
+    """The loop makes a scheduled call, unless the call was cancelled."""
     clock = current_clock()
     made: list[str] = []
     done = asyncio.Event()
@@ -49,16 +49,16 @@ def test_loop_clock_may_be_taken_outside_a_loop() -> None:
     assert repr(clock) == "<LoopClock>"
 
 
-# --- the manual clock
+# -- the manual clock
 
 
 def recorder(calls: list[tuple[str, float]], clock: Clock) -> Callable[[str], Callable[[], None]]:
-    """Callbacks that note their name and the time."""
+    """Make callbacks that record their name and the time."""
     return lambda name: lambda: calls.append((name, clock.now()))
 
 
-def test_manual_clock_stands_still() -> None:
-    """Its time is what it was told, and moves only by `advance`."""
+def test_manual_clock_moves_only_by_advance() -> None:
+    """Its time is the one it was given, and moves only by `advance`."""
     clock = ManualClock(5.0)
     assert clock.now() == clock.now() == 5.0
     clock.advance(2.5)
@@ -67,7 +67,7 @@ def test_manual_clock_stands_still() -> None:
 
 
 def test_manual_clock_calls_in_order_each_at_its_time() -> None:
-    """Calls are made by due time, then in the order they were asked for; each sees its own time."""
+    """Calls are made by due time, then in the order they were scheduled; each sees its own time."""
     clock = ManualClock()
     calls: list[tuple[str, float]] = []
     call = recorder(calls, clock)
@@ -82,8 +82,8 @@ def test_manual_clock_calls_in_order_each_at_its_time() -> None:
     assert (clock.now(), clock.pending) == (3, 1)
 
 
-def test_manual_clock_calls_what_a_callback_asked_for() -> None:
-    """A call asked for on the way is made in the same `advance`, if it is due in it."""
+def test_manual_clock_calls_what_a_callback_scheduled() -> None:
+    """A call scheduled by a callback is made in the same `advance`, if it is due in it."""
     clock = ManualClock()
     calls: list[tuple[str, float]] = []
     call = recorder(calls, clock)
@@ -98,8 +98,8 @@ def test_manual_clock_calls_what_a_callback_asked_for() -> None:
     assert clock.pending == 1
 
 
-def test_manual_clock_call_off() -> None:
-    """A call that was called off is not made, also by a callback of the same moment; once made, it is too late."""
+def test_manual_clock_cancel() -> None:
+    """A cancelled call is not made, even if a callback of the same time cancels it; once made, it is too late."""
     clock = ManualClock()
     calls: list[tuple[str, float]] = []
     call = recorder(calls, clock)
@@ -126,7 +126,7 @@ def test_manual_clock_moved_by_a_callback() -> None:
 
 
 def test_manual_clock_keeps_the_context_of_the_call() -> None:
-    """A callback sees the context variables as they were when the call was asked for, as on a loop."""
+    """A callback sees the context variables as they were when the call was scheduled, as on a loop."""
     variable = ContextVar("variable", default="none")
     clock = ManualClock()
     seen: list[str] = []
@@ -138,7 +138,7 @@ def test_manual_clock_keeps_the_context_of_the_call() -> None:
 
 
 def test_manual_clock_raises_a_callbacks_error() -> None:
-    """An error of a callback reaches who moved the clock; the next `advance` goes on from there."""
+    """An error of a callback comes out of `advance`; the next `advance` continues from there."""
     clock = ManualClock()
     calls: list[tuple[str, float]] = []
 
@@ -155,7 +155,7 @@ def test_manual_clock_raises_a_callbacks_error() -> None:
 
 
 def test_manual_clock_is_current_inside_its_block() -> None:
-    """It is the current clock inside `with`, the innermost one wins, and what was before comes back."""
+    """It is the current clock inside `with`, the innermost one wins, and the previous one comes back."""
     outside = current_clock()
     with ManualClock() as outer:
         assert current_clock() is outer

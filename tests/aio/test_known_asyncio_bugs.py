@@ -1,16 +1,8 @@
-"""Known bug shapes of asyncio code, each tried on our own operations: `reference/reliability.md` E, by its numbers.
+"""Known bugs of asyncio and of code that uses it, each tried on the library's own operations.
 
-All nineteen have a test, E-11 to E-19 in `test_known_asyncio_bugs_siblings.py`. What is not ours in them:
-
-| shape | what cannot apply |
-|---|---|
-| E-1 | `asyncio.wait_for` itself: it is not used (tests/project/test_architecture.py), our own waits stand in its place |
-| E-2 | `asyncio.Condition` itself: likewise; our turns, thresholds and readiness do what it would be used for |
-| E-3, E-4, E-14, E-15 | `asyncio.TaskGroup` itself: likewise; our fan-out of hooks and operations is in its place |
-| E-5, E-6 | before 3.12 there are no eager tasks |
-| E-7 | uvloop 0.23 with the eager factory of 3.13.0 fails at the first task, before any code of ours runs |
-
-Shapes that were found in this library by the sweep are in `test_regressions.py`.
+The library does not use `asyncio.wait_for`, `Condition` and `TaskGroup` (tests/project/test_architecture.py): tests of their bugs
+are of the waits, locks and fan-outs in their place. There are no eager tasks before Python 3.12; uvloop 0.23 fails with the
+eager factory of 3.13.0 at the first task. Bugs that the cancel sweep found in this library are in `test_regressions.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +32,7 @@ from tests.support.waiting import fails_after, forever, ticks
 Release = Callable[[], object]
 
 
-# -- E-1, E-2: a result and a cancel in one tick
+# -- a result and a cancel in one tick
 
 
 def wait_for_step() -> tuple[Awaitable[Any], Release]:
@@ -90,8 +82,8 @@ WAITS = [
 
 
 @pytest.mark.parametrize("make", WAITS)
-async def test_e1_a_cancel_that_meets_the_result_is_not_lost(make: Callable[[], tuple[Awaitable[Any], Release]]) -> None:
-    """E-1: when the result is there and the wake-up queued, a cancel of the same tick still cancels."""
+async def test_a_cancel_that_meets_the_result_is_not_lost(make: Callable[[], tuple[Awaitable[Any], Release]]) -> None:
+    """A cancel in the tick in which the result is set and the wake-up queued still cancels (gh-86296)."""
     waiting, release = make()
     task = asyncio.ensure_future(waiting)
     await ticks()
@@ -102,8 +94,8 @@ async def test_e1_a_cancel_that_meets_the_result_is_not_lost(make: Callable[[], 
     assert task.cancelled()
 
 
-async def test_e2_a_turn_given_to_a_cancelled_run_goes_on_to_the_next() -> None:
-    """E-2: of three who run, the second is cancelled in the tick in which it gets its turn; the third gets it."""
+async def test_a_turn_given_to_a_cancelled_run_passes_to_the_next() -> None:
+    """Of three runs, the second is cancelled in the tick in which it gets the lock; the third gets it."""
     gate = asyncio.Event()
 
     async def gated() -> None:
@@ -125,8 +117,8 @@ async def test_e2_a_turn_given_to_a_cancelled_run_goes_on_to_the_next() -> None:
         assert session.global_step.latest.step == 2
 
 
-async def test_e2_who_waits_beside_a_cancelled_waiter_is_woken() -> None:
-    """E-2: a waiter cancelled in the tick in which its step is reached takes nobody's wake-up with it."""
+async def test_waiters_beside_a_cancelled_waiter_are_woken() -> None:
+    """A waiter cancelled in the tick in which its step is reached does not lose another waiter's wake-up."""
     store = ah.MemoryStepStore()
     waiters = [asyncio.create_task(store.wait_for(1)) for _ in range(3)]
     await ticks()
@@ -138,11 +130,11 @@ async def test_e2_who_waits_beside_a_cancelled_waiter_is_woken() -> None:
     assert store.statistics().waiting == 0
 
 
-# -- E-3, E-4: what nested groups and slow handlers lose
+# -- nested groups and slow cleanups
 
 
-async def test_e3_an_outer_cancel_wins_over_a_failure_inside() -> None:
-    """E-3: operations overlap inside a hook that overlaps with others; a failure within does not hide the outer cancel."""
+async def test_an_outer_cancel_wins_over_a_failure_inside() -> None:
+    """Operations overlap inside a hook that overlaps with others; a failure within does not hide the outer cancel."""
     graph = ah.Graph()
     gate = asyncio.Event()
 
@@ -172,8 +164,8 @@ async def test_e3_an_outer_cancel_wins_over_a_failure_inside() -> None:
     assert task.cancelling() == 1
 
 
-async def test_e3_an_outer_cancel_wins_over_a_stop_inside() -> None:
-    """E-3: a stop and an outer cancel meet in nested waits; the cancel comes out."""
+async def test_an_outer_cancel_wins_over_a_stop_inside() -> None:
+    """A stop and an outer cancel meet in nested waits; the cancel comes out."""
     coord = ah.Coordinator()
     task = asyncio.create_task(coord.until(coord.until(forever())))
     await ticks()
@@ -184,8 +176,8 @@ async def test_e3_an_outer_cancel_wins_over_a_stop_inside() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["alone", "beside others"])
-async def test_e4_a_timeout_around_a_slow_handler_is_a_timeout(overlap: bool) -> None:
-    """E-4: hooks take their time to end; `asyncio.timeout` around the session still gives TimeoutError."""
+async def test_a_timeout_around_a_slow_cleanup_is_a_timeout(overlap: bool) -> None:
+    """Hooks are slow to end; `asyncio.timeout` around the session still raises TimeoutError."""
 
     async def slow_to_end() -> None:
         try:
@@ -201,8 +193,8 @@ async def test_e4_a_timeout_around_a_slow_handler_is_a_timeout(overlap: bool) ->
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["in the caller's task", "in its own"])
-async def test_e4_a_hooks_time_limit_around_a_slow_handler_is_a_timeout(late: int) -> None:
-    """E-4: a hook that takes too long, and then its time to end, gives HookTimeoutError."""
+async def test_a_hooks_time_limit_around_a_slow_cleanup_is_a_timeout(late: int) -> None:
+    """A hook that exceeds its timeout, and is then slow to end, raises HookTimeoutError."""
 
     async def slow_to_end() -> None:
         try:
@@ -225,12 +217,12 @@ async def test_e4_a_hooks_time_limit_around_a_slow_handler_is_a_timeout(late: in
     await asyncio.sleep(0)
 
 
-# -- E-5, E-6, E-7: task factories
+# -- task factories
 
 
 @pytest.fixture
 async def eager() -> Any:
-    """Makes the loop start tasks eagerly, where there is such a thing."""
+    """Make the loop start tasks eagerly, on Pythons that can."""
     factory = getattr(asyncio, "eager_task_factory", None)
     loop = asyncio.get_running_loop()
     if factory is None:
@@ -243,8 +235,8 @@ async def eager() -> Any:
 
 
 @pytest.mark.usefixtures("eager")
-async def test_e5_with_eager_tasks_no_cancel_leaks() -> None:
-    """E-5: siblings of a failing hook are cancelled under an eager factory; the error comes out, no cancel after it."""
+async def test_with_eager_tasks_no_cancel_leaks() -> None:
+    """Siblings of a failing hook are cancelled under an eager factory; the error comes out, no cancel after it."""
     error = ValueError("own")
     with pytest.raises(ValueError, match="own") as failure:
         await run_in_before_run(forever, fails_after(1, error), forever)
@@ -253,8 +245,8 @@ async def test_e5_with_eager_tasks_no_cancel_leaks() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-async def test_e6_with_eager_tasks_a_child_that_fails_at_once_is_heard() -> None:
-    """E-6: a background task that fails in its first step, started while a hook runs, ends the run instead of hanging it."""
+async def test_with_eager_tasks_a_child_that_fails_immediately_ends_the_run() -> None:
+    """A background task that fails in its first step, started while a hook runs, ends the run instead of hanging it."""
 
     async def fails_at_once() -> None:
         raise ValueError("background")
@@ -271,8 +263,8 @@ async def test_e6_with_eager_tasks_a_child_that_fails_at_once_is_heard() -> None
             await session.run("double")
 
 
-async def test_e7_a_task_factory_gets_no_options_of_ours_that_it_may_not_know() -> None:
-    """E-7: what a factory is called with is what Python itself documents: a context, and no more."""
+async def test_a_task_factory_gets_only_documented_options() -> None:
+    """A task factory is called with what Python itself documents: a context, and no more."""
     loop = asyncio.get_running_loop()
     options: set[str] = set()
 
@@ -324,18 +316,18 @@ FORKS = """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_e8_a_signal_to_a_forked_child_is_the_childs() -> None:
-    """E-8: a forked child dies of SIGTERM as it would have without us, and its parent's session does not stop."""
+def test_a_signal_to_a_forked_child_is_the_childs() -> None:
+    """A forked child dies of SIGTERM as it would without the library, and its parent's session does not stop."""
     source = textwrap.dedent(FORKS)
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=50)
     assert done.stdout.split() == [str(int(signal.SIGTERM)), "False"], done.stderr
 
 
-# -- E-9, E-10: who holds tasks and threads
+# -- references to tasks and threads
 
 
-async def test_e9_tasks_that_only_we_know_of_live_on() -> None:
-    """E-9: the collector runs while hooks, operations and background tasks wait, and none of them is lost."""
+async def test_tasks_referenced_only_by_the_library_survive() -> None:
+    """The collector runs while hooks, operations and background tasks wait, and none of them is lost."""
     done: list[str] = []
 
     async def collects(name: str) -> None:
@@ -352,8 +344,8 @@ async def test_e9_tasks_that_only_we_know_of_live_on() -> None:
     assert sorted(done) == ["a", "b", "background"]
 
 
-async def test_e10_a_cancelled_run_waits_for_its_thread() -> None:
-    """E-10: a thread cannot be cancelled; the run of its operation ends when it has."""
+async def test_a_cancelled_run_waits_for_its_thread() -> None:
+    """A thread cannot be cancelled; the run of its operation ends when the thread does."""
     graph = ah.Graph()
     gate, ended = threading.Event(), threading.Event()
     loop, began = asyncio.get_running_loop(), asyncio.Event()
@@ -375,12 +367,12 @@ async def test_e10_a_cancelled_run_waits_for_its_thread() -> None:
     assert ended.is_set()
 
 
-# -- E-11 to E-17: siblings
+# -- siblings
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["in the caller's task", "in its own"])
-async def test_e11_e14_a_hook_cancelled_by_others_is_reported(victim: int) -> None:
-    """E-11, E-14: what a hook awaits is cancelled by a third party: nobody hangs, and the run does not end as if all was well."""
+async def test_a_hook_cancelled_by_others_is_reported(victim: int) -> None:
+    """A third party cancels what a hook awaits: the run neither hangs nor succeeds."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     acts: list[Callable[[], Awaitable[Any]]] = [forever, forever]
     acts[victim] = lambda: future
@@ -389,8 +381,8 @@ async def test_e11_e14_a_hook_cancelled_by_others_is_reported(victim: int) -> No
         await run_in_before_run(*acts)
 
 
-async def test_e12_an_error_does_not_hide_a_pending_cancel() -> None:
-    """E-12: a hook fails in the tick of the outer cancel; a caller who catches the error could swallow the cancel."""
+async def test_an_error_does_not_hide_a_pending_cancel() -> None:
+    """A hook fails in the tick of the outer cancel; a caller that catches the error could swallow the cancel."""
 
     async def body() -> None:
         try:
@@ -407,8 +399,8 @@ async def test_e12_an_error_does_not_hide_a_pending_cancel() -> None:
         assert task.cancelled()
 
 
-async def test_e13_iterations_left_by_break_leave_nothing() -> None:
-    """E-13: `steps` and `changes` are no async generators, so that nothing is finalised in a task of somebody else's."""
+async def test_iterations_left_by_break_leave_nothing() -> None:
+    """`steps` and `changes` are not async generators, so that nothing is finalised in another task."""
     store = ah.MemoryStepStore()
     async with no_leaks(stores=[store]):
         async with ah.AsyncMonitoredSession(double, global_step=store) as session:
@@ -423,8 +415,8 @@ async def test_e13_iterations_left_by_break_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])
-async def test_e15_one_failure_is_raised_as_it_is(fails: int) -> None:
-    """E-15: the same object, in no group, wherever its hook runs."""
+async def test_one_failure_is_raised_as_it_is(fails: int) -> None:
+    """One error is raised as the same object, in no group, wherever its hook runs."""
     error = ValueError("own")
     acts: list[Callable[[], Awaitable[Any]]] = [forever, forever, forever]
     acts[fails] = fails_after(2, error)
@@ -434,8 +426,8 @@ async def test_e15_one_failure_is_raised_as_it_is(fails: int) -> None:
 
 
 @pytest.mark.parametrize("deaf", [0, 1], ids=["in the caller's task", "in its own"])
-async def test_e16_a_hook_that_swallows_a_cancel_does_not_disarm_a_timeout(deaf: int) -> None:
-    """E-16: one hook ignores its cancellation and returns; the timeout around the run still fires."""
+async def test_a_hook_that_swallows_a_cancel_does_not_disarm_a_timeout(deaf: int) -> None:
+    """One hook ignores its cancellation and returns; the timeout around the run still expires."""
 
     async def swallows() -> None:
         try:
@@ -451,8 +443,8 @@ async def test_e16_a_hook_that_swallows_a_cancel_does_not_disarm_a_timeout(deaf:
             await forever()
 
 
-async def test_e17_siblings_of_a_failed_hook_are_over_when_it_is_raised() -> None:
-    """E-17: unlike with `gather` they are cancelled, and have ended."""
+async def test_siblings_of_a_failed_hook_have_ended_when_it_is_raised() -> None:
+    """Unlike with `gather`, they are cancelled and have ended."""
     hooks = [BeforeRunHook(forever), BeforeRunHook(fails_after(2, ValueError("own"))), BeforeRunHook(forever)]
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         with pytest.raises(ValueError, match="own"):
@@ -462,12 +454,12 @@ async def test_e17_siblings_of_a_failed_hook_are_over_when_it_is_raised() -> Non
         await session.run("double")
 
 
-# -- E-18, E-19
+# -- interrupts and other awaitables
 
 
 @pytest.mark.parametrize("strikes", [0, 1], ids=["in the caller's task", "in its own"])
-def test_e18_keyboard_interrupt_closes_the_hooks(strikes: int) -> None:
-    """E-18: it tears the loop down, and on the way out every hook is closed once."""
+def test_keyboard_interrupt_closes_the_hooks(strikes: int) -> None:
+    """KeyboardInterrupt ends the loop, and every hook is closed once on the way."""
     acts: list[Callable[[], Awaitable[Any]]] = [forever, forever]
     acts[strikes] = fails_after(2, KeyboardInterrupt())
     hooks = [BeforeRunHook(act) for act in acts]
@@ -482,8 +474,8 @@ def test_e18_keyboard_interrupt_closes_the_hooks(strikes: int) -> None:
     assert [hook.closed for hook in hooks] == [1, 1]
 
 
-async def test_e19_awaitables_that_are_no_coroutines_are_awaited() -> None:
-    """E-19: `until` takes objects with `__await__` and generators marked as coroutines, which tasks refuse from 3.12 on."""
+async def test_awaitables_other_than_coroutines_are_awaited() -> None:
+    """`until` takes objects with `__await__` and generators marked as coroutines, which tasks refuse from 3.12 on."""
 
     class Patient:
         def __await__(self) -> Generator[Any, Any, int]:

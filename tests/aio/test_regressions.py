@@ -1,4 +1,4 @@
-"""Bug shapes that the cancel sweep found in this library while it was written; each was a violation, and is a law now."""
+"""Bugs that the cancel sweep found in this library while it was written."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def me() -> asyncio.Task[Any]:
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_the_leaver_of_a_busy_session_may_be_cancelled(after: int) -> None:
-    """The block is left during another task's run, and the leaver is cancelled meanwhile: all is closed, nobody hangs."""
+async def test_leaving_a_busy_session_may_be_cancelled(after: int) -> None:
+    """The block is left during another task's run, and its task is cancelled meanwhile: all is closed, nothing hangs."""
     hook = RecordingHook(suspend=True)
     store = ah.MemoryStepStore()
     session = ah.AsyncMonitoredSession(double, [hook, BeforeRunHook(ticks)], global_step=store)
@@ -55,8 +55,8 @@ async def test_the_leaver_of_a_busy_session_may_be_cancelled(after: int) -> None
     assert store.statistics().publishers == ()
 
 
-async def test_both_the_leaver_and_the_run_may_be_cancelled_at_once() -> None:
-    """The other run ends in the very tick in which the leaver begins to wait for it: its turn is not waited for in vain."""
+async def test_both_the_leaving_task_and_the_run_may_be_cancelled() -> None:
+    """The other run ends in the tick in which the leaving task begins to wait for it: the wait ends."""
     for after in range(1, 12):
         session = ah.AsyncMonitoredSession(double, [BeforeRunHook(ticks)])
         opened = asyncio.Event()
@@ -79,7 +79,7 @@ async def test_both_the_leaver_and_the_run_may_be_cancelled_at_once() -> None:
 
 
 async def test_a_cancel_of_the_closing_task_is_not_the_callers() -> None:
-    """Who cancels the task in which hooks are closed has cancelled a hook: an error that says so, not a CancelledError."""
+    """Cancelling the task in which hooks are closed cancels a hook: the error says so, and is not a CancelledError."""
     closed: list[str] = []
 
     class Closing(ah.SessionRunHook):
@@ -103,7 +103,7 @@ async def test_a_cancel_of_the_closing_task_is_not_the_callers() -> None:
 
 
 async def test_a_cancel_ends_the_grace_period_of_background_tasks() -> None:
-    """A clean end waits for background tasks; a cancel then ends them at once, and the hooks are closed all the same."""
+    """A clean end waits for background tasks; a cancel then ends them immediately, and the hooks are still closed."""
     hook = RecordingHook()
     with ManualClock():
 
@@ -121,8 +121,8 @@ async def test_a_cancel_ends_the_grace_period_of_background_tasks() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["alone", "beside others"])
-async def test_a_cancel_swallowed_long_ago_is_not_counted_again(overlap: bool) -> None:
-    """A task may have swallowed a cancel before; what a hook meets later is still told apart from a cancel of the session."""
+async def test_a_cancel_swallowed_earlier_is_not_counted_again(overlap: bool) -> None:
+    """A task may have swallowed a cancel earlier; a later cancel of a hook is still told apart from one of the session."""
     task = me()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -139,7 +139,7 @@ async def test_a_cancel_swallowed_long_ago_is_not_counted_again(overlap: bool) -
 
 
 async def test_a_stop_inside_until_leaves_no_cancel_behind() -> None:
-    """What `until` awaits asks for the stop itself and returns without waiting: no stray cancel at the next await."""
+    """The coroutine under `until` requests the stop itself and returns without waiting: no stray cancel at the next await."""
     async with ah.AsyncMonitoredSession(double) as session:
 
         async def quick() -> int:
@@ -173,8 +173,8 @@ async def test_an_error_reported_by_a_hook_that_does_not_wait_comes_out() -> Non
 
 
 @pytest.mark.parametrize("fails", ["begin", "after_create_session"])
-async def test_workers_hear_of_a_chief_that_fails_before_it_is_open(fails: str) -> None:
-    """A chief fails between initialising the variables and being open: workers that wait for its steps are told."""
+async def test_workers_learn_of_a_chief_that_fails_before_it_is_open(fails: str) -> None:
+    """A chief fails between initialising the variables and being open: workers that wait for its steps get its error."""
     graph = ah.Graph()
     graph.variable("w", 0)
 

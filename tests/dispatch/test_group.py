@@ -1,4 +1,4 @@
-"""What runs together: hooks of one phase and operations of one run overlap, and nobody else can tell."""
+"""Hooks of one phase and operations of one run overlap, in a defined order and with defined results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.every_python
 
 @pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
 async def test_hooks_of_a_phase_overlap(phase: str) -> None:
-    """Five hooks that each wait until all of them have started get through, in every phase that is for all together."""
+    """Five hooks that each wait until all of them have started succeed, in every phase that overlaps."""
     started = [asyncio.Event() for _ in HOOKS]
     through: list[int] = []
 
@@ -39,7 +39,7 @@ async def test_hooks_of_a_phase_overlap(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
 async def test_a_phase_takes_as_long_as_its_slowest_hook(phase: str) -> None:
-    """Five hooks that wait for 10 seconds each are all through when 10 seconds have passed."""
+    """Five hooks that wait for 10 seconds each have all ended after 10 seconds."""
     through: list[int] = []
 
     async def act(number: int, now: str) -> None:
@@ -75,7 +75,7 @@ async def test_hooks_start_in_registration_order_in_one_task_until_one_suspends(
 
 
 async def test_hooks_of_a_lower_order_finish_first() -> None:
-    """Tiers do not overlap: all of one order have finished a phase before the next order starts it; within one they do."""
+    """Hooks of one `order` finish a phase before those of the next order start it; hooks of the same order overlap."""
     record: list[tuple[str, int, str]] = []
     orders = {0: 1, 1: -1, 2: 0, 3: 1, 4: -1}
 
@@ -92,7 +92,7 @@ async def test_hooks_of_a_lower_order_finish_first() -> None:
 
 
 async def test_independent_operations_overlap() -> None:
-    """Operations that do not need each other wait for each other without harm."""
+    """Operations that do not depend on each other may wait for each other."""
     graph = ah.Graph()
     names = ("a", "b", "c")
     started = {name: asyncio.Event() for name in names}
@@ -118,7 +118,7 @@ async def test_independent_operations_overlap() -> None:
 
 
 async def test_dependent_operations_do_not_overlap() -> None:
-    """An operation starts when those it needs have ended, and not before; it does not wait for others."""
+    """An operation starts when its inputs are computed, and not before; it does not wait for others."""
     graph = ah.Graph()
     record: list[str] = []
 
@@ -152,15 +152,15 @@ async def test_dependent_operations_do_not_overlap() -> None:
 
 
 def graph_names(graph: ah.Graph) -> list[str]:
-    """The operations of a graph."""
+    """Return the names of the graph's operations."""
     return [name for name, node in graph.nodes.items() if isinstance(node, ah.Operation)]
 
 
-# -- what comes of it is the same whoever was quicker
+# -- results do not depend on which hook is quicker
 
 
 async def test_results_are_merged_in_registration_order() -> None:
-    """Whoever finishes first: requests are joined in registration order, and each hook gets its own answer."""
+    """Whichever hook finishes first, requests are merged in registration order, and each hook gets its own result."""
     finished: list[int] = []
     answers: dict[int, Any] = {}
     together: list[Any] = []
@@ -199,7 +199,7 @@ SUSPENDING = {
 
 @pytest.mark.parametrize("suspends", SUSPENDING.values(), ids=SUSPENDING)
 async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends: tuple[int, ...]) -> None:
-    """What a hook sets in before_run is seen by the step, by every after_run and by the caller, suspended or not."""
+    """A variable set in before_run is seen by the step, by every after_run and by the caller, suspended or not."""
     variables = [contextvars.ContextVar(f"set by hook {number}", default=-1) for number in HOOKS]
     seen: list[tuple[str, list[int]]] = []
 
@@ -258,7 +258,7 @@ async def test_context_variables_of_operations_and_of_after_run_reach_the_caller
 
 
 async def test_runs_of_several_tasks_take_turns_in_order() -> None:
-    """Tasks that call `run` get their turns in the order in which they asked; no two runs overlap."""
+    """Tasks that call `run` get the lock in the order in which they called; no two runs overlap."""
     record: list[tuple[str, int]] = []
 
     async def act(number: int, phase: str) -> None:

@@ -1,4 +1,4 @@
-"""What fails together: one failure ends a phase, nobody is left running, and what comes out says whose it was."""
+"""Failures of a phase: one failure ends it, no hook is left running, and the error names its hook."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def test_first_failure_cancels_the_others_and_waits_for_them(phase: str, f
     assert sorted(ended) == list(HOOKS)
 
 
-async def test_hooks_after_one_that_fails_at_once_are_not_started() -> None:
-    """As long as nobody has suspended, a failure keeps those behind it from starting."""
+async def test_hooks_after_one_that_fails_without_suspending_are_not_started() -> None:
+    """As long as no hook has suspended, a failure keeps the later ones from starting."""
     started: list[int] = []
 
     async def act(number: int, phase: str) -> None:
@@ -67,7 +67,7 @@ async def test_hooks_after_one_that_fails_at_once_are_not_started() -> None:
 
 @pytest.mark.parametrize("failing", [(0, 1), (0, 4), (1, 3), (0, 1, 2, 3, 4)], ids=str)
 async def test_several_failures_are_one_flat_group(failing: tuple[int, ...]) -> None:
-    """Failures of one phase reach the caller as one group without groups in it, in registration order, each with its note."""
+    """Failures of one phase reach the caller as one flat group, in registration order, each with its note."""
     errors = {number: ValueError(f"hook {number}") for number in failing}
 
     async def act(number: int, phase: str) -> None:
@@ -90,10 +90,10 @@ async def test_several_failures_are_one_flat_group(failing: tuple[int, ...]) -> 
 @pytest.mark.parametrize("fails", [0, 3], ids=["in the caller's task", "in a task of its own"])
 @pytest.mark.parametrize("suspends", [False, True])
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
-async def test_an_observers_error_is_logged_and_the_step_goes_on(
+async def test_an_observers_error_is_logged_and_the_step_continues(
     phase: str, suspends: bool, fails: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With `on_error="log"` an error is logged with its traceback; the others, the run and the next one go on."""
+    """With `on_error="log"` an error is logged with its traceback; the others, the run and the next one continue."""
     error = ValueError("no")
     ended: list[tuple[int, str]] = []
 
@@ -122,8 +122,8 @@ async def test_an_observers_error_is_logged_and_the_step_goes_on(
 
 @pytest.mark.parametrize("late", [0, 3], ids=["in the caller's task", "in a task of its own"])
 @pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
-async def test_a_hook_that_takes_too_long_fails(phase: str, late: int) -> None:
-    """When its time is up a hook is cancelled and HookTimeoutError, which names it, ends the phase; nobody else is late."""
+async def test_a_hook_that_exceeds_its_timeout_fails(phase: str, late: int) -> None:
+    """After its timeout a hook is cancelled and HookTimeoutError, which names it, ends the phase; no other hook is late."""
     cancelled: list[int] = []
 
     async def act(number: int, now: str) -> None:
@@ -159,7 +159,7 @@ async def test_a_hook_in_time_leaves_no_timer() -> None:
 
 
 async def test_a_late_observer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Also running out of time is only logged with `on_error="log"`."""
+    """A timeout is only logged with `on_error="log"`, too."""
 
     async def act(number: int, phase: str) -> None:
         if phase == "before_run" and number == 1:
@@ -180,7 +180,7 @@ async def test_a_late_observer_is_logged(caplog: pytest.LogCaptureFixture) -> No
 
 @pytest.mark.parametrize("victim", HOOKS)
 async def test_a_cancel_by_a_third_party_is_reported(victim: int) -> None:
-    """Somebody cancels what a hook awaits, or the hook's own task: an error that says so, and never a silent success."""
+    """A third party cancels what a hook awaits, or the hook's own task: an error that says so, never a silent success."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     caller = asyncio.current_task()
     tasks: list[asyncio.Task[Any] | None] = [None] * len(HOOKS)
@@ -211,7 +211,7 @@ async def test_a_cancel_by_a_third_party_is_reported(victim: int) -> None:
 
 
 async def test_an_outer_cancel_wins_over_a_hooks_error() -> None:
-    """Who cancels the run gets CancelledError whatever hooks raise then, and no hook is left running."""
+    """A caller that is cancelled gets CancelledError whatever hooks raise then, and no hook is left running."""
     ended: list[int] = []
 
     async def act(number: int, phase: str) -> None:

@@ -1,4 +1,4 @@
-"""What limits one hook: its timeout, its `on_error`, and what becomes of a cancellation that is not its session's."""
+"""The limits of one hook: its timeout, its `on_error`, and cancellations that are not its session's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def hooked(phase: str, call: Callable[..., Awaitable[Any]], **options: Any) -> a
 
 
 async def use(*hooks: ah.SessionRunHook | ah.dispatch.HookRegistration) -> None:
-    """Opens a session, makes one run, and leaves it."""
+    """Configure a hook that calls the function in the phase."""
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         await session.run("loss")
 
 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_timeout_limits_every_phase(phase: str) -> None:
-    """A hook whose `timeout` is over is ended, in whatever phase, with an error that names it and says what to do."""
+    """A hook that exceeds its `timeout` is ended, in whatever phase, with an error that names it and says what to do."""
     with ManualClock() as clock:
         cancelled: list[str] = []
 
@@ -53,7 +53,7 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_timeout_tells_what_was_waited_for(phase: str) -> None:
+async def test_a_timeout_error_says_what_was_waited_for(phase: str) -> None:
     """The error's note says for which step of which store the hook waited when its time was up, and at which line."""
     with ManualClock() as clock:
         store = ah.MemoryStepStore(run="digits")
@@ -72,7 +72,7 @@ async def test_a_timeout_tells_what_was_waited_for(phase: str) -> None:
 
 
 async def test_close_is_always_limited() -> None:
-    """A `close` without a timeout of its own has the session's grace period: nothing hangs for ever."""
+    """A `close` without a timeout of its own has the session's grace period: nothing hangs."""
     with ManualClock() as clock:
 
         async def hangs(exc: BaseException | None) -> None:
@@ -92,7 +92,7 @@ async def test_close_is_always_limited() -> None:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
 async def test_an_observers_error_is_only_logged(phase: str, suspend: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` the error of any phase is in the log with its traceback, and everything goes on."""
+    """With `on_error="log"` the error of any phase is logged with its traceback, and the session continues."""
     other = RecordingHook(suspend=suspend)
     observer = FaultInjectionHook({(phase, 1): OSError("observer failed")}, suspend=suspend)
     await use(ah.configure(observer, on_error="log"), other)
@@ -105,7 +105,7 @@ async def test_an_observers_error_is_only_logged(phase: str, suspend: bool, capl
 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_an_observers_cancellation_is_only_logged(phase: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A hook that somebody else cancelled is reported; one that is an observer is logged."""
+    """A hook that was cancelled by others is reported; with `on_error="log"` that is logged."""
 
     async def awaits_cancelled(*_: object) -> None:
         task = asyncio.create_task(forever())
@@ -119,7 +119,7 @@ async def test_an_observers_cancellation_is_only_logged(phase: str, caplog: pyte
     assert [f"PhaseHook.{phase}" in record.getMessage() for record in caplog.records] == [True]
 
 
-async def test_an_observer_does_not_hide_what_is_no_exception() -> None:
-    """`KeyboardInterrupt` and the like are nobody's to log."""
+async def test_an_observer_does_not_hide_base_exceptions() -> None:
+    """`KeyboardInterrupt` and the like are never only logged."""
     with pytest.raises(KeyboardInterrupt):
         await use(ah.configure(FaultInjectionHook({("before_run", 1): KeyboardInterrupt()}), on_error="log"))

@@ -1,4 +1,4 @@
-"""What is fetched comes back in the shape in which it was asked for; what hooks ask for beside it is joined and split."""
+"""Fetches: values come back in the shape of the request; requests of hooks are merged and split."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_fetches_are_not_changed() -> None:
 
 
 async def test_names_and_nodes_are_the_same_leaf() -> None:
-    """Each node is computed once a run, whoever asks for it, by whatever key, however often."""
+    """Each node is computed once a run, whichever hooks fetch it, by whatever key, however often."""
     calls: list[int] = []
     graph = ah.Graph()
 
@@ -144,7 +144,7 @@ async def test_names_and_nodes_are_the_same_leaf() -> None:
         assert session.global_step.latest.step == 2
 
 
-async def test_what_compares_equal_is_still_told_apart() -> None:
+async def test_equal_structures_of_different_types_are_told_apart() -> None:
     """A list, a tuple and a named tuple of the same names are three shapes, also one after the other."""
     async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook("loss")]) as session:
         for _ in range(2):
@@ -153,8 +153,8 @@ async def test_what_compares_equal_is_still_told_apart() -> None:
                 assert type(result) is type(fetches)
 
 
-async def test_nothing_is_asked_for_by_none_and_by_an_empty_container() -> None:
-    """A hook that asks for nothing gets None; one that asks for an empty container gets it empty."""
+async def test_none_and_empty_containers_fetch_nothing() -> None:
+    """A hook that fetches nothing gets None; one that fetches an empty container gets it empty."""
     silent, none, empty, feeding = RequestingHook(), RequestingHook(None), RequestingHook([]), RequestingHook(None, {"x": 2})
     silent.request = None
     async with ah.AsyncMonitoredSession(counting_graph(), [silent, none, empty, feeding]) as session:
@@ -162,8 +162,8 @@ async def test_nothing_is_asked_for_by_none_and_by_an_empty_container() -> None:
     assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [None, None, [], None]
 
 
-async def test_a_hook_may_fetch_what_advances_the_step() -> None:
-    """What a hook asks for is part of the run: a train operation that only a hook fetches is run once a run."""
+async def test_a_hook_may_fetch_a_train_operation() -> None:
+    """A hook's fetches are part of the run: a train operation that only a hook fetches is run once a run."""
     async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook("train"), RequestingHook(["train"])]) as session:
         assert await session.run([]) == []
         assert await session.run("total") == 1
@@ -174,7 +174,7 @@ async def test_a_hook_may_fetch_what_advances_the_step() -> None:
 
 
 async def test_feeds_of_hooks_and_the_caller_are_joined() -> None:
-    """Different nodes may be fed by different hooks and the caller; everybody sees all of them."""
+    """Hooks and the caller may feed different nodes; every operation sees all of them."""
     graph = ah.Graph()
     for name in ("a", "b", "c"):
         graph.placeholder(name)
@@ -217,7 +217,7 @@ async def test_a_step_function_is_fed_by_its_parameters() -> None:
 
 
 async def test_options_are_merged_into_a_new_mapping() -> None:
-    """The larger number, either flag, sequences one after the other, else the later one; nobody's own is changed."""
+    """The larger number, either flag, sequences one after the other, else the later one; the given mappings stay."""
     caller = {"level": 1, "trace": False, "watch": ["a"], "name": "caller"}
     asked = {"level": 3, "trace": True, "watch": ("b",), "name": "hook"}
     hook, silent = RequestingHook(None, None, asked), RequestingHook()
@@ -233,14 +233,14 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
 
 
 async def test_without_options_there_is_no_metadata() -> None:
-    """`options` and `run_metadata` are None for a run for which nobody gave options."""
+    """`options` and `run_metadata` are None for a run without options."""
     hook = RequestingHook("loss")
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         await session.run("loss")
     assert hook.values == [ah.SessionRunValues(10, None, None)]
 
 
-async def test_hooks_see_what_the_caller_asked_for() -> None:
+async def test_hooks_see_the_callers_request() -> None:
     """`original_args` are the caller's own fetches, feeds and options, the same for all hooks."""
     seen: list[ah.SessionRunArgs] = []
 

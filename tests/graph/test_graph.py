@@ -1,4 +1,4 @@
-"""Graphs: what can be added, when nothing can be added any more, and the default graph."""
+"""Graphs: adding nodes, finalizing, and the default graph."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_names_are_unique(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", None, 5, b"x"], ids=repr)
 def test_names_are_text(name: Any) -> None:
-    """A node is named by a str that is not empty."""
+    """A node's name is a str that is not empty."""
     graph = ah.Graph()
     with refused(ah.errors.GraphError, f"{name!r} is not a name", "give a non-empty str"):
         graph.placeholder(name)
@@ -84,14 +84,14 @@ def test_a_step_with_args_is_refused() -> None:
 
 
 def test_a_function_whose_parameters_cannot_be_read_is_refused() -> None:
-    """A built-in without a signature is refused, and told to be wrapped."""
+    """A built-in without a signature is refused, and the message says to wrap it."""
     with refused(ah.errors.GraphError, "operation 'dict'", "cannot be read", "wrap it in a function"):
         ah.Graph().operation(dict)
 
 
 @pytest.mark.parametrize("fn", [5, None, "train", object()], ids=["int", "None", "str", "object"])
 def test_operations_are_made_of_functions(fn: Any) -> None:
-    """What cannot be called is no operation."""
+    """An object that cannot be called is refused."""
     with refused(ah.errors.GraphError, "an operation is made of a function", repr(fn)):
         ah.Graph().operation(name="op")(fn)
 
@@ -110,7 +110,7 @@ async def a_coroutine_function() -> None: ...
     ids=["both", "thread", "int", "list"],
 )
 def test_options_that_contradict_are_refused(options: dict[str, Any], fn: Callable[[], Any], says: tuple[str, ...]) -> None:
-    """Options of an operation that cannot be meant are refused when it is added, and it is not added."""
+    """Invalid options of an operation are refused when it is added, and it is not added."""
     graph = ah.Graph()
     graph.variable("v", 0)
     with refused(ah.errors.GraphError, "operation 'op'", *says):
@@ -126,7 +126,7 @@ def test_a_train_operation_trains_steps(steps: Any) -> None:
 
 
 async def test_a_plain_function_that_returns_a_coroutine_is_refused() -> None:
-    """A plain operation that returns a coroutine was meant to be `async def`; it is told so, suspended or not."""
+    """A plain operation that returns a coroutine is refused, suspended or not; the message says to write `async def`."""
     for first in (asyncio.sleep, lambda _: asyncio.Event().set()):
         graph = ah.Graph()
         graph.operation(name="first")(functools.partial(first, 0) if first is asyncio.sleep else lambda: None)
@@ -178,7 +178,7 @@ async def test_all_kinds_of_functions_are_operations() -> None:
 
 
 async def test_an_open_session_finalizes_its_graph() -> None:
-    """While a session is open nothing can be added; when the last one of a graph has closed, adding is possible again."""
+    """While a session is open no node can be added; when the last session of a graph has closed, one can again."""
     graph = counting_graph()
     async with ah.AsyncMonitoredSession(graph):
         async with ah.AsyncMonitoredSession(graph):
@@ -205,7 +205,7 @@ async def test_a_graph_that_was_finalized_before_stays_so() -> None:
 
 
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "end", "close"])
-async def test_a_session_that_fails_lets_go_of_its_graph(phase: str) -> None:
+async def test_a_session_that_fails_releases_its_graph(phase: str) -> None:
     """However a session ends, also while it is opened, its graph is not finalized afterwards."""
 
     async def fail(*_: object) -> None:
@@ -252,7 +252,7 @@ async def test_the_default_graph_belongs_to_the_context() -> None:
     assert ah.get_default_graph() is own
 
 
-def test_a_graph_tells_what_it_has() -> None:
+def test_a_graph_lists_its_nodes() -> None:
     """`nodes`, `variables`, `trains` and the reprs say what is in a graph."""
     graph = counting_graph()
     assert list(graph.nodes) == ["global_step", "x", "total", "loss", "train"]

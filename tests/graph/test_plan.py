@@ -1,4 +1,4 @@
-"""Planning a run: how inputs are found by name, what is computed and in which order, and what cannot be planned."""
+"""Planning a run: inputs by name, which nodes are computed and in which order, and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_inputs_are_found_by_name_and_may_be_optional() -> None:
     assert await session.run(("seen", "wanted")) == ((1, -2, 3, -4), (1, 3))
 
 
-async def test_an_input_that_is_nothing_in_the_graph_is_refused() -> None:
+async def test_an_unknown_input_is_refused() -> None:
     """A parameter without a default must be in the graph when the operation is run, not when it is added."""
     graph = ah.Graph()
 
@@ -85,8 +85,8 @@ async def test_the_global_step_is_an_input_too() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-async def test_a_circle_is_named(length: int) -> None:
-    """Operations that need each other are a GraphError that spells out the circle; feeding one of them breaks it."""
+async def test_a_cycle_is_named(length: int) -> None:
+    """Operations that need each other are a GraphError that spells out the cycle; feeding one of them breaks it."""
     graph = ah.Graph()
     functions = {1: {"a": lambda a: a}, 2: {"a": lambda b: b, "b": lambda a: a}}
     functions[3] = {"a": lambda c: c, "b": lambda a: a, "c": lambda b: b}
@@ -100,8 +100,8 @@ async def test_a_circle_is_named(length: int) -> None:
     assert await session.run("start", {"a": 5}) == 5
 
 
-async def test_a_diamond_is_no_circle() -> None:
-    """A node that is needed along several ways is computed once."""
+async def test_a_diamond_is_no_cycle() -> None:
+    """A node that is needed along several paths is computed once."""
     calls: list[str] = []
     graph = ah.Graph()
 
@@ -149,7 +149,7 @@ def conflicting_graph(first: dict[str, str], second: dict[str, str]) -> ah.Graph
 
 
 @pytest.mark.parametrize("kinds", [("updates", "updates"), ("updates", "adds_to"), ("adds_to", "updates")])
-async def test_a_variable_has_one_owner_in_a_run(kinds: tuple[str, str]) -> None:
+async def test_a_variable_is_updated_by_one_operation_of_a_run(kinds: tuple[str, str]) -> None:
     """Two operations of one run that both change a variable are refused unless both add; each may be run alone."""
     graph = conflicting_graph({kinds[0]: "v"}, {kinds[1]: "v"})
     session = ah.Session(graph)
@@ -171,7 +171,7 @@ async def test_several_operations_may_add_to_a_variable() -> None:
     ("name", "says"), [("weigths", "did you mean 'weights'?"), ("x", "known are: weights"), ("loss", "known are")]
 )
 async def test_only_variables_are_changed(name: str, says: str) -> None:
-    """`updates` and `adds_to` name a variable; the error says which there are. It comes when the operation is run."""
+    """`updates` and `adds_to` name a variable; the error lists the variables. It comes when the operation is run."""
     graph = ah.Graph()
     graph.placeholder("x", default=1)
     graph.variable("weights", 0)
@@ -195,7 +195,7 @@ async def test_the_variable_itself_may_be_named() -> None:
 
 
 async def test_plans_follow_the_fetches_and_feeds() -> None:
-    """The same fetches with other feeds, and the same feeds with other fetches, are other runs: nothing is mixed up."""
+    """The same fetches with other feeds, and the same feeds with other fetches, have plans of their own."""
     graph = counting_graph()
     session = ah.Session(graph)
     x, loss = graph.nodes["x"], graph.nodes["loss"]
@@ -211,8 +211,8 @@ async def test_plans_follow_the_fetches_and_feeds() -> None:
         assert await session.run((loss,), {("x", "total"): (8, 1)}) == (80,)
 
 
-async def test_a_run_of_many_different_shapes_does_not_grow_for_ever() -> None:
-    """Feeding ever new sets of nodes works on, however many there were."""
+async def test_plans_of_many_shapes_do_not_accumulate() -> None:
+    """Runs with ever new sets of fed nodes work, and their number of kept plans is bounded."""
     graph = ah.Graph()
     nodes = [graph.placeholder(f"p{number}", default=number) for number in range(1100)]
     session = ah.Session(graph)
@@ -222,7 +222,7 @@ async def test_a_run_of_many_different_shapes_does_not_grow_for_ever() -> None:
 
 
 @pytest.mark.parametrize("fetches", ["total", ("total", "train"), ("train", "total")], ids=repr)
-async def test_leaves_that_were_asked_for_before_are_not_looked_up_again(fetches: Any) -> None:
+async def test_leaves_that_were_fetched_before_are_not_looked_up_again(fetches: Any) -> None:
     """A name, or a tuple of names, is found in the graph once; every later run with it finds its plan."""
     looked_up: list[object] = []
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.every_python
 
 
 def failing_graph(at: str) -> tuple[ah.Graph, dict[str, Any]]:
-    """Two variables that a run changes, and an operation that fails or waits after it; `at` says where."""
+    """Make a graph with two variables that a run changes, and an operation that fails or waits after them, as `at` says."""
     graph = ah.Graph()
     graph.variable("set", "old")
     graph.variable("sum", 1)
@@ -46,7 +46,7 @@ def failing_graph(at: str) -> tuple[ah.Graph, dict[str, Any]]:
 @pytest.mark.parametrize("suspended", [False, True], ids=["in-turn", "suspended"])
 @pytest.mark.parametrize("at", ["first", "last"])
 async def test_a_failed_run_leaves_everything_as_it_was(at: str, suspended: bool) -> None:
-    """When one operation fails no variable is changed and the step stands; the error is the same object."""
+    """When one operation fails no variable is changed, nor the step; the error is the same object."""
     graph, said = failing_graph(at)
     session = ah.Session(graph)
     error = OSError("lost")
@@ -82,7 +82,7 @@ async def test_a_cancelled_run_leaves_everything_as_it_was(at: str) -> None:
 
 
 async def test_an_addition_that_fails_changes_nothing() -> None:
-    """If what is to be added cannot be added, neither the other variables nor the step change."""
+    """If a value cannot be added, neither the other variables nor the step change."""
     graph = ah.Graph()
     graph.variable("number", 1)
     graph.variable("other", 1)
@@ -192,8 +192,8 @@ async def test_additions_of_overlapping_runs_are_all_kept() -> None:
     assert sorted(one.committed_step for one in sessions) == list(range(1, 11))
 
 
-async def test_steps_and_variables_change_in_one_moment() -> None:
-    """Whoever is woken by a step finds the variables of that step."""
+async def test_steps_and_variables_change_together() -> None:
+    """A waiter that is woken by a step finds the variables of that step."""
     graph = counting_graph()
     session = ah.Session(graph)
     seen: list[tuple[int, Any]] = []
@@ -244,7 +244,7 @@ async def test_a_fed_variable_is_for_this_run_only() -> None:
 
 
 async def test_independent_operations_overlap() -> None:
-    """Operations that need each other's events to go on run together; one that needs both comes after them."""
+    """Operations that need each other's events run together; one that needs both comes after them."""
     graph = ah.Graph()
     one, two = asyncio.Event(), asyncio.Event()
 
@@ -307,7 +307,7 @@ async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
 
 
 async def test_a_cancel_waits_for_the_thread() -> None:
-    """A run that is cancelled while a thread works ends when the thread does: nothing goes on behind its back."""
+    """A run that is cancelled while a thread works ends when the thread does: no operation is active afterwards."""
     graph = ah.Graph()
     graph.variable("v", 0)
     entered, leave, left = threading.Event(), threading.Event(), threading.Event()
@@ -333,7 +333,7 @@ async def test_a_cancel_waits_for_the_thread() -> None:
 
 
 async def test_an_error_in_a_thread_is_the_operations_error() -> None:
-    """What a function raises in its thread reaches the caller as the same object."""
+    """An error raised in the thread reaches the caller as the same object."""
     graph = ah.Graph()
     error = OSError("disk")
 
@@ -346,11 +346,11 @@ async def test_an_error_in_a_thread_is_the_operations_error() -> None:
     assert caught.value is error
 
 
-# -- the rest
+# -- sessions
 
 
 async def test_runs_of_a_raw_session_may_overlap() -> None:
-    """A raw session does not take turns: that is the monitored session's."""
+    """A raw session has no lock: that is the monitored session's."""
     graph = ah.Graph()
     graph.placeholder("mine")
     graph.placeholder("other")

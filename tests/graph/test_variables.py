@@ -16,7 +16,7 @@ from tests.support.waiting import ticks
 pytestmark = pytest.mark.every_python
 
 
-async def test_variables_of_its_own_start_anew_with_each_session() -> None:
+async def test_own_variables_start_over_with_each_session() -> None:
     """A session without `variables=` has its own; the graph keeps no values."""
     graph = counting_graph()
     for _ in range(2):
@@ -26,7 +26,7 @@ async def test_variables_of_its_own_start_anew_with_each_session() -> None:
 
 
 async def test_shared_variables_outlive_their_sessions() -> None:
-    """Sessions that share variables go on where the others are, at the same time and one after the other."""
+    """Sessions that share variables continue from each other's values, at the same time and one after the other."""
     graph, variables = counting_graph(), ah.Variables()
     assert not variables.ready
     async with ah.AsyncMonitoredSession(graph, variables=variables) as one:
@@ -54,8 +54,8 @@ async def test_a_graph_with_more_variables_brings_their_initial_values() -> None
     assert variables.snapshot() == {"total": 1, "extra": 7}
 
 
-async def test_a_snapshot_is_of_one_moment() -> None:
-    """A later commit does not change a snapshot, and changing a snapshot changes nothing here."""
+async def test_a_snapshot_is_consistent() -> None:
+    """A later commit does not change a snapshot, and changing a snapshot changes no variable."""
     session = ah.Session(counting_graph())
     before = session.variables.snapshot()
     await session.run("train")
@@ -65,7 +65,7 @@ async def test_a_snapshot_is_of_one_moment() -> None:
 
 
 async def test_assigning_is_all_or_nothing() -> None:
-    """`assign` puts all values at once; with a name that is no variable it changes nothing and says what is meant."""
+    """`assign` sets all values at once; an unknown name changes nothing, and the error suggests a variable."""
     session = ah.Session(counting_graph())
     with refused(ah.errors.FetchError, "'totl' is not a variable", "did you mean 'total'?", "known are: total"):
         session.variables.assign({"total": 5, "totl": 5})
@@ -74,14 +74,14 @@ async def test_assigning_is_all_or_nothing() -> None:
     assert await session.run("total") == 5
 
 
-async def test_nothing_is_known_before_a_session() -> None:
+async def test_no_variable_is_known_before_a_session() -> None:
     """Before any session no name is known."""
     with refused(ah.errors.FetchError, "'w' is not a variable", "nothing is known by name here"):
         ah.Variables().assign({"w": 1})
 
 
 async def test_waiting_until_they_are_ready() -> None:
-    """`wait_ready` is woken by the session that initialises them, and returns at once afterwards, also with a timeout of 0."""
+    """`wait_ready` is woken by the session that initialises them; later waits return immediately, also with timeout 0."""
     variables = ah.Variables()
     waiting = [asyncio.create_task(variables.wait_ready(timeout)) for timeout in (None, 60.0)]
     await ticks()
@@ -112,7 +112,7 @@ async def test_waiting_ends_at_its_deadline_exactly() -> None:
 
 
 async def test_a_cancelled_wait_leaves_nothing() -> None:
-    """Cancelling a wait calls its timer off, and the others are served."""
+    """Cancelling a wait cancels its timer, and the other waits are served."""
     with ManualClock() as clock:
         variables = ah.Variables()
         cancelled, other = (asyncio.create_task(variables.wait_ready(100)) for _ in range(2))
@@ -126,7 +126,7 @@ async def test_a_cancelled_wait_leaves_nothing() -> None:
         assert clock.pending == 0
 
 
-async def test_a_chief_that_fails_tells_those_who_wait() -> None:
+async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
     """If the session that initialises fails before it is done, waits end with its error, also those that begin later."""
     graph, variables = counting_graph(), ah.Variables()
     error = OSError("no data")
@@ -149,7 +149,7 @@ async def test_a_chief_that_fails_tells_those_who_wait() -> None:
         await variables.wait_ready()
 
 
-async def test_variables_tell_what_they_are() -> None:
+async def test_the_repr_of_variables() -> None:
     """The repr has the names and whether they are ready."""
     variables = ah.Variables()
     assert repr(variables) == "<Variables none, not ready>"

@@ -1,4 +1,4 @@
-"""Senseless values: every constructor of a public class refuses them, and says which and what to give instead."""
+"""Invalid values: every constructor of a public class refuses them, and says what to give instead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Observer:
 
 
 class NoGraph:
-    """Creates sessions, and does not say of which graph."""
+    """Creates sessions, and has no `graph`."""
 
     async def create_session(self) -> ah.Session:
         return ah.Session(GRAPH)
@@ -178,8 +178,8 @@ def case_id(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", VALUES, ids=case_id)
-def test_a_senseless_argument_is_refused(case: Case) -> None:
-    """A constructor refuses a value that cannot be meant, when it is given: a ValueError with the value and a way out."""
+def test_an_invalid_argument_is_refused(case: Case) -> None:
+    """A constructor refuses an invalid value when it is given: a ValueError with the value and what to give instead."""
     make, arguments, offender, way_out = case
     with refused(ah.errors.InvalidArgumentError, offender, way_out) as caught:
         make(**arguments)
@@ -204,7 +204,7 @@ class AsyncObserver:
     ids=["none", "int", "async", "hook", "class"],
 )
 def test_a_blocking_hook_wraps_an_object_with_plain_methods(obj: Any, says: tuple[str, ...]) -> None:
-    """`BlockingHook` refuses what has no method of a hook, and what needs no wrapping."""
+    """`BlockingHook` refuses an object without a method of a hook, and one that needs no wrapping."""
     with refused(ah.errors.InvalidHookError, *says):
         ah.BlockingHook(obj)
 
@@ -220,7 +220,7 @@ def test_the_manual_clock_only_moves_forward(secs: float) -> None:
 
 @pytest.mark.parametrize("value", [-1, NAN, "1"], ids=repr)
 async def test_timeouts_of_waits_are_checked(value: Any) -> None:
-    """Every wait with a timeout refuses one that is no number of seconds, before it waits."""
+    """Every wait with a timeout refuses one that is not a number of seconds, before it waits."""
     coord, store, variables = ah.Coordinator(), ah.MemoryStepStore(), ah.Variables()
     waits: list[Callable[[], Any]] = [
         lambda: coord.wait_for_stop(value),
@@ -235,7 +235,7 @@ async def test_timeouts_of_waits_are_checked(value: Any) -> None:
 
 @pytest.mark.parametrize("by", [0, -1, 1.5, True, "1", None], ids=repr)
 async def test_steps_only_advance(by: Any) -> None:
-    """A store advances by a whole number, at least 1, and stands where it was otherwise."""
+    """A store advances by a whole number, at least 1, and stays where it was otherwise."""
     store = ah.MemoryStepStore(3)
     with refused(ah.errors.InvalidArgumentError, f"advance by {by!r}", "give a whole number from 1"):
         await store.advance(by)
@@ -255,8 +255,8 @@ async def test_steps_are_whole_numbers(step: Any) -> None:
     assert store.latest == (1, 3)
 
 
-async def test_what_a_store_is_asked_is_checked() -> None:
-    """`wait_for`, `publisher` and `fail` refuse what they cannot work with."""
+async def test_arguments_of_store_methods_are_checked() -> None:
+    """`wait_for`, `publisher` and `fail` refuse invalid arguments."""
     store: Any = ah.MemoryStepStore()
     with refused(ah.errors.InvalidArgumentError, "wait for step 1.5", "give a whole number"):
         await store.wait_for(1.5)

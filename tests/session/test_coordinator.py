@@ -20,7 +20,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_the_first_reason_is_kept() -> None:
-    """A stop is recorded at once, with its first reason; asking again changes nothing."""
+    """A stop is recorded immediately, with its first reason; asking again changes nothing."""
     coord = ah.Coordinator()
     assert (coord.should_stop(), coord.stop_reason) == (False, None)
     coord.request_stop("first")
@@ -36,7 +36,7 @@ async def test_a_stop_without_a_reason_has_one() -> None:
 
 
 async def test_waiting_for_the_stop() -> None:
-    """`wait_for_stop` is woken by the stop and says that it came; one that came before is seen at once."""
+    """`wait_for_stop` is woken by the stop and returns True; immediately if the stop came before."""
     coord = ah.Coordinator()
     waiting = asyncio.create_task(coord.wait_for_stop())
     await ticks()
@@ -47,7 +47,7 @@ async def test_waiting_for_the_stop() -> None:
 
 
 async def test_waiting_for_the_stop_ends_in_time() -> None:
-    """With a timeout it says after exactly so many seconds that no stop came, and leaves no timer."""
+    """After exactly its timeout it returns False if no stop came, and leaves no timer."""
     with ManualClock() as clock:
         coord = ah.Coordinator()
         waiting = asyncio.create_task(coord.wait_for_stop(10))
@@ -78,7 +78,7 @@ async def test_a_stop_can_be_cleared() -> None:
 
 
 async def test_a_sessions_stop_can_be_cleared_where_it_was_asked_for() -> None:
-    """A stop asked of a session's coordinator is the session's, and `clear_stop` takes it back there."""
+    """A stop requested of a session's coordinator is the session's, and `clear_stop` clears it there."""
 
     async def step() -> None: ...
 
@@ -94,7 +94,7 @@ async def test_a_sessions_stop_can_be_cleared_where_it_was_asked_for() -> None:
 
 
 async def test_until_gives_the_result() -> None:
-    """Without a stop `until` is what the awaitable gives: of a coroutine, a task, a future, or raises what it raises."""
+    """Without a stop `until` returns what the coroutine, task or future returns, or raises what it raises."""
     coord = ah.Coordinator()
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.set_result, 3)
@@ -136,7 +136,7 @@ async def test_a_stop_ends_until() -> None:
 
 
 async def test_until_after_the_stop_does_not_begin() -> None:
-    """After a stop `until` raises at once: a coroutine is never started, and not left un-awaited; a task goes on."""
+    """After a stop `until` raises immediately: a coroutine is closed without being started, a task is left running."""
     coord = ah.Coordinator()
     coord.request_stop("before")
     started: list[int] = []
@@ -154,7 +154,7 @@ async def test_until_after_the_stop_does_not_begin() -> None:
 
 
 async def test_a_failed_task_ends_until() -> None:
-    """Whoever waits is told by the error of the background task that failed, the same object, also later."""
+    """A wait ends with the error of the background task that failed, the same object, also later."""
     coord = ah.Coordinator()
     error = OSError("the producer died")
     waits = [asyncio.create_task(coord.until(asyncio.Event().wait())) for _ in range(3)]
@@ -168,7 +168,7 @@ async def test_a_failed_task_ends_until() -> None:
 
 
 async def test_a_cancelled_until_is_cancelled() -> None:
-    """Cancelling who waits cancels the coroutine, leaves a future alone, and is no stop."""
+    """Cancelling the waiting task cancels the coroutine, leaves a future alone, and is no stop."""
     coord = ah.Coordinator()
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     for awaitable in (forever(), future):
@@ -182,7 +182,7 @@ async def test_a_cancelled_until_is_cancelled() -> None:
 
 
 async def test_a_result_that_comes_with_the_stop_is_not_lost() -> None:
-    """If the awaitable is done in the same moment in which the stop comes, its result counts, or the stop; never both."""
+    """If the awaitable is done in the tick of the stop, either its result counts or the stop; never both."""
     coord = ah.Coordinator()
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     wait = asyncio.create_task(coord.until(future))
@@ -216,8 +216,8 @@ async def test_a_thread_wakes_every_wait() -> None:
     assert waits[2].result() is None
 
 
-async def test_a_stop_may_come_from_a_thread_before_all_else() -> None:
-    """A stop that another thread asked for before the coordinator was used is there."""
+async def test_a_thread_may_stop_a_coordinator_before_its_first_use() -> None:
+    """A stop that another thread requested before the coordinator was used is recorded."""
     coord = ah.Coordinator()
     await asyncio.to_thread(coord.request_stop, "early")
     assert await coord.wait_for_stop()

@@ -1,4 +1,4 @@
-"""The tasks of a coordinator: how they end, how their errors are heard, and who waits for them."""
+"""The tasks of a coordinator: how they end, how their errors are reported, and waits for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_tasks_have_names_and_results() -> None:
-    """`start_soon` passes the arguments on, names the task after the function or as told, and returns it."""
+    """`start_soon` passes the arguments on, names the task after the function or `name=`, and returns it."""
     coord = ah.Coordinator()
 
     async def add(first: int, second: int) -> int:
@@ -34,7 +34,7 @@ async def test_tasks_have_names_and_results() -> None:
 
 
 async def test_a_cancelled_task_is_no_failure() -> None:
-    """Cancelling a task is a quiet way to end it."""
+    """Cancelling a task is no failure."""
     coord = ah.Coordinator()
     task = coord.start_soon(forever)
     await ticks()
@@ -45,7 +45,7 @@ async def test_a_cancelled_task_is_no_failure() -> None:
 
 @pytest.mark.parametrize("error", [ah.OutOfRangeError("end"), StopAsyncIteration("end"), ah.StopRequestedError("end")], ids=repr)
 async def test_a_clean_end_of_a_task_is_a_stop(error: Exception) -> None:
-    """A task that ends with an error that means a clean end asks for a stop, and nothing else."""
+    """A task that ends with a clean-end error requests a stop, and nothing else."""
     coord = ah.Coordinator()
     coord.start_soon(fail, error)
     await coord.join()
@@ -104,7 +104,7 @@ async def test_join_waits_for_all_tasks() -> None:
 
 
 async def test_join_gives_tasks_the_grace_period() -> None:
-    """After a stop tasks have the grace period to end by themselves; then they are cancelled."""
+    """After a stop tasks have the grace period to end; then they are cancelled."""
     with ManualClock() as clock:
         coord = ah.Coordinator()
         ended: list[str] = []
@@ -114,7 +114,7 @@ async def test_join_gives_tasks_the_grace_period() -> None:
             ended.append("tidied up")
 
         coord.start_soon(tidies)
-        deaf = coord.start_soon(forever)
+        endless = coord.start_soon(forever)
         joining = asyncio.create_task(coord.join(stop_grace_period_secs=30))
         await ticks()
         coord.request_stop()
@@ -122,15 +122,15 @@ async def test_join_gives_tasks_the_grace_period() -> None:
         assert ended == ["tidied up"]
         clock.advance(29.9)
         await ticks(10)
-        assert not deaf.done()
+        assert not endless.done()
         clock.advance(0.1)
         await joining
-        assert deaf.cancelled()
+        assert endless.cancelled()
         assert clock.pending == 0
 
 
-async def test_a_task_that_lives_on_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """A task that ignores its cancellation for the grace period is named in a warning, and `join` goes on without it."""
+async def test_a_task_that_ignores_its_cancellation_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A task that ignores its cancellation for the grace period is named in a warning, and `join` returns without it."""
     with ManualClock() as clock:
         coord = ah.Coordinator()
         let_go = asyncio.Event()
@@ -158,7 +158,7 @@ async def test_a_task_that_lives_on_is_named(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_a_cancelled_join_leaves_the_tasks() -> None:
-    """Cancelling `join` is no stop: tasks go on, and it can be called again."""
+    """Cancelling `join` is no stop: tasks keep running, and it can be called again."""
     coord = ah.Coordinator()
     task = coord.start_soon(forever)
     joining = asyncio.create_task(coord.join())
@@ -173,7 +173,7 @@ async def test_a_cancelled_join_leaves_the_tasks() -> None:
 
 
 async def test_an_error_reported_after_join_is_raised() -> None:
-    """After `join` nobody would see an error any more, so reporting one raises it; one that means a stop does not."""
+    """After `join` no waiter is left to see an error, so reporting one raises it; one that means a stop does not."""
     coord = ah.Coordinator()
     await coord.join()
     coord.request_stop(ah.OutOfRangeError("end"))
@@ -182,7 +182,7 @@ async def test_an_error_reported_after_join_is_raised() -> None:
 
 
 async def test_stop_on_exception() -> None:
-    """An error in the block is reported as a task's would be and ends there; what is no Exception passes."""
+    """An error in the block is reported as a task's would be and ends there; a BaseException passes."""
     coord = ah.Coordinator()
     with coord.stop_on_exception():
         pass

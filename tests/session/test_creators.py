@@ -1,4 +1,4 @@
-"""Making sessions: the order of a scaffold, chiefs that initialise once, workers that wait for them."""
+"""Session creators: the order of a scaffold, chiefs that initialise once, workers that wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCAFFOLD = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
 
 
 def recording_scaffold(record: list[str], **answers: Any) -> ah.Scaffold:
-    """A scaffold that writes down its calls; `answers` are what the functions return, one after the other."""
+    """Make a scaffold that records its calls; `answers` are what the functions return, one after the other."""
 
     def function(name: str) -> Any:
         async def call(session: ah.Session) -> Any:
@@ -54,7 +54,7 @@ async def test_the_order_of_a_chiefs_scaffold() -> None:
 
 
 async def test_variables_have_their_values_when_init_is_called() -> None:
-    """`init_fn` finds the initial values, may run the graph, and may put others."""
+    """`init_fn` finds the initial values, may run the graph, and may assign others."""
 
     async def init(session: ah.Session) -> None:
         assert await session.run("total") == 0
@@ -67,7 +67,7 @@ async def test_variables_have_their_values_when_init_is_called() -> None:
 
 
 async def test_initialising_happens_once_local_initialising_each_time() -> None:
-    """A recovery, and a second chief on the same variables, initialise no more; `local_init_fn` is for every session."""
+    """A recovery, and a second chief on the same variables, do not initialise again; `local_init_fn` is for every session."""
     record: list[str] = []
     variables, graph = ah.Variables(), counting_graph()
     scaffold = recording_scaffold(record)
@@ -91,7 +91,7 @@ async def test_initialising_happens_once_local_initialising_each_time() -> None:
 @pytest.mark.parametrize("missing", [False, "weights", ["weights", "bias"], ("bias",), {"weights": 1}], ids=repr)
 @pytest.mark.parametrize("name", ["ready_for_local_init_fn", "ready_fn"])
 async def test_a_chief_whose_model_is_not_ready_fails(name: str, missing: Any) -> None:
-    """What a ready function says is missing ends the creation with NotReadyError; the next chief starts from the beginning."""
+    """If a ready function returns names, the creation fails with NotReadyError; the next chief starts from the beginning."""
     record: list[str] = []
     variables, graph = ah.Variables(), counting_graph()
     scaffold = recording_scaffold(record, **{name: [missing]})
@@ -117,7 +117,7 @@ async def test_what_means_ready(answer: Any) -> None:
     assert await session.run("total") == 0
 
 
-async def test_an_answer_that_means_nothing_is_refused() -> None:
+async def test_an_invalid_answer_of_a_ready_function_is_refused() -> None:
     """A number says neither ready nor what is missing."""
     scaffold = recording_scaffold([], ready_fn=[5])
     with refused(ah.errors.InvalidArgumentError, "5", "None"):
@@ -207,8 +207,8 @@ async def test_a_worker_waits_until_its_deadline_exactly() -> None:
         assert clock.pending == 0
 
 
-async def test_a_worker_that_is_late_by_nothing_starts() -> None:
-    """A chief that is ready in the last moment before the deadline is in time."""
+async def test_a_worker_is_in_time_at_its_deadline() -> None:
+    """A chief that is ready in the last tick before the deadline is in time."""
     with ManualClock() as clock:
         graph, variables = counting_graph(), ah.Variables()
         worker = ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=100)
@@ -220,7 +220,7 @@ async def test_a_worker_that_is_late_by_nothing_starts() -> None:
 
 
 @pytest.mark.parametrize("secs", [None, 1e9])
-async def test_a_worker_may_wait_for_ever(secs: float | None) -> None:
+async def test_a_worker_may_wait_indefinitely(secs: float | None) -> None:
     """`max_wait_secs=None` has no deadline."""
     with ManualClock() as clock:
         graph, variables = counting_graph(), ah.Variables()
@@ -234,7 +234,7 @@ async def test_a_worker_may_wait_for_ever(secs: float | None) -> None:
         await (await creating).aclose()
 
 
-async def test_workers_of_a_chief_that_gives_up_are_told() -> None:
+async def test_workers_of_a_chief_that_gives_up_fail() -> None:
     """When the chief's session fails before the variables are ready, waiting workers fail with its error as the cause."""
     graph, variables = counting_graph(), ah.Variables()
     worker = ah.WorkerSessionCreator(graph, variables=variables)
@@ -272,7 +272,7 @@ async def test_two_chiefs_that_begin_together_initialise_once() -> None:
 
 
 async def test_a_creator_may_be_the_users_own() -> None:
-    """Whatever has a `graph` and an async `create_session` is a SessionCreator; its store and variables are used."""
+    """Any object with a `graph` and an async `create_session` is a SessionCreator; its store and variables are used."""
     graph, steps = counting_graph(), ah.MemoryStepStore(10)
 
     class Creator:

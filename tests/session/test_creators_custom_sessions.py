@@ -1,4 +1,4 @@
-"""Sessions on step stores and raw sessions of other kinds than the library's own."""
+"""Sessions with step stores and raw sessions that are not the library's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.every_python
 
 
 class SlowStore(ah.MemoryStepStore):
-    """A store whose `advance` takes a while, as one does that asks an engine elsewhere."""
+    """A store whose `advance` suspends, as a remote engine's does."""
 
     inline: ClassVar[bool] = False
 
@@ -33,7 +33,7 @@ class SlowStore(ah.MemoryStepStore):
 
 
 async def test_variables_are_there_before_the_step() -> None:
-    """Where advancing takes a while, variables are put before it: whoever sees the step finds its variables."""
+    """Where advancing suspends, variables are assigned before it: a task that sees the step finds its variables."""
     store = SlowStore()
     session = ah.Session(counting_graph(), global_step=store)
     running = asyncio.create_task(session.run("train"))
@@ -59,7 +59,7 @@ async def test_a_commit_that_has_begun_is_finished() -> None:
     assert (session.variables.snapshot(), store.latest.step) == ({"total": 1}, 1)
 
 
-async def test_runs_that_do_not_train_ask_nothing_of_the_store() -> None:
+async def test_runs_that_do_not_train_do_not_wait_for_the_store() -> None:
     """A run without a train operation does not wait for the store."""
     store = SlowStore()
     session = ah.Session(counting_graph(), global_step=store)
@@ -68,7 +68,7 @@ async def test_runs_that_do_not_train_ask_nothing_of_the_store() -> None:
 
 
 async def test_a_monitored_session_on_a_slow_store() -> None:
-    """Hooks are told the committed step, whenever the store has it."""
+    """Hooks get the committed step, even if the store advances later."""
     store = SlowStore()
     store.gate.set()
     async with ah.AsyncMonitoredSession(counting_graph(), [ah.StopAtStepHook(last_step=3)], global_step=store) as session:
@@ -78,7 +78,7 @@ async def test_a_monitored_session_on_a_slow_store() -> None:
 
 
 class OptionSession(ah.Session):
-    """A session that knows options, and writes metadata."""
+    """A session that accepts options, and writes metadata."""
 
     async def run(
         self,
@@ -106,8 +106,8 @@ class OptionCreator:
 
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["bare", "hooked"])
-async def test_options_reach_a_session_that_knows_them(hooked: bool) -> None:
-    """Options are handed to the session's own `run`; what it writes into the metadata reaches the hooks."""
+async def test_options_reach_a_session_that_accepts_them(hooked: bool) -> None:
+    """Options are passed to the session's own `run`; metadata that it writes reaches the hooks."""
     hook = RequestingHook("total", None, {"trace": True})
     async with ah.AsyncMonitoredSession(OptionCreator(), [hook] if hooked else []) as session:
         assert await session.run("train", None, {"level": 2}) == 1

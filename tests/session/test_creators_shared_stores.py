@@ -1,4 +1,4 @@
-"""Sessions over processes: the chief leads, restores and says when all is there; workers wait for it and start late."""
+"""Sessions of several processes: the chief leads, restores and initialises; workers wait for it and start late."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model() -> ah.Graph:
 
 
 async def test_worker_waits_until_the_chief_has_initialised() -> None:
-    """A worker in another process is entered when the chief's `init_fn` is through, and then waits for its step."""
+    """A worker in another process is entered when the chief's `init_fn` has ended, and then waits for its step."""
     engine = FakeEngine()
     ready = asyncio.Event()
     order: list[str] = []
@@ -81,7 +81,7 @@ async def test_worker_gives_up_at_its_deadline() -> None:
 
 
 async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Path) -> None:
-    """The chief fails at step 7 with a checkpoint of step 5: the next one starts a new epoch at 5; waiters stay."""
+    """The chief fails at step 7 with a checkpoint of step 5: the next one starts a new epoch at 5; waiters keep waiting."""
     engine = FakeEngine()
 
     async def chief(last: int) -> None:
@@ -111,8 +111,8 @@ async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Pa
         peer.close()
 
 
-async def test_chief_that_was_thought_dead_is_refused() -> None:
-    """Its lease runs out while it does not run; another chief terms; its next step is refused and changes nothing."""
+async def test_chief_whose_lease_expired_is_refused() -> None:
+    """Its lease expires while it does not run; another chief leads; its next step is refused and changes nothing."""
     engine = FakeEngine()
     with ManualClock() as clock:
         engine.clock = ah.current_clock()
@@ -150,8 +150,8 @@ async def test_refused_step_leaves_the_variables() -> None:
         assert variables.snapshot() == {"w": 0}
 
 
-async def test_end_of_a_session_is_known_elsewhere() -> None:
-    """A worker that waits beyond the chief's last step ends cleanly, and knows why."""
+async def test_end_of_a_session_is_known_in_other_processes() -> None:
+    """A worker that waits beyond the chief's last step ends cleanly, and its `stop_reason` says why."""
     engine = FakeEngine()
 
     async def worker() -> str | None:
@@ -180,8 +180,8 @@ async def test_end_of_a_session_is_known_elsewhere() -> None:
     [("trainer", "trainer"), (None, f"main of process {os.getpid()} on ")],
     ids=["its name", "its task and process"],
 )
-async def test_name_of_a_session_elsewhere(name: str | None, known_as: str) -> None:
-    """Other processes hear of it by its name, or else by that of its task and of its process: each has a Task-1."""
+async def test_name_of_a_session_in_other_processes(name: str | None, known_as: str) -> None:
+    """Other processes see a session by its name, or else by those of its task and its process: each has a Task-1."""
     engine = FakeEngine()
     task = asyncio.current_task()
     assert task is not None

@@ -1,4 +1,4 @@
-"""Five hooks, seven phases, four kinds of misbehaviour: each cell does what its rule says."""
+"""Five hooks, seven phases, four kinds of failure: each cell does what its rule says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "failure-matrix.md"
 
 
 def assert_calls(got: list[Event], expected: list[tuple[Event, bool]]) -> None:
-    """Compares the whole record; a call that need not have been made may be missing."""
+    """Compare the whole record; a call that is not required may be missing."""
     wanted: list[Event] = []
     rest = iter(got)
     following = next(rest, None)
@@ -33,7 +33,7 @@ def assert_calls(got: list[Event], expected: list[tuple[Event, bool]]) -> None:
 @pytest.mark.parametrize("loop", installed_loops())
 @pytest.mark.parametrize("cell", cells(), ids=str)
 def test_cell(cell: Cell, loop: str) -> None:
-    """What is called, in which order, what reaches the caller and what `close` gets are as the rule says."""
+    """The calls, their order, what reaches the caller and what `close` gets are as the rule says."""
     rule = RULES[cell.phase, cell.kind]
     outcome = run_cell(cell, loop_factory(loop))
 

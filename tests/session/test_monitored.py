@@ -1,4 +1,4 @@
-"""The monitored session: a function as the step, the stop, turns, what a context is told, and looking at it."""
+"""The monitored session: a function as the step, the stop, the lock, the run context and the status."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.waiting import ticks
 pytestmark = pytest.mark.every_python
 
 
-class Contexts(ah.SessionRunHook):
-    """Notes what each run's context says in both phases."""
+class ContextRecorder(ah.SessionRunHook):
+    """Records what each run's context has in both phases."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int, bool]] = []
@@ -47,7 +47,7 @@ async def test_a_coroutine_function_is_a_session() -> None:
 
 
 async def test_an_object_or_a_method_may_be_the_step() -> None:
-    """Whatever is called and awaited like a coroutine function is a step: a bound method, a callable object."""
+    """Anything called and awaited like a coroutine function is a step: a bound method, a callable object."""
 
     class Model:
         def __init__(self) -> None:
@@ -81,7 +81,7 @@ async def test_a_step_without_parameters() -> None:
 
 
 async def test_a_stop_before_the_first_run_is_not_lost() -> None:
-    """A stop asked for before `async with`, in `begin`, or when the session is created ends the loop before its first run."""
+    """A stop requested before `async with`, in `begin`, or on creation ends the loop before its first run."""
 
     async def ask_in_begin() -> None:
         session.request_stop("in begin")
@@ -105,7 +105,7 @@ async def test_a_stop_before_the_first_run_is_not_lost() -> None:
 
 
 async def test_a_run_after_the_stop_is_a_clean_end() -> None:
-    """A loop that forgets to ask `should_stop` ends cleanly all the same: `run` raises what the block swallows."""
+    """A loop that does not ask `should_stop` also ends cleanly: `run` raises, and the block suppresses the error."""
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(num_steps=2), hook]) as session:
         for _ in range(9):
@@ -117,7 +117,7 @@ async def test_a_run_after_the_stop_is_a_clean_end() -> None:
 
 
 async def test_a_stop_of_a_failing_run_is_not_lost() -> None:
-    """A stop asked for in a run that fails is there after it, whoever failed."""
+    """A stop requested in a run that fails is recorded, whichever hook failed."""
 
     async def ask(run_context: ah.SessionRunContext) -> None:
         run_context.request_stop("asked before it failed")
@@ -131,7 +131,7 @@ async def test_a_stop_of_a_failing_run_is_not_lost() -> None:
 
 
 async def test_a_stop_lets_the_run_finish() -> None:
-    """The run during which a stop is asked for, and its `after_run`s, are finished; a wait inside it ends."""
+    """The run during which a stop is requested, and its `after_run`s, are finished; a wait inside it ends."""
     gate = asyncio.Event()
 
     async def step() -> dict[str, int]:
@@ -173,7 +173,7 @@ async def test_a_wait_of_a_hook_ends_with_the_stop() -> None:
 
 
 async def test_the_reason_of_a_wait_that_cannot_end_is_the_stops() -> None:
-    """A session that ends because nobody is left to reach the step says so in its `stop_reason`."""
+    """A session that ends because no publisher is left to reach the step says so in its `stop_reason`."""
     steps = ah.MemoryStepStore()
     with steps.publisher("chief"):
         await steps.advance(3)
@@ -186,7 +186,7 @@ async def test_the_reason_of_a_wait_that_cannot_end_is_the_stops() -> None:
 
 
 async def test_runs_take_turns_in_order() -> None:
-    """Runs of several tasks do not overlap; they come in the order in which they were asked for."""
+    """Runs of several tasks do not overlap; they run in the order of the calls."""
     order: list[tuple[str, int]] = []
 
     async def step(number: int) -> dict[str, int]:
@@ -207,7 +207,7 @@ async def test_runs_take_turns_in_order() -> None:
 
 
 async def test_a_queued_run_that_finds_a_stop_does_not_begin() -> None:
-    """A run that waited for its turn while a stop came is not begun; the turn goes on to the next one."""
+    """A run that waited for the lock while a stop came is not begun; the lock passes to the next one."""
     async with ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(last_step=1)]) as session:
         runs = [asyncio.create_task(session.run("loss")) for _ in range(4)]
         results = await asyncio.gather(*runs, return_exceptions=True)
@@ -217,7 +217,7 @@ async def test_a_queued_run_that_finds_a_stop_does_not_begin() -> None:
 
 
 async def test_a_step_function_is_one_turn() -> None:
-    """`run_step_fn` is one turn however many runs it makes; others wait for it as a whole."""
+    """`run_step_fn` holds the lock once however many runs it makes; others wait for it as a whole."""
     order: list[str] = []
 
     async def step_fn(context: ah.session.StepContext) -> str:
@@ -238,12 +238,12 @@ async def test_a_step_function_is_one_turn() -> None:
     assert session.global_step.latest.step == 5
 
 
-# -- what the context says
+# -- the run context
 
 
 async def test_the_context_of_a_run() -> None:
     """`global_step` is the step to come, then the committed one; `stop_requested` is the session's."""
-    contexts = Contexts()
+    contexts = ContextRecorder()
     async with ah.AsyncMonitoredSession(counting_graph(), [contexts], global_step=ah.MemoryStepStore(10)) as session:
         await session.run("train")
         await session.run("loss")
@@ -257,8 +257,8 @@ async def test_the_context_of_a_run() -> None:
 
 
 async def test_the_committed_step_is_the_runs_own() -> None:
-    """`after_run` is told the step that its own run committed, also when another session advanced it since."""
-    steps, contexts = ah.MemoryStepStore(), Contexts()
+    """`after_run` gets the step that its own run committed, also when another session has advanced it since."""
+    steps, contexts = ah.MemoryStepStore(), ContextRecorder()
 
     async def elsewhere(*_: object) -> None:
         await steps.advance(100)
@@ -272,16 +272,16 @@ async def test_the_committed_step_is_the_runs_own() -> None:
     assert contexts.seen == [("before", 1, 1, False), ("after", 1, 1, False)]
 
 
-# -- looking at it
+# -- status
 
 
 def counts(status: ah.session.SessionStatus) -> tuple[object, ...]:
-    """What a status says in its first fields; the others are in test_status.py."""
+    """Return the first fields of a status; the others are in test_status.py."""
     return tuple(getattr(status, field.name) for field in dataclasses.fields(status)[:8])
 
 
 async def test_the_status_of_a_session() -> None:
-    """`status()` says what the session is doing, at every stage of its life."""
+    """`status()` has the session's state, at every stage of its life."""
     gate = asyncio.Event()
 
     async def step() -> None:
@@ -303,7 +303,7 @@ async def test_the_status_of_a_session() -> None:
     assert repr(ah.AsyncSingularMonitoredSession(step)) == "<AsyncSingularMonitoredSession new, <hooks: none>>"
 
 
-async def test_a_context_tells_what_it_is() -> None:
+async def test_the_repr_of_a_context() -> None:
     """The context's repr has what a person debugging needs."""
     context = ah.SessionRunContext(("loss", None, None), ah.Session(counting_graph()), global_step=5, attempt=2)
     assert repr(context) == "<SessionRunContext step=5 attempt=2 stop_requested=False>"

@@ -1,4 +1,4 @@
-"""Bad hooks, fetches and feeds: each is a typed error that names the offender and a way out."""
+"""Invalid hooks, fetches, feeds and functions: each is a typed error that names the value and says what to give instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Silent(ah.SessionRunHook):
 
 
 class Duck:
-    """Has a hook's methods, and is none."""
+    """Has a hook's methods, and is not a hook."""
 
     async def before_run(self, run_context: object) -> None:
         return None
@@ -73,8 +73,8 @@ HOOKS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("hooks", "says"), HOOKS.values(), ids=HOOKS)
-def test_what_is_no_hook_is_refused(hooks: Callable[[], Any], says: tuple[str, ...]) -> None:
-    """A session is not made with something in `hooks` that is no hook; the error is a TypeError and says what it is."""
+def test_anything_but_a_hook_is_refused(hooks: Callable[[], Any], says: tuple[str, ...]) -> None:
+    """A session refuses an object in `hooks` that is not a hook; the error is a TypeError and names it."""
     with refused(ah.errors.InvalidHookError, *says) as caught:
         ah.AsyncMonitoredSession(double, hooks())
     assert isinstance(caught.value, TypeError)
@@ -111,7 +111,7 @@ def test_only_hooks_are_configured(hook: Any) -> None:
     ],
 )
 def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[str, ...]) -> None:
-    """A senseless order, timeout or on_error is refused, at `configure` and, on a class, when the session is made."""
+    """An invalid order, timeout or on_error is refused, at `configure` and, on a class, when the session is made."""
     with refused(ah.errors.InvalidArgumentError, *says) as caught:
         ah.configure(Silent(), **options)
     assert isinstance(caught.value, ValueError)
@@ -121,7 +121,7 @@ def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[st
 
 @pytest.mark.parametrize("answer", ["loss", ("loss", None), {"fetches": "loss"}, 0, ah.SessionRunArgs], ids=repr)
 async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -> None:
-    """`before_run` returns SessionRunArgs or None; anything else names the hook and its value, before anything is run."""
+    """`before_run` returns SessionRunArgs or None; for anything else the error names the hook and the value, before the run."""
     hook = RequestingHook()
     hook.request = answer
     async with ah.AsyncMonitoredSession(double, [Silent(), hook]) as session:
@@ -174,7 +174,7 @@ def foreign() -> ah.Placeholder:
     ids=repr,
 )
 async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) -> None:
-    """A fetch that the graph does not know is a FetchError that says what is known, and what was probably meant."""
+    """A fetch that is not in the graph is a FetchError that lists the graph's names, and suggests a similar one."""
     graph = counting_graph()
     session = ah.Session(graph)
     with refused(ah.errors.FetchError, *says) as caught:
@@ -187,7 +187,7 @@ async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) 
 
 @pytest.mark.parametrize(("fetches", "says"), [("los", "did you mean 'loss'?"), (foreign(), "another graph"), (7, "not a node")])
 async def test_unknown_fetches_of_a_hook_are_refused(fetches: Any, says: str) -> None:
-    """What a hook asks for is checked as what the caller asks for is."""
+    """A hook's fetches are checked as the caller's are."""
     async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook(fetches)]) as session:
         with refused(ah.errors.FetchError, says):
             await session.run("train")
@@ -237,7 +237,7 @@ async def test_a_step_that_returns_no_mapping_has_no_keys(result: Any) -> None:
     ids=repr,
 )
 async def test_bad_feeds_are_refused(feed_dict: Any, says: tuple[str, ...]) -> None:
-    """A feed of something unknown, or no mapping at all, is a FetchError, from a caller or a hook alike."""
+    """A feed of an unknown name, or feeds that are no mapping, are a FetchError, from a caller or a hook alike."""
     graph = counting_graph()
     with refused(ah.errors.FetchError, *says) as caught:
         await ah.Session(graph).run("train", feed_dict)
@@ -304,7 +304,7 @@ async def test_two_hooks_that_feed_one_node_conflict(by: tuple[str, str]) -> Non
 
 @pytest.mark.parametrize("by_object", [False, True], ids=["name", "object"])
 async def test_a_hook_and_the_caller_conflict(by_object: bool) -> None:
-    """A hook and the caller that feed the same node are a conflict too, though the values agree."""
+    """A hook and the caller that feed the same node are a conflict too, even if the values agree."""
     graph = graph_with_inputs()
     key = graph.nodes["y"] if by_object else "y"
     async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, {"y": 1})]) as session:
@@ -314,7 +314,7 @@ async def test_a_hook_and_the_caller_conflict(by_object: bool) -> None:
 
 
 async def test_all_conflicts_are_listed_after_all_hooks_were_asked() -> None:
-    """Conflicts are looked for when every hook has answered, and all of them are in one message."""
+    """Conflicts are checked when every hook has returned its request, and all of them are in one message."""
     hooks = [RequestingHook(None, {"x": 1, "y": 1}), RequestingHook(None, {"y": 2}), RequestingHook(None, {"z": 3, "y": 3})]
     async with ah.AsyncMonitoredSession(graph_with_inputs(), hooks) as session:
         with refused(
@@ -353,7 +353,7 @@ async def test_tasks_are_started_from_coroutine_functions(make: Callable[[], Any
 
 @pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
 async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], says: str) -> None:
-    """`run_step_fn` takes an `async def` with one parameter; what else it is given is refused."""
+    """`run_step_fn` takes an `async def` with one parameter and refuses everything else."""
     async with ah.AsyncMonitoredSession(double) as session:
         with refused(ah.errors.InvalidArgumentError, "step function", says):
             await session.run_step_fn(make())
@@ -382,13 +382,13 @@ async def test_feeds_can_be_iterated(feeds: Any) -> None:
 
 @pytest.mark.parametrize("main", [5, lambda: 5], ids=["int", "plain"])
 def test_run_takes_a_coroutine_function(main: Any) -> None:
-    """`aiohooks.run` refuses what is no coroutine function, before there is a loop."""
+    """`aiohooks.run` refuses anything but a coroutine function, before there is a loop."""
     with refused(ah.errors.InvalidArgumentError, f"main is {main!r}", "function"):
         ah.run(main)
 
 
 def test_run_takes_the_function_and_not_its_coroutine() -> None:
-    """`run(main())` is told to be written `run(main)`; the coroutine is closed, not left un-awaited."""
+    """`run(main())` is refused and the message says `run(main)`; the coroutine is closed, not left un-awaited."""
 
     async def main() -> None: ...
 

@@ -66,7 +66,7 @@ async def test_an_error_of_the_run_is_recovered() -> None:
 
 
 async def test_an_error_of_the_creation_is_recovered() -> None:
-    """A creator that fails is asked again, before any hook hears of a session."""
+    """A creator that fails is called again, before any hook gets a session."""
     graph, record = counting_graph(), RecordingHook()
 
     class Creator:
@@ -88,8 +88,8 @@ async def test_an_error_of_the_creation_is_recovered() -> None:
     assert not graph.finalized
 
 
-async def test_a_store_that_refuses_from_the_start_is_not_asked_again(tmp_path: Path) -> None:
-    """A path, a password, a right that is wrong before anything has run is no outage; its error comes out at once, as itself."""
+async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path) -> None:
+    """A wrong path, password or permission before the first run is no outage; its error comes out immediately, as itself."""
     (tmp_path / "file").write_text("")
     hook = RecordingHook()
     with pytest.raises(ah.errors.StoreRefusedError) as caught:
@@ -102,7 +102,7 @@ async def test_a_store_that_refuses_from_the_start_is_not_asked_again(tmp_path: 
 
 
 async def test_a_store_that_refuses_later_is_recovered_from() -> None:
-    """It may be a server that moves, or is given its password a moment late."""
+    """A server may be moving, or be given its password too late."""
     refusals = iter([ah.errors.StoreRefusedError("this one is a replica now")])
 
     async def step() -> dict[str, int]:
@@ -116,7 +116,7 @@ async def test_a_store_that_refuses_later_is_recovered_from() -> None:
 
 
 async def test_other_errors_are_not_recovered() -> None:
-    """An error that the policy does not name reaches the caller as the same object, and the session is of no further use."""
+    """An error that the policy does not name reaches the caller as the same object, and the session cannot be used any more."""
     error, hook = OSError("broken"), RecordingHook()
     with pytest.raises(OSError, match="broken") as caught:
         async with ah.AsyncMonitoredSession(failing_step(error), [hook], recovery=NO_BACKOFF) as session:
@@ -138,7 +138,7 @@ async def test_the_policy_names_the_errors() -> None:
 
 @pytest.mark.parametrize("error", [ah.AbortedError("lost"), ah.UnavailableError("away")], ids=repr)
 async def test_a_singular_session_never_recovers(error: Exception) -> None:
-    """Every error of a singular session reaches the caller; its raw session can be had while it is open."""
+    """Every error of a singular session reaches the caller; its raw session is available while it is open."""
     hook = RecordingHook()
 
     session = ah.AsyncSingularMonitoredSession(failing_step(error), [hook])
@@ -273,7 +273,7 @@ async def test_a_task_of_the_whole_session_is_not_recovered() -> None:
 
 
 async def test_a_stop_outlives_a_recovery() -> None:
-    """A stop asked of the coordinator of a session that is lost is there after the recovery, with its reason."""
+    """A stop requested of the coordinator of a lost session is recorded after the recovery, with its reason."""
 
     async def ask(run_context: ah.SessionRunContext) -> None:
         if run_context.attempt == 1:

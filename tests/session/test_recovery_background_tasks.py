@@ -1,4 +1,4 @@
-"""Background tasks of a session that fail together, or while it recovers: one recovery, and no cancellation comes out."""
+"""Background tasks that fail together, or during a recovery: one recovery, and no cancellation comes out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Work = Callable[[ah.Coordinator, int], Awaitable[None]]
 
 
 class Workers(ah.SessionRunHook):
-    """Starts workers in every session; those of the first one do what the test says."""
+    """Starts workers in every session; those of the first session call the test's function."""
 
     def __init__(self, count: int, work: Work) -> None:
         self.count, self.work = count, work
@@ -50,7 +50,7 @@ async def train(workers: Workers, *, steps: int = 3) -> ah.AsyncMonitoredSession
 @pytest.mark.parametrize("apart", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", [2, 6])
 async def test_workers_that_crash_one_after_the_other(count: int, apart: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Several crashes within a few ticks are one recovery; a crash that comes while it goes on does not cancel it."""
+    """Several crashes within a few ticks are one recovery; a crash during the recovery does not cancel it."""
 
     async def crash(coord: ah.Coordinator, number: int) -> None:
         await ticks(8 + apart * number)
@@ -64,7 +64,7 @@ async def test_workers_that_crash_one_after_the_other(count: int, apart: int, ca
 
 
 async def test_an_error_that_is_passed_on_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers that wait in `until` are told of one worker's crash, and end with it: that is no other failure, nor logged."""
+    """Workers that wait in `until` get one worker's error, and end with it: that is no other failure, nor logged."""
 
     async def work(coord: ah.Coordinator, number: int) -> None:
         if number == 0:
@@ -80,7 +80,7 @@ async def test_an_error_that_is_passed_on_is_one_error(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("when", range(0, 40, 3))
 async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
-    """A task that no recovery brings back fails before, in or after the recovery of another: its error comes out, always."""
+    """A task that no recovery brings back fails before, in or after the recovery of another: its error always comes out."""
 
     async def crash(coord: ah.Coordinator, number: int) -> None:
         await ticks(8)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_pauses_grow_up_to_a_limit() -> None:
-    """Before each attempt in a row there is a pause twice as long as the one before, up to `max_secs`; no time but that."""
+    """Each attempt in a row is preceded by a pause twice as long as the one before, up to `max_secs`."""
     with ManualClock() as clock:
         recovery = ah.RecoveryPolicy(backoff=ah.Backoff(1, 5, jitter=False), no_progress_limit=10)
         step = failing_step(*[ah.AbortedError("lost")] * 5)
@@ -63,7 +63,7 @@ def test_a_pause_with_jitter_is_a_part_of_the_longest(attempt: int) -> None:
 
 
 async def test_a_stop_ends_the_pause_and_the_run_is_repeated() -> None:
-    """A stop asked for while a run recovers does not wait for the pause, and does not keep the run from being repeated."""
+    """A stop during a recovery ends the pause, and the run is still repeated."""
     with ManualClock() as clock:
         step = failing_step(ah.AbortedError("lost"))
         async with ah.AsyncMonitoredSession(step, recovery=ah.RecoveryPolicy(backoff=ah.Backoff(60))) as session:
@@ -102,7 +102,7 @@ async def test_a_cancel_ends_the_pause_and_the_recovery() -> None:
 
 
 async def test_attempts_are_counted() -> None:
-    """When `max_attempts` recoveries in a row did not help the last error is raised, the same object, with the history."""
+    """After `max_attempts` recoveries in a row the last error is raised, the same object, with the history."""
     errors = [ah.AbortedError(f"number {number}") for number in range(1, 5)]
     sessions = SessionRecorder()
     session = ah.AsyncMonitoredSession(
@@ -122,7 +122,7 @@ async def test_attempts_are_counted() -> None:
 
 
 async def test_a_policy_may_allow_no_attempt() -> None:
-    """`max_attempts=0` is never."""
+    """`max_attempts=0` means never."""
     async with ah.AsyncMonitoredSession(
         failing_step(ah.AbortedError("lost")), recovery=recovery_policy(max_attempts=0)
     ) as session:
@@ -197,7 +197,7 @@ async def test_runs_that_do_not_train_do_not_hide_a_failing_step() -> None:
 
 
 async def test_an_error_while_recovering_ends_it() -> None:
-    """Another error out of the new session's creation is raised as it is, and nothing works any more."""
+    """Another error out of the new session's creation is raised as it is, and the session cannot be used any more."""
 
     async def second_time(session: ah.Session, coord: ah.Coordinator) -> None:
         if hook.calls == 2:

@@ -1,4 +1,4 @@
-"""Sessions used where they cannot be: closed, never entered, entered twice, from inside, from another loop or thread."""
+"""Invalid uses of a session: closed, never entered, entered twice, from inside, from another loop or thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
 
 async def use_step_fn(session: ah.AsyncMonitoredSession) -> None:
-    """Runs a step function."""
+    """Run a step function."""
 
     async def step_fn(context: ah.session.StepContext) -> None:
         await context.run_with_hooks("loss")
@@ -59,14 +59,14 @@ async def test_a_closed_session_is_not_used(use: Use) -> None:
 
 @pytest.mark.parametrize("use", {**USES, "until": use_until, "steps": use_steps}.values(), ids=[*USES, "until", "steps"])
 async def test_a_session_that_was_never_entered_is_not_used(use: Use) -> None:
-    """A session does nothing before `async with`, and says that this is missing."""
+    """A session refuses everything before `async with`, and says that this is missing."""
     with refused(ah.errors.SessionClosedError, "`async with`") as caught:
         await use(ah.AsyncMonitoredSession(double))
     assert isinstance(caught.value, RuntimeError)
 
 
 async def test_what_a_session_knows_before_it_is_entered() -> None:
-    """Before `async with` nothing can be closed and no step store is known; looking and stopping are harmless."""
+    """Before `async with` closing does nothing and no step store is known; status and stop work."""
     session = ah.AsyncMonitoredSession(double)
     with refused(ah.errors.SessionClosedError, "not entered", "`async with`"):
         await session.aclose()
@@ -110,7 +110,7 @@ async def test_a_session_that_failed_to_open_is_closed() -> None:
 
 
 async def test_a_raw_session_that_was_replaced_says_so() -> None:
-    """After recovery the session of before is closed, and says where the new one is."""
+    """After recovery the previous session is closed, and says where the new one is."""
     sessions: list[ah.Session] = []
 
     async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
@@ -140,7 +140,7 @@ Phase = tuple[str, str]
     [("begin", "opening"), ("after_create_session", "opening"), ("end", "closing"), ("close", "closing")],
 )
 async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: str) -> None:
-    """While a session opens or closes a hook cannot run it, and is told so; the error is the session's, as any of a hook."""
+    """While a session opens or closes a hook cannot run it; the error is the session's, as any of a hook."""
     session: ah.AsyncMonitoredSession
 
     async def run(*_: object) -> None:
@@ -155,7 +155,7 @@ async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: 
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
 @pytest.mark.parametrize("use", {**RUNS, "aclose": ah.AsyncMonitoredSession.aclose}.values(), ids=[*RUNS, "aclose"])
 async def test_a_hook_does_not_use_the_session_it_belongs_to(phase: str, use: Use) -> None:
-    """`run`, `run_step_fn` and `aclose` from inside a hook could never return: NestedRunError says what to use there."""
+    """`run`, `run_step_fn` and `aclose` from inside a hook would deadlock: NestedRunError says what to use there."""
     session: ah.AsyncMonitoredSession
 
     async def call(*_: object) -> None:
@@ -169,7 +169,7 @@ async def test_a_hook_does_not_use_the_session_it_belongs_to(phase: str, use: Us
 
 
 async def test_a_task_that_a_hook_awaits_is_inside_the_run_too() -> None:
-    """A hook that awaits a task which runs the session would wait for ever as well, and is told."""
+    """A hook that awaits a task which runs the session would deadlock as well, and gets the same error."""
     session: ah.AsyncMonitoredSession
 
     async def run_in_task(*_: object) -> None:
@@ -193,7 +193,7 @@ async def test_an_operation_does_not_run_its_own_session() -> None:
 
 
 async def test_a_step_function_runs_with_hooks_through_its_context_only() -> None:
-    """Inside `run_step_fn` the session's own `run` is refused; the context's `run_with_hooks` is meant there."""
+    """Inside `run_step_fn` the session's own `run` is refused; the error names the context's `run_with_hooks`."""
 
     async def step_fn(context: ah.session.StepContext) -> Any:
         with refused(ah.errors.NestedRunError, "run was called from inside a run"):
@@ -204,8 +204,8 @@ async def test_a_step_function_runs_with_hooks_through_its_context_only() -> Non
         assert await session.run_step_fn(step_fn) == 2
 
 
-async def test_a_run_of_another_session_inside_a_run_is_no_mistake() -> None:
-    """Sessions may be nested: the step of one may run another one, and that one's hooks are told of theirs only."""
+async def test_a_run_of_another_session_inside_a_run_is_allowed() -> None:
+    """Sessions may be nested: the step of one may run another one, whose hooks get its own runs only."""
     async with ah.AsyncMonitoredSession(double) as inner:
 
         async def step() -> dict[str, int]:
@@ -215,8 +215,8 @@ async def test_a_run_of_another_session_inside_a_run_is_no_mistake() -> None:
             assert await outer.run("loss") == 14
 
 
-async def test_two_sessions_that_run_each_other_are_told() -> None:
-    """A circle over two sessions is found as well: the inner one's hook calls the outer one's `run`."""
+async def test_two_sessions_that_run_each_other_are_refused() -> None:
+    """A cycle over two sessions is found as well: the inner one's hook calls the outer one's `run`."""
     outer: ah.AsyncMonitoredSession
 
     async def run_outer(*_: object) -> None:
@@ -233,7 +233,7 @@ async def test_two_sessions_that_run_each_other_are_told() -> None:
 
 
 async def test_a_background_task_started_in_a_hook_may_run_the_session() -> None:
-    """A task that the session owns is not part of the run in which it was started: it waits for its turn."""
+    """A task that the session owns is not part of the run in which it was started: it waits for the lock."""
     started: list[asyncio.Task[Any]] = []
 
     async def start(*_: object) -> None:
@@ -251,7 +251,7 @@ async def test_a_background_task_started_in_a_hook_may_run_the_session() -> None
 
 
 async def in_another_loop(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Runs a coroutine in a loop of its own, in a real thread, and gives what it returned or raised."""
+    """Run a coroutine in a loop of its own, in a real thread, and return what it returned or raised."""
     return await asyncio.to_thread(asyncio.run, main())
 
 
@@ -265,7 +265,7 @@ LOOP_USES: dict[str, Use] = {
 
 @pytest.mark.parametrize("use", LOOP_USES.values(), ids=LOOP_USES)
 async def test_a_session_stays_in_its_loop(use: Use) -> None:
-    """From another loop in another thread everything that could wait is refused, and nothing has happened to the session."""
+    """From another loop in another thread every method that could wait is refused, and the session is unchanged."""
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
         with refused(ah.errors.WrongLoopError, "event loop") as caught:
@@ -307,8 +307,8 @@ async def test_a_raw_session_stays_in_its_loop() -> None:
     assert await session.run("total") == 0
 
 
-async def test_a_stop_may_be_asked_for_from_any_thread() -> None:
-    """`request_stop` of a session, and its coordinator's, are for every thread; a wait in the loop is ended by them."""
+async def test_a_stop_may_be_requested_from_any_thread() -> None:
+    """`request_stop` of a session and of its coordinator are for every thread; they end a wait in the loop."""
     async with ah.AsyncMonitoredSession(double) as session:
         waiting = asyncio.create_task(session.until(asyncio.Event().wait()))
         await ticks()

@@ -65,7 +65,7 @@ async def test_a_background_failure_between_runs_comes_out_of_the_next() -> None
 
 
 @pytest.mark.parametrize("owner", ["session", "coordinator"])
-async def test_a_background_failure_that_nobody_saw_comes_out_of_the_block(owner: str) -> None:
+async def test_an_unseen_background_failure_comes_out_of_the_block(owner: str) -> None:
     """If no run or wait raised it the block does, and its end is not clean."""
     error, hook = OSError("died"), RecordingHook()
 
@@ -81,7 +81,7 @@ async def test_a_background_failure_that_nobody_saw_comes_out_of_the_block(owner
     assert "end" not in hook.phases()
 
 
-async def test_a_task_that_fails_while_the_session_ends_is_heard() -> None:
+async def test_a_task_that_fails_while_the_session_ends_is_reported() -> None:
     """A task that fails after the stop, within the grace period, makes the end an error."""
     error = OSError("could not flush")
 
@@ -114,7 +114,7 @@ async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -
 
 
 async def test_the_body_error_stays_primary() -> None:
-    """An error of the body that has nothing to do with a background failure is raised; the failure is noted on it."""
+    """An unrelated error of the body is raised; the background failure is noted on it."""
     error = ValueError("the body")
 
     async def use() -> None:
@@ -130,25 +130,25 @@ async def test_the_body_error_stays_primary() -> None:
 
 
 async def test_background_tasks_have_the_grace_period_at_a_clean_end() -> None:
-    """On a clean end tasks are told, and have the grace period; then they are cancelled. No one is left."""
+    """On a clean end tasks see the stop and have the grace period; then they are cancelled. None is left."""
     with ManualClock() as clock:
         ended: list[str] = []
 
         async def tidies() -> None:
             await session.until(forever())
 
-        async def deaf() -> None:
+        async def slow() -> None:
             try:
                 await forever()
             finally:
-                ended.append("deaf one")
+                ended.append("slow one")
 
         session = ah.AsyncMonitoredSession(double, stop_grace_period_secs=30)
 
         async def main() -> None:
             async with session:
                 session.start_soon(tidies).add_done_callback(lambda _: ended.append("tidy one"))
-                session.coord.start_soon(deaf)
+                session.coord.start_soon(slow)
                 await session.run("loss")
 
         ending = asyncio.create_task(main())
@@ -157,11 +157,11 @@ async def test_background_tasks_have_the_grace_period_at_a_clean_end() -> None:
         assert ended == ["tidy one"]
         clock.advance(30)
         await ending
-        assert ended == ["tidy one", "deaf one"]
+        assert ended == ["tidy one", "slow one"]
 
 
-async def test_background_tasks_are_cancelled_at_once_at_a_failed_end() -> None:
-    """On a failed end tasks have no grace: nothing of the clock is needed."""
+async def test_background_tasks_are_cancelled_immediately_at_a_failed_end() -> None:
+    """On a failed end tasks have no grace period: no time passes."""
     tasks: list[asyncio.Task[None]] = []
 
     async def use() -> None:
@@ -176,7 +176,7 @@ async def test_background_tasks_are_cancelled_at_once_at_a_failed_end() -> None:
 
 
 async def test_a_background_loop_over_runs_ends_with_the_session() -> None:
-    """A task that goes on running the session while the block is left ends cleanly with it."""
+    """A task that keeps running the session while the block is left ends cleanly with it."""
     runs: list[int] = []
 
     async def work(session: ah.AsyncMonitoredSession) -> None:
@@ -227,7 +227,7 @@ async def test_errors_of_close_are_collected() -> None:
 
 
 async def test_an_earlier_error_is_not_replaced_by_one_of_close(caplog: pytest.LogCaptureFixture) -> None:
-    """What failed first reaches the caller; what failed in closing is noted on it and logged."""
+    """The first error reaches the caller; errors of closing are noted on it and logged."""
     error = ValueError("first")
     with pytest.raises(ValueError, match="first") as caught:
         async with ah.AsyncMonitoredSession(double, [FaultInjectionHook({("close", 1): OSError("then")})]):
@@ -238,7 +238,7 @@ async def test_an_earlier_error_is_not_replaced_by_one_of_close(caplog: pytest.L
 
 
 async def test_a_session_that_cannot_be_closed_says_so() -> None:
-    """An error of closing the raw session is raised, and the hooks are closed all the same."""
+    """An error of closing the raw session is raised, and the hooks are still closed."""
 
     class Broken(ah.Session):
         async def aclose(self) -> None:
@@ -314,7 +314,7 @@ async def test_closing_lets_the_run_of_another_task_finish() -> None:
 
 
 async def test_closing_ends_a_run_that_takes_too_long() -> None:
-    """The run of another task has the grace period; then it is ended and told why."""
+    """The run of another task has the grace period; then it is ended, and its error says why."""
     with ManualClock() as clock:
 
         async def step() -> None:
@@ -335,7 +335,7 @@ async def test_closing_ends_a_run_that_takes_too_long() -> None:
 
 
 async def test_a_failing_block_ends_the_run_of_another_task() -> None:
-    """When the block fails the run of another task is ended at once."""
+    """When the block fails the run of another task is ended immediately."""
 
     async def step() -> None:
         await forever()

@@ -1,4 +1,4 @@
-"""What does not end when it is told to: hooks, steps and cleanups that ignore a cancellation, or are cancelled by others."""
+"""Hooks, steps and cleanups that ignore a cancellation, or are cancelled by others."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.support.sessions import double
 from tests.support.waiting import ticks, until_true
 
 
-class Deaf:
-    """Waits for its own event, whatever happens to the task that waits."""
+class UncancellableHook:
+    """Waits for its own event, and swallows every cancellation of the waiting task."""
 
     def __init__(self) -> None:
-        self.let_go = asyncio.Event()
+        self.released = asyncio.Event()
         self.cancels = 0
         self.done = False
 
     async def wait(self, *_: object) -> None:
         """Waits, and counts the cancellations that it swallows."""
-        while not self.let_go.is_set():
+        while not self.released.is_set():
             try:
-                await self.let_go.wait()
+                await self.released.wait()
             except asyncio.CancelledError:
                 self.cancels += 1
         self.done = True
@@ -38,19 +38,19 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-async def test_a_deaf_hook_is_waited_for_so_long(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_uncancellable_hook_has_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
     """A hook that ignores its cancellation is given the grace period, named in a warning, and left behind."""
-    deaf = Deaf()
+    uncancellable = UncancellableHook()
 
     async def fails(run_context: ah.SessionRunContext) -> None:
         await ticks(2)
         raise OSError("broken")
 
     with ManualClock() as clock:
-        hooks = [PhaseHook("before_run", fails), PhaseHook("before_run", deaf.wait)]
+        hooks = [PhaseHook("before_run", fails), PhaseHook("before_run", uncancellable.wait)]
         async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9) as session:
             running = asyncio.create_task(session.run("loss"))
-            await until_true(lambda: deaf.cancels)
+            await until_true(lambda: uncancellable.cancels)
             clock.advance(8.9)
             await ticks()
             assert not running.done()
@@ -60,8 +60,8 @@ async def test_a_deaf_hook_is_waited_for_so_long(caplog: pytest.LogCaptureFixtur
             assert warnings_of(caplog) == [
                 "PhaseHook#2.before_run at step 1 still runs 9 s after its cancellation; going on without it"
             ]
-            deaf.let_go.set()
-            await until_true(lambda: deaf.done)
+            uncancellable.released.set()
+            await until_true(lambda: uncancellable.done)
 
 
 @pytest.mark.parametrize("sibling", [False, True], ids=["alone", "overlapping"])
@@ -84,17 +84,17 @@ async def test_a_hook_that_swallows_its_callers_cancel(sibling: bool) -> None:
 
 
 async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCaptureFixture) -> None:
-    """The caller is cancelled while hooks close: they have the grace period; then they are cancelled, and named if deaf.
+    """A caller is cancelled while hooks close: they have the grace period; then they are cancelled, and named if they ignore it.
 
     The cancellation comes out, and what could be closed is closed.
     """
-    deaf, hook = Deaf(), RecordingHook()
+    uncancellable, hook = UncancellableHook(), RecordingHook()
     with ManualClock() as clock:
 
         async def main() -> None:
             hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
                 hook,
-                ah.configure(PhaseHook("close", deaf.wait), timeout=1000),
+                ah.configure(PhaseHook("close", uncancellable.wait), timeout=1000),
             ]
             async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9):
                 pass
@@ -105,7 +105,7 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCa
         await ticks(20)
         assert not ending.done()
         clock.advance(9)
-        await until_true(lambda: deaf.cancels)
+        await until_true(lambda: uncancellable.cancels)
         assert not ending.done()
         clock.advance(9)
         with pytest.raises(asyncio.CancelledError):
@@ -113,7 +113,7 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCa
         assert warnings_of(caplog) == [
             "the end of a monitored session still runs 9 s after its cancellation; going on without it"
         ]
-        deaf.let_go.set()
+        uncancellable.released.set()
         await until_true(lambda: hook.closed_with)
         await ticks()
 
@@ -144,7 +144,7 @@ async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing() -> No
     assert hook.closed_with == [None]
 
 
-async def test_a_closing_that_somebody_else_cancels_goes_on() -> None:
+async def test_a_closing_that_others_cancel_continues() -> None:
     """A third party that cancels the closing does not keep the session from being closed; the hook's part is reported."""
     hook = RecordingHook()
 
@@ -162,7 +162,7 @@ async def test_a_closing_that_somebody_else_cancels_goes_on() -> None:
 
 @pytest.mark.parametrize("task_ends", [False, True], ids=["cancelled", "by-itself"])
 async def test_background_tasks_of_a_cancelled_end(task_ends: bool) -> None:
-    """A caller that is cancelled while tasks have their grace period: they are cancelled at once, and everything is closed."""
+    """A caller that is cancelled during the grace period of tasks: they are cancelled immediately, and all is closed."""
     hook = RecordingHook()
     with ManualClock() as clock:
         gate = asyncio.Event()
@@ -184,7 +184,7 @@ async def test_background_tasks_of_a_cancelled_end(task_ends: bool) -> None:
 
 
 async def test_closing_is_cancelled_while_another_task_runs() -> None:
-    """Whoever closes is cancelled while it waits for the run of another task: that run is ended, and all is closed."""
+    """The closing task is cancelled while it waits for the run of another task: that run is ended, and all is closed."""
     hook = RecordingHook()
 
     async def step() -> None:
@@ -208,12 +208,12 @@ async def test_closing_is_cancelled_while_another_task_runs() -> None:
     assert "end" not in hook.phases()
 
 
-async def test_a_deaf_run_of_another_task_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_uncancellable_run_does_not_block_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """A run that ignores its cancellation has the grace period twice; the session closes without it, and says so."""
-    deaf = Deaf()
+    uncancellable = UncancellableHook()
 
     async def step() -> None:
-        await deaf.wait()
+        await uncancellable.wait()
 
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(step, stop_grace_period_secs=9) as session:
@@ -222,12 +222,12 @@ async def test_a_deaf_run_of_another_task_does_not_hold_up_the_end(caplog: pytes
             closing = asyncio.create_task(session.aclose())
             await ticks()
             clock.advance(9)
-            await until_true(lambda: deaf.cancels)
+            await until_true(lambda: uncancellable.cancels)
             assert not closing.done()
             clock.advance(9)
             await closing
         assert warnings_of(caplog) == ["a run goes on 9 s after it was cancelled; closing without it"]
-        deaf.let_go.set()
+        uncancellable.released.set()
         await asyncio.wait([running])
 
 

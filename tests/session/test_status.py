@@ -1,4 +1,4 @@
-"""`session.status()`: who waits for what, and since when, at every stage of a session's life."""
+"""`session.status()`: active hooks and operations, waits and their start, at every stage of a session's life."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.every_python
 
 
 class Gate:
-    """Something to wait at, with a line of its own in a stack."""
+    """An event to wait for, with a line of its own in a stack."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -32,8 +32,8 @@ def named(status: ah.session.SessionStatus) -> list[tuple[str, float | None]]:
 
 
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
-async def test_the_hook_that_goes_on_is_named(phase: str, clock: ManualClock) -> None:
-    """In every phase the status names the hook that is being waited for, since when, and at which line it waits."""
+async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
+    """In every phase the status names the hook that is active, since when, and the line at which it waits."""
     gate = Gate()
     hook = PhaseHook(phase, gate.pass_through)
     session = ah.AsyncMonitoredSession(double, [ah.SessionRunHook(), hook], name="chief")
@@ -61,7 +61,7 @@ async def test_the_hook_that_goes_on_is_named(phase: str, clock: ManualClock) ->
     assert session.status().state_secs is None
 
 
-async def test_all_that_overlap_are_named(clock: ManualClock) -> None:
+async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
     """Of hooks that overlap those are named that have not ended, with their numbers and the step."""
     slow, quick = Gate(), Gate()
     hooks = [PhaseHook("before_run", gate.pass_through) for gate in (slow, quick, slow)]
@@ -81,8 +81,8 @@ async def test_all_that_overlap_are_named(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("hooked", [False, True])
-async def test_a_step_that_goes_on(clock: ManualClock, hooked: bool) -> None:
-    """The operation that goes on is named; without hooks it is the run, with the line of the step at which it waits."""
+async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -> None:
+    """The active operation is named; without hooks it is the run, with the line of the step at which it waits."""
     gate = Gate()
 
     async def step() -> None:
@@ -103,7 +103,7 @@ async def test_a_step_that_goes_on(clock: ManualClock, hooked: bool) -> None:
 
 
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
-    """Who waits for a step is named with the step; beside it stand what was seen last, and who publishes."""
+    """A wait for a step is shown with the step, the latest step seen, and the publishers."""
     steps = ah.MemoryStepStore(3, run="digits")
     with steps.publisher("chief"):
         async with ah.AsyncMonitoredSession(double, [GlobalStepWaiterHook(10)], global_step=steps, name="worker") as session:
@@ -165,8 +165,8 @@ async def test_waiting_for_a_task_says_which(clock: ManualClock) -> None:
         await run
 
 
-async def test_turns_stop_and_failure_are_told() -> None:
-    """Who waits for a turn, the stop and its reason, recoveries and a failure are in the text."""
+async def test_queue_stop_and_failure_are_shown() -> None:
+    """Runs that wait for the lock, the stop and its reason, recoveries and a failure are in the text."""
     gate = Gate()
     texts: list[str] = []
 
@@ -190,8 +190,8 @@ async def test_turns_stop_and_failure_are_told() -> None:
     assert "failed: OSError('died')" in texts[1]
 
 
-async def test_a_coordinator_tells_the_status_too(clock: ManualClock) -> None:
-    """What hooks are handed, the coordinator, tells the same; alone it has nothing to tell."""
+async def test_a_coordinator_has_the_status_too(clock: ManualClock) -> None:
+    """The coordinator that hooks get has the same status; alone it has an empty one."""
     assert ah.Coordinator().status() is None
     told: list[ah.session.SessionStatus | None] = []
 
@@ -205,8 +205,8 @@ async def test_a_coordinator_tells_the_status_too(clock: ManualClock) -> None:
     assert (told[0].state, told[0].name) == ("opening", "me")
 
 
-async def test_a_status_of_a_session_that_rests_is_a_value() -> None:
-    """Before and after the session its status has no tasks in it: it can be kept, compared and sent away."""
+async def test_a_status_outside_the_block_is_a_value() -> None:
+    """Before and after the block a status has no tasks in it: it can be kept, compared and pickled."""
     session = ah.AsyncMonitoredSession(double)
     assert str(session.status()) == "session: new"
     async with session:

@@ -48,7 +48,7 @@ async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
 
 
 async def test_steps_without_feeds_end_at_the_stop() -> None:
-    """Without `feeds` steps go on until somebody asks for a stop; the step that did so is given, and none after it."""
+    """Without `feeds`, steps continue until a stop; the step during which it came is yielded, and none after it."""
     async with ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(last_step=4)]) as session:
         assert [loss async for loss in session.steps("loss")] == [2, 2, 2, 2]
         assert [loss async for loss in session.steps("loss")] == []
@@ -56,7 +56,7 @@ async def test_steps_without_feeds_end_at_the_stop() -> None:
 
 
 async def test_a_stop_ends_the_wait_for_the_next_feed() -> None:
-    """While `steps` waits for a feed that does not come a stop ends it; the async source is cancelled and can tidy up."""
+    """While `steps` waits for a feed a stop ends it; the async source is cancelled and can clean up."""
     closed: list[str] = []
 
     async def source() -> AsyncIterator[int]:
@@ -110,7 +110,7 @@ async def test_a_dead_producer_ends_the_wait_for_the_next_feed() -> None:
 
 @pytest.mark.parametrize("error", [OSError("broken"), ah.OutOfRangeError("end")], ids=repr)
 async def test_an_error_of_the_feeds_comes_out_of_the_loop(error: Exception) -> None:
-    """What the source of feeds raises comes out of the loop, and ends the session cleanly or not as everywhere."""
+    """An error of the source of feeds comes out of the loop, and ends the session cleanly or not as everywhere."""
 
     def feeds() -> Iterator[int]:
         yield 1
@@ -128,7 +128,7 @@ async def test_an_error_of_the_feeds_comes_out_of_the_loop(error: Exception) -> 
 
 
 async def test_the_loop_may_be_left_early() -> None:
-    """`break` leaves the rest of the feeds to whoever wants them."""
+    """After `break` the rest of the feeds can still be read."""
     feeds = iter([1, 2, 3])
     async with ah.AsyncMonitoredSession(double) as session:
         async for loss in session.steps("loss", feeds=feeds):

@@ -47,22 +47,22 @@ SETS: dict[str, tuple[Callable[[Path], dict[str, Any]], list[str]]] = {
 
 
 class C(RecordingHook):
-    """The hook of the chief alone."""
+    """The hook of the chief only."""
 
 
 class U(RecordingHook):
-    """The hook of everybody."""
+    """The hook of every session."""
 
 
 @pytest.mark.parametrize("name", SETS)
 async def test_the_hooks_and_their_order(tmp_path: Path, name: str) -> None:
-    """The chief's own come first, then the default ones in TensorFlow's order, then everybody's."""
+    """The chief's own come first, then the default ones in TensorFlow's order, then the hooks of every session."""
     arguments, expected = SETS[name]
     session = ah.monitored_training_session(counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments(tmp_path))
     assert repr(session) == f"<AsyncMonitoredSession new, <hooks: {', '.join(expected)}>>"
 
 
-async def test_a_job_goes_on_where_it_ended(tmp_path: Path) -> None:
+async def test_a_job_continues_where_it_ended(tmp_path: Path) -> None:
     """A chief saves at the end of the block, and the next one begins there, with its variables, step and summaries."""
 
     def chief() -> ah.AsyncMonitoredSession:
@@ -128,7 +128,7 @@ async def test_a_function_as_the_step(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-async def test_what_cannot_be_meant(arguments: dict[str, Any], words: str) -> None:
-    """Each bad argument is named with its value."""
+async def test_invalid_arguments(arguments: dict[str, Any], words: str) -> None:
+    """Each invalid argument is named with its value."""
     with refused(ah.errors.InvalidArgumentError, words):
         ah.monitored_training_session(counting_graph(), **arguments)
