@@ -1,19 +1,23 @@
-"""Who is answered: hosts, origins, methods, tokens, and where a request comes in."""
+"""Which requests are served, by host, origin, method, token and connection; and what text may be shown."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import secrets
+import string
 from typing import Any
 
 import pytest
 
 from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
-from tests.support.asgi import Exchange, Reply, ask, turns
-from tests.support.services import Work, served, step
+from aiohooks.adapters.asgi._access import safe_error, safe_text
+from tests.support.asgi import Exchange, Reply, ask
+from tests.support.services import FeedQueue, running_service, step
+from tests.support.waiting import ticks
 
-# Each with whether it names the service: an address, localhost, or a configured name.
+# Whether each is accepted: addresses, localhost and configured names are.
 HOSTS = {
     "127.0.0.1:8000": True,
     "localhost": True,
@@ -47,7 +51,7 @@ def service_of(**options: Any) -> SessionService:
 
 
 def is_protected(reply: Reply) -> bool:
-    """Whether a reply says to browsers what they may do with it, and to other pages nothing."""
+    """Return whether a reply has the security headers, and none that opens it to other pages."""
     return (
         reply.headers["x-content-type-options"] == "nosniff"
         and reply.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
@@ -58,7 +62,7 @@ def is_protected(reply: Reply) -> bool:
 
 
 async def test_every_combination_of_host_origin_site_and_method() -> None:
-    """2,520 requests: answered are those whose every part is right; the others are told nothing of the session."""
+    """Of 2,520 requests those are served whose every part is right; the others get nothing of the session."""
     service = service_of(title="canary")
     count = answered = 0
     for (host, good_host), (origin, good_origin), (site, good_site), (method, good_method) in itertools.product(
@@ -81,7 +85,7 @@ async def test_every_combination_of_host_origin_site_and_method() -> None:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_every_endpoint_is_guarded(path: str) -> None:
-    """No endpoint answers a stranger's page or a method that could change something, nor forgets a header."""
+    """No endpoint serves a page of another site or a method that could change something, and all send the headers."""
     service = service_of()
     assert (await ask(service, path, headers={"host": "evil.com"})).status == 403
     assert (await ask(service, path, headers={"sec-fetch-site": "cross-site", "host": "localhost"})).status == 403
@@ -108,13 +112,13 @@ async def test_every_endpoint_is_guarded(path: str) -> None:
         [(b"host", b"localhost/path")],
     ],
 )
-async def test_headers_that_contradict_themselves_are_refused(headers: list[tuple[bytes, bytes]]) -> None:
-    """A header that comes twice, not at all or malformed does not name the service."""
+async def test_ambiguous_headers_are_refused(headers: list[tuple[bytes, bytes]]) -> None:
+    """A header that is repeated, missing or malformed is refused."""
     assert (await ask(service_of(), "/progress", headers=headers)).status == 403
 
 
-async def test_with_a_token_only_who_has_it_looks_inside() -> None:
-    """Without the token there are the page, which is empty, and the bare state for probes."""
+async def test_a_token_protects_the_session() -> None:
+    """Without the token clients get the page, which is empty, and the bare state for probes."""
     service = service_of(token=SECRET, title="canary")
     good = {"host": "localhost", "authorization": f"Bearer {SECRET}"}
     for path in ("/progress", "/steps/0", "/events"):
@@ -137,14 +141,14 @@ REMOTE = [("10.0.0.5", 80), ("0.0.0.0", 80), ("2001:db8::1", 80), ("::ffff:10.0.
 
 
 @pytest.mark.parametrize("server", LOCAL)
-async def test_its_own_machine_is_answered(server: Any) -> None:
-    """What comes in at a loopback address or a unix socket is answered without more ado."""
+async def test_its_own_machine_is_served(server: Any) -> None:
+    """Connections to a loopback address or a unix socket are served without a token."""
     assert (await ask(service_of(), "/progress", server=server)).status == 200
 
 
 @pytest.mark.parametrize("server", REMOTE)
 async def test_other_machines_need_a_token_and_tls(server: Any) -> None:
-    """Whoever asks from elsewhere is told the bare state, unless there are a token and TLS, or the operator allows it."""
+    """Remote clients get the bare state, unless there are a token and TLS, or the operator allows more."""
     plain, token, allowed = service_of(), service_of(token=SECRET), service_of(allow_remote=True)
     good = {"host": "10.0.0.5", "authorization": f"Bearer {SECRET}"}
     for path in ("/progress", "/steps/0", "/events", "/", "/page.js"):
@@ -159,15 +163,15 @@ async def test_other_machines_need_a_token_and_tls(server: Any) -> None:
     assert (await ask(allowed, "/progress", server=server)).status == 200
 
 
-async def test_a_client_behind_a_proxy_is_not_taken_for_a_neighbour() -> None:
-    """It is the server's own side of the connection that says where a request came in."""
+async def test_a_client_behind_a_proxy_is_not_local() -> None:
+    """The server's side of the connection decides whether a request is local, and not a header."""
     assert (
         await ask(service_of(), "/progress", headers={"host": "localhost", "x-forwarded-for": "127.0.0.1"}, server=REMOTE[0])
     ).status == 403
 
 
 async def test_websockets_are_closed() -> None:
-    """There is nothing to talk to: a websocket is refused before it is accepted."""
+    """A websocket is closed before it is accepted."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -180,17 +184,17 @@ async def test_websockets_are_closed() -> None:
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-async def test_strangers_cannot_wait() -> None:
-    """A refused request parks nobody, neither for a step nor for events."""
-    async with served(Work()) as service:
+async def test_refused_requests_do_not_wait() -> None:
+    """A refused request does not wait, neither for a step nor for events."""
+    async with running_service(FeedQueue()) as service:
         refused = [Exchange(service, path, headers={"host": "evil.com"}) for path in ("/steps/9", "/events")]
-        await turns()
+        await ticks(20)
         assert [one.reply.status for one in refused] == [403, 403]
         assert all(one.task.done() for one in refused)
 
 
 async def test_the_page_has_nothing_of_the_session_in_it() -> None:
-    """Page, style and script are the same for every session, and name no address outside."""
+    """Page, style and script are the same for every session, and refer to no other server."""
     service = service_of(title="<script>alert(1)</script>")
     page, style, script = [await ask(service, path) for path in ("/", "/page.css", "/page.js")]
     kinds = [one.headers["content-type"] for one in (page, style, script)]
@@ -202,3 +206,73 @@ async def test_the_page_has_nothing_of_the_session_in_it() -> None:
         assert b"//" not in one.body
     assert script.body.replace(b"http://www.w3.org/2000/svg", b"").count(b"http") == 0
     assert b"innerHTML" not in script.body
+
+
+SPECIAL = [
+    "\n",
+    "\r",
+    "\x00",
+    "\x1b[31m",
+    "\u202e",
+    "\u2028",
+    "\x85",
+    "\ud800",
+    "\U000e0001",
+    "<b>",
+    "&",
+    "'",
+    '"',
+    "\\",
+    "é",
+    "漢",
+]
+
+
+@pytest.mark.parametrize("seed", range(500))
+def test_safe_text_is_one_printable_line(seed: int) -> None:
+    """Any text becomes one printable line of limited length."""
+    order = random.Random(seed)
+    text = "".join(order.choice([*SPECIAL, *string.ascii_letters]) for _ in range(order.randint(0, 1000)))
+    shown = safe_text(text, 200)
+    assert shown.isprintable()
+    assert len(shown) <= 200
+    assert len(shown.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain text, é and 漢", "plain text, é and 漢"),
+        ("at Hang.run (/srv/a b/train.py:7), in wait (C:\\lib\\x.py:213)", "at Hang.run, in wait"),
+        ("no answer (10.0.0.1:6379)", "no answer (10.0.0.1:6379)"),
+        ("redis://user:hunter2@db:6379/0 is away", "redis://***@db:6379/0 is away"),
+        ("postgresql+asyncpg://u:p%40ss@h/d", "postgresql+asyncpg://***@h/d"),
+        ("connect(password='hunter2', user='me')", "connect(password=***, user='me')"),
+        ("{'api_key': 'hunter2'}", "{'api_key': ***}"),
+        ("AWS_SECRET_ACCESS_KEY=hunter2 is wrong", "AWS_SECRET_ACCESS_KEY=*** is wrong"),
+        ("Authorization: Bearer hunter2", "Authorization: ***"),
+        ("https://h/p?access_token=hunter2&x=1", "https://h/p?access_token=***&x=1"),
+        ("https://example.com/a@b is fine", "https://example.com/a@b is fine"),
+        ("a\nb\x1b\u202e\ud800", "a\\x0ab\\x1b\\u202e\\ud800"),
+    ],
+)
+def test_passwords_are_left_out(text: str, shown: str) -> None:
+    """User info of URLs, and values of names such as `password`, are replaced; the rest stays readable."""
+    assert safe_text(text) == shown
+
+
+def test_a_long_text_is_cut_first() -> None:
+    """Only the beginning of a text is searched, however long it is."""
+    assert safe_text("://" + "a" * 10_000_000, 50) == "://" + "a" * 44 + "..."
+
+
+def test_an_error_is_shown_as_class_and_message() -> None:
+    """Neither traceback nor cause is shown; an error whose `__str__` fails is shown too."""
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert safe_error(OSError("no\npaper")) == "OSError: no\\x0apaper"
+    assert safe_error(OSError()) == "OSError"
+    assert safe_error(MuteError()) == "MuteError: (its message cannot be shown)"

@@ -1,4 +1,4 @@
-"""Following a session: server-sent events."""
+"""The stream of server-sent events of a session."""
 
 from __future__ import annotations
 
@@ -9,104 +9,105 @@ import pytest
 from aiohooks import AsyncMonitoredSession, SessionRunHook
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
-from tests.support.asgi import Exchange, ask, turns
-from tests.support.services import Work, served, step
+from tests.support.asgi import Exchange, ask
+from tests.support.services import FeedQueue, running_service, step
+from tests.support.waiting import ticks
 
 
 async def test_events_come_with_the_steps() -> None:
-    """The first event comes at once, the next with the next step, but never sooner than the pause allows; none is queued."""
-    work = Work()
+    """The first event is sent immediately, others with the next step but not before the pause is over; none is queued."""
+    feeds = FeedQueue()
     with ManualClock() as clock:
-        async with served(work, refresh_secs=0.5) as service:
+        async with running_service(feeds, refresh_secs=0.5) as service:
             stream = Exchange(service, "/events")
-            await turns()
+            await ticks(20)
             assert stream.reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-            assert [(kind, told["step"]) for kind, told in stream.reply.events] == [("progress", 0)]
+            assert [(kind, report["step"]) for kind, report in stream.reply.events] == [("progress", 0)]
             for steps in ([0], [0, 6], [0, 6, 12]):
                 for _ in range(3):
-                    work.give(1.0, 1.0)
-                    await turns(60)
-                    assert [told["step"] for _, told in stream.reply.events] == steps, "the pause is not over"
+                    feeds.put(1.0, 1.0)
+                    await ticks(60)
+                    assert [report["step"] for _, report in stream.reply.events] == steps, "the pause is not over"
                 clock.advance(0.5)
-                await turns()
+                await ticks(20)
             clock.advance(0.5)
-            await turns()
-            assert [told["step"] for _, told in stream.reply.events] == [0, 6, 12, 18]
-            work.give(1.0)
-            await turns()
-            assert [told["step"] for _, told in stream.reply.events] == [0, 6, 12, 18, 19], "without a pause: that was over"
-            stream.leave()
+            await ticks(20)
+            assert [report["step"] for _, report in stream.reply.events] == [0, 6, 12, 18]
+            feeds.put(1.0)
+            await ticks(20)
+            assert [report["step"] for _, report in stream.reply.events] == [0, 6, 12, 18, 19], "the pause was over already"
+            stream.disconnect()
             await stream.task
 
 
-async def test_a_silent_session_is_heard_of_now_and_then() -> None:
-    """While no step is made an event comes every 15 seconds, so that nobody takes the connection for dead."""
+async def test_a_keepalive_of_a_session_without_steps() -> None:
+    """While no step is made an event is sent every 15 seconds, so that proxies keep the connection."""
     with ManualClock() as clock:
-        async with served(Work(), refresh_secs=0.5) as service:
+        async with running_service(FeedQueue(), refresh_secs=0.5) as service:
             stream = Exchange(service, "/events")
             for count in range(1, 4):
-                await turns()
+                await ticks(20)
                 assert len(stream.reply.events) == count
                 clock.advance(0.5)
-                await turns()
+                await ticks(20)
                 clock.advance(15)
-            stream.leave()
+            stream.disconnect()
             await stream.task
 
 
 @pytest.mark.parametrize("how", ["returns", "stops", "fails"])
-async def test_the_last_event_tells_the_end(how: str) -> None:
-    """However the session ends the stream has one `end` event with the state and the reason, and is complete."""
-    work = Work()
+async def test_the_last_event_has_the_end(how: str) -> None:
+    """However the session ends, the stream ends with one `end` event with the state and the reason."""
+    feeds = FeedQueue()
     with ManualClock() as clock:
-        async with served(work, refresh_secs=0.5) as service:
+        async with running_service(feeds, refresh_secs=0.5) as service:
             stream = Exchange(service, "/events")
-            await turns()
+            await ticks(20)
             clock.advance(0.5)
-            await turns()
+            await ticks(20)
             if how == "returns":
-                work.end()
+                feeds.end()
             elif how == "fails":
-                work.fail(OSError("out of paper"))
+                feeds.fail(OSError("out of paper"))
             else:
                 service._session.request_stop("enough")
             while not stream.task.done():
-                await turns()
+                await ticks(20)
                 clock.advance(0.5)
             assert stream.reply.complete
-            kind, told = stream.reply.events[-1]
+            kind, report = stream.reply.events[-1]
             assert [kind for kind, _ in stream.reply.events].count("end") == 1
             expected = {"returns": ("finished", None, None), "stops": ("finished", None, "enough")}
-            found = (told["state"], told["failure"], told["stop_reason"])
+            found = (report["state"], report["failure"], report["stop_reason"])
             assert (kind, found) == ("end", expected.get(how, ("failed", "OSError: out of paper", None)))
 
 
 async def test_events_of_a_session_that_opens_late() -> None:
-    """Whoever follows before the session is open is told when it is."""
+    """A stream that starts before the session is open has an event when it is."""
     gate = asyncio.Event()
 
     class Slow(SessionRunHook):
         async def begin(self) -> None:
             await gate.wait()
 
-    work = Work()
+    feeds = FeedQueue()
     session = AsyncMonitoredSession(step, [Slow()])
-    service = SessionService(session, work.loop)
+    service = SessionService(session, feeds.loop)
     with ManualClock() as clock:
         async with service.lifespan():
             stream = Exchange(service, "/events")
-            await turns()
+            await ticks(20)
             clock.advance(0.5)
-            await turns()
+            await ticks(20)
             gate.set()
-            await turns()
-            assert [told["state"] for _, told in stream.reply.events] == ["starting", "running"]
-            stream.leave()
+            await ticks(20)
+            assert [report["state"] for _, report in stream.reply.events] == ["starting", "running"]
+            stream.disconnect()
             await stream.task
 
 
-async def test_events_of_a_session_of_somebody_else() -> None:
-    """A session that the service does not own is followed from before it is entered until it is closed."""
+async def test_events_of_a_session_that_is_entered_elsewhere() -> None:
+    """A session that the service does not run is followed from before it is entered until it is closed."""
     session = AsyncMonitoredSession(step)
     service = SessionService(session)
     with ManualClock() as clock:
@@ -114,7 +115,7 @@ async def test_events_of_a_session_of_somebody_else() -> None:
 
         async def pass_time() -> None:
             for _ in range(4):
-                await turns()
+                await ticks(20)
                 clock.advance(0.5)
 
         await pass_time()
@@ -124,50 +125,50 @@ async def test_events_of_a_session_of_somebody_else() -> None:
             await pass_time()
         while not stream.task.done():
             await pass_time()
-        states = [told["state"] for _, told in stream.reply.events]
+        states = [report["state"] for _, report in stream.reply.events]
         assert (states[0], states[-1]) == ("starting", "finished")
         assert "running" in states
         assert stream.reply.events[-1][1]["step"] == 1
 
 
-async def test_a_follower_that_leaves_leaves_nothing_behind() -> None:
-    """A stream ends with its client, wherever it is."""
+async def test_a_client_that_disconnects_ends_its_stream() -> None:
+    """A stream ends with its client, in a pause as in a wait, and leaves nothing behind."""
     with ManualClock() as clock:
-        async with served(Work()) as service:
+        async with running_service(FeedQueue()) as service:
             pausing, listening = Exchange(service, "/events"), Exchange(service, "/events")
-            await turns()
-            pausing.leave()
+            await ticks(20)
+            pausing.disconnect()
             await pausing.task
             clock.advance(0.5)
-            await turns()
+            await ticks(20)
             assert (await ask(service, "/progress")).json["store"]["watching"] == 1
-            listening.leave()
+            listening.disconnect()
             await listening.task
             assert (await ask(service, "/progress")).json["store"]["watching"] == 0
             assert service._streams == 0
         assert clock.pending == 0
 
 
-async def test_a_follower_that_does_not_read_is_given_up() -> None:
-    """A client that takes longer than 30 seconds to read an event loses its place."""
+async def test_a_client_that_does_not_read_is_dropped() -> None:
+    """A stream whose client takes longer than 30 seconds to read an event ends, and another may start."""
     with ManualClock() as clock:
-        async with served(Work(), max_streams=1) as service:
-            deaf = Exchange(service, "/events", reads=False)
-            await turns()
+        async with running_service(FeedQueue(), max_streams=1) as service:
+            stalled = Exchange(service, "/events", reads=False)
+            await ticks(20)
             reply = await ask(service, "/events")
             assert (reply.status, reply.json["error"]) == (503, "too_many")
             clock.advance(30)
-            await deaf.task
-            assert not deaf.reply.complete
-            hearing = Exchange(service, "/events")
-            await turns()
-            assert len(hearing.reply.events) == 1
-            hearing.leave()
-            await hearing.task
+            await stalled.task
+            assert not stalled.reply.complete
+            reading = Exchange(service, "/events")
+            await ticks(20)
+            assert len(reading.reply.events) == 1
+            reading.disconnect()
+            await reading.task
 
 
 async def test_head_of_events_has_no_body() -> None:
-    """`HEAD events` tells what there is, and is over."""
-    async with served(Work()) as service:
+    """`HEAD events` has the headers of the stream and no body."""
+    async with running_service(FeedQueue()) as service:
         reply = await ask(service, "/events", method="HEAD")
         assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"", "text/event-stream; charset=utf-8")

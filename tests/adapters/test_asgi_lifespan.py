@@ -1,34 +1,35 @@
-"""A session that lives as long as a server."""
+"""A session that runs beside a server, and the signals of the server."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import logging
-from collections.abc import AsyncIterator
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import anyio
 import pytest
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.routing import Mount
 
-from aiohooks import AsyncMonitoredSession, MemoryStepStore, SessionRunHook
+from aiohooks import AsyncMonitoredSession, SessionRunHook
 from aiohooks.adapters.asgi import SessionService
+from aiohooks.adapters.asgi._lifespan import notify_on_signals
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import ManualClock
-from tests.support.asgi import Exchange, ask, turns
-from tests.support.services import Work, make, served
+from tests.support.asgi import Exchange, ask
+from tests.support.services import FeedQueue, make_service, running_service
+from tests.support.waiting import ticks
 
-owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="nobody")
+owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="test")
 
 
 class Recorder(SessionRunHook):
-    """Notes what is called."""
+    """Records the calls at the end of a session, with the error."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -44,9 +45,9 @@ class Recorder(SessionRunHook):
 
 
 async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
-    """Cancel scopes and context variables that the loop sets around its steps can be given back by it."""
+    """Cancel scopes and context variables that are set when the session is entered can be reset when it is left."""
     tasks: list[asyncio.Task[Any] | None] = []
-    work = Work()
+    feeds = FeedQueue()
 
     class Session(AsyncMonitoredSession):
         async def __aenter__(self) -> Any:
@@ -58,8 +59,8 @@ async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
 
         async def __aexit__(self, *exc: Any) -> bool:
             tasks.append(asyncio.current_task())
-            owner.reset(self.token)  # ValueError in another context
-            self.scope.__exit__(*exc)  # RuntimeError in another task
+            owner.reset(self.token)  # raises ValueError in another context
+            self.scope.__exit__(*exc)  # raises RuntimeError in another task
             return await super().__aexit__(*exc)
 
     async def nothing(value: float) -> dict[str, float]:
@@ -68,7 +69,7 @@ async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
     async def loop(session: AsyncMonitoredSession) -> None:
         tasks.append(asyncio.current_task())
         assert owner.get() == "session"
-        await work.loop(session)
+        await feeds.loop(session)
 
     service = SessionService(Session(nothing), loop)
     async with service.lifespan():
@@ -79,11 +80,11 @@ async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
 
 
 async def test_the_end_of_the_server_is_a_clean_end_of_the_session() -> None:
-    """When the server ends, the session stops, its hooks' `end` and `close` are called, and waits are over before."""
-    recorder, work = Recorder(), Work()
-    async with served(work, [recorder]) as service:
+    """When the server ends, the session stops, waits end, and its hooks' `end` and `close` are called."""
+    recorder, feeds = Recorder(), FeedQueue()
+    async with running_service(feeds, [recorder]) as service:
         waiting = Exchange(service, "/steps/9")
-        await turns()
+        await ticks(20)
     assert recorder.calls == ["begin", "end", "close(NoneType)"]
     await waiting.task
     assert waiting.reply.json["message"] == "the session makes no more steps: the server shuts down"
@@ -91,24 +92,24 @@ async def test_the_end_of_the_server_is_a_clean_end_of_the_session() -> None:
 
 
 async def test_a_loop_that_does_not_stop_is_cancelled_after_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
-    """The server waits `grace_secs` for the loop; it is cancelled then, the hooks are closed, and a warning says so."""
+    """The server waits `grace_secs` for the loop; then it is cancelled with a warning, and the hooks are closed."""
     recorder = Recorder()
 
     async def nothing() -> None:
         pass
 
-    async def deaf(session: AsyncMonitoredSession) -> None:
+    async def ignores_stop(session: AsyncMonitoredSession) -> None:
         await asyncio.Event().wait()
 
     with ManualClock() as clock:
-        service = SessionService(AsyncMonitoredSession(nothing, [recorder]), deaf, grace_secs=7)
+        service = SessionService(AsyncMonitoredSession(nothing, [recorder]), ignores_stop, grace_secs=7)
         lifespan = service.lifespan()
         await lifespan.__aenter__()
-        await turns()
+        await ticks(20)
         leaving = asyncio.create_task(lifespan.__aexit__(None, None, None))
-        await turns()
+        await ticks(20)
         clock.advance(6.9)
-        await turns()
+        await ticks(20)
         assert not leaving.done()
         assert service.health().state == "stopping"
         clock.advance(0.1)
@@ -119,23 +120,23 @@ async def test_a_loop_that_does_not_stop_is_cancelled_after_the_grace_period(cap
 
 
 async def test_a_cancelled_server_still_closes_the_session() -> None:
-    """A server that is cancelled while it ends cancels the session, waits until it is closed, and stays cancelled."""
+    """A server that is cancelled while it ends cancels the session, waits until it is closed, and raises the cancellation."""
     recorder = Recorder()
 
     async def nothing() -> None:
         pass
 
-    async def deaf(session: AsyncMonitoredSession) -> None:
+    async def ignores_stop(session: AsyncMonitoredSession) -> None:
         await asyncio.Event().wait()
 
-    service = SessionService(AsyncMonitoredSession(nothing, [recorder]), deaf)
+    service = SessionService(AsyncMonitoredSession(nothing, [recorder]), ignores_stop)
 
     async def server() -> None:
         async with service.lifespan():
-            await turns()
+            await ticks(20)
 
     task = asyncio.create_task(server())
-    await turns(60)
+    await ticks(60)
     assert not task.done()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -144,13 +145,13 @@ async def test_a_cancelled_server_still_closes_the_session() -> None:
 
 
 async def test_a_server_that_fails_ends_the_session_too() -> None:
-    """An error inside the server's lifespan passes, and the session is left before."""
+    """An error inside the server's lifespan is raised after the session was left."""
     recorder = Recorder()
-    service = make(Work(), [recorder])
+    service = make_service(FeedQueue(), [recorder])
 
     async def server() -> None:
         async with service.lifespan():
-            await turns()
+            await ticks(20)
             raise OSError("no port")
 
     with pytest.raises(OSError, match="no port"):
@@ -159,8 +160,8 @@ async def test_a_server_that_fails_ends_the_session_too() -> None:
 
 
 async def test_a_lifespan_is_entered_once() -> None:
-    """A session is entered once, so its service is too."""
-    service = make(Work())
+    """A session is entered once, so the lifespan of its service is too."""
+    service = make_service(FeedQueue())
     async with service.lifespan():
         with pytest.raises(SessionClosedError, match="started before"):
             async with service.lifespan():
@@ -168,92 +169,109 @@ async def test_a_lifespan_is_entered_once() -> None:
         assert (await ask(service, "/health")).status == 200
 
 
-async def run_lifespan(app: Any) -> tuple[asyncio.Queue[Any], asyncio.Queue[Any], asyncio.Task[None]]:
-    """Speaks the lifespan protocol, as a server does."""
-    incoming: asyncio.Queue[Any] = asyncio.Queue()
-    outgoing: asyncio.Queue[Any] = asyncio.Queue()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-    task = asyncio.create_task(app(scope, incoming.get, outgoing.put))
-    incoming.put_nowait({"type": "lifespan.startup"})
-    assert (await outgoing.get())["type"] == "lifespan.startup.complete"
-    return incoming, outgoing, task
-
-
-@pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan"])
-async def test_it_fits_into_an_application(shape: str) -> None:
-    """A service is an application by itself, or is mounted in one that has its lifespan, alone or among others."""
-    work = Work()
-    service = make(work)
-
-    @contextlib.asynccontextmanager
-    async def everything(app: Any) -> AsyncIterator[None]:
-        async with service.lifespan(app):
-            yield
-
-    app: Any = service
-    path = ""
-    if shape != "alone":
-        lifespan: Any = service.lifespan if shape == "mounted" else everything
-        app, path = Starlette(routes=[Mount("/training", service)], lifespan=lifespan), "/training"
-    incoming, outgoing, task = await run_lifespan(app)
-    work.give(1.0)
-    assert (await ask(app, f"{path}/steps/1")).json["step"] == 1
-    page = await ask(app, f"{path}/")
-    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert (await ask(app, f"{path}/page.js")).status == 200
-    incoming.put_nowait({"type": "lifespan.shutdown"})
-    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
-    await task
-    assert service.health().state == "finished"
-
-
-async def test_it_works_behind_a_middleware_with_cancel_scopes() -> None:
-    """Starlette's own kind of middleware runs an application in a task group: answers, leaving and the end are the same."""
-
-    async def dispatch(request: Any, call_next: Any) -> Any:
-        return await call_next(request)
-
-    work = Work()
-    service = make(work, refresh_secs=0.001)
-    app = Starlette(routes=[Mount("/training", service)], middleware=[Middleware(BaseHTTPMiddleware, dispatch=dispatch)])
-    async with service.lifespan():
-        leaving = [Exchange(app, f"/training/{path}") for path in ("steps/9", "events", "steps/9")]
-        staying = [Exchange(app, f"/training/{path}") for path in ("steps/1", "events", "steps/9")]
-        await leaving[1].news()
-        await turns()
-        for one in leaving:
-            one.leave()
-        work.give(1.0)
-        await asyncio.gather(*(one.task for one in leaving), staying[0].task)
-        assert staying[0].reply.json["step"] == 1
-        assert (await ask(app, "/training/progress")).json["store"]["waiting"] == 1
-    await asyncio.gather(*(one.task for one in staying))
-    assert staying[1].reply.events[-1][0] == "end"
-    assert staying[2].reply.status == 410
-
-
-async def test_two_services_share_an_application() -> None:
-    """Two sessions of one process have a service each, and may share a store."""
-    store = MemoryStepStore()
-    works = Work(), Work()
-    async with served(works[0], store=store) as one, served(works[1], store=store) as other:
-        waiting = Exchange(one, "/steps/1")
-        await turns()
-        works[1].give(1.0)
-        await waiting.task
-        assert waiting.reply.status == 200
-        assert (await ask(other, "/steps/1")).status == 200
-
-
-async def test_trouble_is_logged_once_where_it_belongs(caplog: pytest.LogCaptureFixture) -> None:
-    """A failed session is logged once with its traceback; no request adds a line, whatever is in it."""
+async def test_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A failed session is logged once with its traceback; no request adds a line, whatever its content."""
     caplog.set_level(logging.DEBUG)
-    work = Work()
-    async with served(work) as service:
-        work.fail(OSError("out of paper"))
-        await turns()
+    feeds = FeedQueue()
+    async with running_service(feeds) as service:
+        feeds.fail(OSError("out of paper"))
+        await ticks(20)
         before = len(caplog.records)
         hostile = functools.partial(ask, service, headers={"user-agent": "\x1b[31m\n2026 ERROR forged"})
         for path in ("/health", "/steps/%0aERROR%20forged", "/steps/9", "/%1b[31m"):
             await hostile(path)
         assert before == len(caplog.records) == 1
+
+
+@pytest.fixture
+def server() -> Iterator[list[int]]:
+    """The signals that a server has received, which has its own handlers, as uvicorn does."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield received
+    for each, handler in before.items():
+        assert signal.getsignal(each) is handle, "the server's handler is installed again"
+        signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_waits_before_the_server_ends(server: list[int], number: signal.Signals) -> None:
+    """The server gets its signal, and the session stops immediately: the clients that the server waits for are answered."""
+    service = make_service(FeedQueue())
+    async with service.lifespan():
+        waiting = Exchange(service, "/steps/9")
+        await ticks(20)
+        os.kill(os.getpid(), number)
+        await waiting.task
+        assert waiting.reply.json["message"] == f"the session makes no more steps: the server received {number.name}"
+        assert server == [number]
+
+
+async def test_without_stop_on_signals(server: list[int]) -> None:
+    """With `stop_on_signals=False` the session continues until the server ends it."""
+    service = make_service(FeedQueue(), stop_on_signals=False)
+    async with service.lifespan():
+        await ticks(20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await ticks(20)
+        assert service.health().state == "running"
+        assert server == [signal.SIGTERM]
+
+
+async def test_a_signal_without_a_handler_is_left_alone() -> None:
+    """A signal that would end the process still does."""
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with notify_on_signals(print):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def test_a_handler_installed_in_the_block_stays(server: list[int]) -> None:
+    """A handler that other code installs inside the block stays installed."""
+
+    def other(number: int, frame: FrameType | None) -> None:
+        pass
+
+    mine = signal.getsignal(signal.SIGTERM)
+    with notify_on_signals(print):
+        signal.signal(signal.SIGTERM, other)
+    assert signal.getsignal(signal.SIGTERM) is other
+    signal.signal(signal.SIGTERM, mine)
+
+
+async def test_signals_outside_the_main_thread() -> None:
+    """A server in another thread than the main one works without signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    same: list[bool] = []
+
+    async def inside() -> None:
+        with notify_on_signals(print):
+            same.append(signal.getsignal(signal.SIGTERM) is before)
+
+    thread = threading.Thread(target=lambda: asyncio.run(inside()))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert same == [True]
+
+
+async def test_a_forked_child_does_not_write_into_its_parents_loop(server: list[int]) -> None:
+    """In a forked child only the server's handler is called."""
+    received: list[str] = []
+    with notify_on_signals(received.append):
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        child = os.fork()
+        if child == 0:
+            handler(signal.SIGTERM, None)
+            os._exit(len(server))
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - the child ends by itself
+        assert os.waitstatus_to_exitcode(status) == 1
+        await ticks(20)
+        assert received == []

@@ -1,4 +1,4 @@
-"""`handle_signals`: real signals, sent to the own process while the loop runs."""
+"""`handle_signals`: real signals, sent to this process while the loop runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def received() -> Iterator[list[int]]:
-    """Handlers of the test's own around it, so that a signal nobody else takes is noted and does no harm."""
+    """Install handlers that record the signals that a session does not handle."""
     noted: list[int] = []
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
@@ -39,14 +39,14 @@ def handlers() -> list[Any]:
 
 
 async def send(number: signal.Signals, arrived: Any) -> None:
-    """Sends a signal to this process, and waits until it has arrived."""
+    """Send a signal to this process, and wait until it has arrived."""
     os.kill(os.getpid(), number)
     await until_true(arrived, 10**6)
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -> None:
-    """SIGINT and SIGTERM ask for a stop, with a reason; the run goes on to its end, and the session ends cleanly."""
+    """SIGINT and SIGTERM request a stop, with a reason; the current run is finished, and the session ends cleanly."""
     hook, before = RecordingHook(), handlers()
     gate = asyncio.Event()
 
@@ -68,7 +68,7 @@ async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -
 
 
 async def test_a_signal_ends_a_wait() -> None:
-    """A wait inside the session ends with the signal, as with any stop."""
+    """A signal ends a wait inside the session, as any stop does."""
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
         waiting = asyncio.create_task(session.until(asyncio.Event().wait()))
         await send(signal.SIGTERM, waiting.done)
@@ -77,7 +77,7 @@ async def test_a_signal_ends_a_wait() -> None:
 
 
 async def test_the_second_signal_cancels(received: list[int]) -> None:
-    """A second signal ends the session as a cancellation does, and the handler from before is told of it."""
+    """A second signal cancels the session, and is passed to the previous handler."""
     hook, before = RecordingHook(), handlers()
     session = ah.AsyncMonitoredSession(double, [hook], handle_signals=True)
 
@@ -97,19 +97,19 @@ async def test_the_second_signal_cancels(received: list[int]) -> None:
 
 
 async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path) -> None:
-    """While the last save goes on a second signal leaves the rest of `end` out; `close` of all hooks is called."""
+    """During the last save a second signal leaves out the rest of `end`; `close` of all hooks is called."""
     hook = RecordingHook()
 
     async def hang(session: ah.Session) -> None:
-        await send(signal.SIGTERM, lambda: session_of.stop_signal)
+        await send(signal.SIGTERM, lambda: session_.stop_signal)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
     saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
-    session_of = ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True)
+    session_ = ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True)
 
     async def main() -> None:
-        async with session_of as session:
+        async with session_ as session:
             await session.run("train")
 
     task = asyncio.create_task(main())
@@ -119,8 +119,8 @@ async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path)
     assert saver.saved == 0
 
 
-async def test_a_session_opened_meanwhile_is_stopped_too() -> None:
-    """While sessions end because of a signal, one more that is opened makes no step; after them one does."""
+async def test_a_session_opened_after_the_signal_is_stopped_too() -> None:
+    """A session that is opened while others end because of a signal makes no step; one that is opened later does."""
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as first:
         await send(signal.SIGTERM, first.should_stop)
         async with ah.AsyncMonitoredSession(double, handle_signals=True) as late:
@@ -131,7 +131,7 @@ async def test_a_session_opened_meanwhile_is_stopped_too() -> None:
 
 
 async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
-    """One that is opened while others are cancelled by a second signal is cancelled too."""
+    """A session that is opened while others are cancelled by a second signal is cancelled too."""
     hook = RecordingHook()
 
     async def late() -> None:
@@ -154,7 +154,7 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
 
 
 async def test_sessions_of_a_loop_share_the_signals() -> None:
-    """One signal stops every session of the loop that asked for it; the last one to close gives the handlers back."""
+    """One signal stops every session of the loop that handles signals; the last one to close restores the handlers."""
     before = handlers()
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as outer:
         async with ah.AsyncMonitoredSession(double, handle_signals=True) as inner:
@@ -170,8 +170,8 @@ async def test_sessions_of_a_loop_share_the_signals() -> None:
 
 
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "end", "close"])
-async def test_a_session_that_fails_gives_the_signals_back(phase: str) -> None:
-    """Wherever a session fails, the handlers are as they were before it."""
+async def test_a_session_that_fails_restores_the_handlers(phase: str) -> None:
+    """After a failure in any phase the previous handlers are installed again."""
     before = handlers()
 
     async def fail(*_: object) -> None:
@@ -185,7 +185,7 @@ async def test_a_session_that_fails_gives_the_signals_back(phase: str) -> None:
 
 
 async def test_a_signal_while_the_session_opens_is_not_lost() -> None:
-    """A signal that comes in `begin` is a stop before the first run."""
+    """A signal in `begin` is a stop before the first run."""
 
     async def interrupted() -> None:
         await send(signal.SIGTERM, lambda: session.stop_reason)
@@ -198,7 +198,7 @@ async def test_a_signal_while_the_session_opens_is_not_lost() -> None:
 
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
 async def test_a_signal_in_any_phase_is_recorded(phase: str) -> None:
-    """In whichever phase of a hook the signal comes, it is the reason of the stop, and the session ends cleanly."""
+    """A signal in any phase of a hook is the reason of the stop, and the session ends cleanly."""
     hook = RecordingHook()
 
     async def interrupted(*_: object) -> None:
@@ -213,7 +213,7 @@ async def test_a_signal_in_any_phase_is_recorded(phase: str) -> None:
 
 
 async def test_the_first_reason_stays() -> None:
-    """A signal after a stop that somebody else has asked for is not the reason."""
+    """A signal after another stop is not the reason."""
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
         session.request_stop("enough")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -221,7 +221,7 @@ async def test_the_first_reason_stays() -> None:
 
 
 async def test_a_pause_before_a_recovery_ends_with_the_signal() -> None:
-    """A signal ends the pause; the run that had begun before it is repeated, and is the last one."""
+    """A signal ends the pause; the interrupted run is repeated, and is the last one."""
     errors: list[Exception] = [ah.AbortedError("gone")]
 
     async def step() -> dict[str, int]:
@@ -237,7 +237,7 @@ async def test_a_pause_before_a_recovery_ends_with_the_signal() -> None:
 
 
 async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
-    """By default a session touches no handler."""
+    """By default a session installs no handler."""
     before = handlers()
     async with ah.AsyncMonitoredSession(double) as session:
         assert handlers() == before
@@ -246,8 +246,8 @@ async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
     assert received == [signal.SIGTERM]
 
 
-async def test_outside_of_the_main_thread_it_says_that_it_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Python gives signals to the main thread only; a session elsewhere says so and works."""
+async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    """Only the main thread gets signals; in another one a session logs a warning and works without."""
 
     async def main() -> int:
         async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:

@@ -1,4 +1,4 @@
-"""Requests of an ASGI application without a server: each is a scope, a `receive` and a `send`."""
+"""Requests to an ASGI application without a server: each is a scope, a `receive` and a `send`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL = ("127.0.0.1", 8000)
 
 @dataclass(slots=True)
 class Reply:
-    """What came back."""
+    """The reply to a request, as far as it was received."""
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -23,12 +23,12 @@ class Reply:
 
     @property
     def json(self) -> Any:
-        """The body, read as JSON as strictly as browsers do."""
-        return json.loads(self.body, parse_constant=lambda name: pytest_fail(f"{name} is no JSON"))
+        """The body, parsed as JSON as strictly as in browsers."""
+        return json.loads(self.body, parse_constant=_refuse_constant)
 
     @property
     def events(self) -> list[tuple[str, Any]]:
-        """The server-sent events of the body: kind and data."""
+        """The server-sent events of the body: type and data."""
         found: list[tuple[str, Any]] = []
         for event in self.body.decode("ascii").split("\n\n")[:-1]:
             kind, data = event.split("\n")
@@ -38,13 +38,12 @@ class Reply:
         return found
 
 
-def pytest_fail(message: str) -> None:
-    """Fails the test."""
-    raise AssertionError(message)
+def _refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
 
 
 class Exchange:
-    """One request that goes on: its client may leave, or not read."""
+    """One request in progress; its client may disconnect, or not read."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Exchange:
         root_path: str = "",
         reads: bool = True,
     ) -> None:
-        """Starts it. Without a `host` of its own the request has that of the local machine."""
+        """Send the request. Without a `host` header it has that of the local machine."""
         given = headers.items() if isinstance(headers, Mapping) else headers
         raw = [
             (name if isinstance(name, bytes) else name.encode("latin-1"), value if isinstance(value, bytes) else value.encode())
@@ -82,20 +81,19 @@ class Exchange:
             "server": server,
         }
         self.reply: Reply = Reply()
-        self._asked = False
-        self._gone = asyncio.Event()
+        self._body_read = False
+        self._disconnected = asyncio.Event()
         self._may_read = asyncio.Event()
         if reads:
             self._may_read.set()
-        self.arrived: asyncio.Event = asyncio.Event()
-        """Set whenever something has come back; for a test to clear."""
+        self._received: asyncio.Event = asyncio.Event()
         self.task: asyncio.Task[None] = asyncio.create_task(app(scope, self._receive, self._send))
 
     async def _receive(self) -> MutableMapping[str, Any]:
-        if not self._asked:
-            self._asked = True
+        if not self._body_read:
+            self._body_read = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        await self._gone.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
@@ -109,27 +107,21 @@ class Exchange:
             await self._may_read.wait()
             self.reply.body += message.get("body", b"")
             self.reply.complete = not message.get("more_body", False)
-        self.arrived.set()
+        self._received.set()
 
-    def leave(self) -> None:
-        """The client leaves."""
-        self._gone.set()
+    def disconnect(self) -> None:
+        """Let the client disconnect."""
+        self._disconnected.set()
 
-    async def news(self) -> None:
-        """Waits until something more has come back."""
-        self.arrived.clear()
-        await self.arrived.wait()
+    async def wait_received(self) -> None:
+        """Wait until more of the reply was received."""
+        self._received.clear()
+        await self._received.wait()
 
 
 async def ask(app: Any, path: str, **options: Any) -> Reply:
-    """Makes a request, and waits for the whole reply."""
+    """Send a request and wait for the complete reply."""
     exchange = Exchange(app, path, **options)
     await exchange.task
     assert exchange.reply.complete
     return exchange.reply
-
-
-async def turns(count: int = 20) -> None:
-    """Lets everything go on that can go on."""
-    for _ in range(count):
-        await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A session in a service, whose steps a test makes by hand."""
+"""A service whose session makes steps when a test gives it feeds."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from aiohooks.adapters.asgi import SessionService
 from aiohooks.dispatch import HookRegistration
 
 
-class Work:
-    """Feeds that a test gives out one by one; each makes one step."""
+class FeedQueue:
+    """The feeds of a session; each makes one step."""
 
     def __init__(self) -> None:
-        """Nothing to do yet."""
         self.feeds: asyncio.Queue[float | BaseException | None] = asyncio.Queue()
 
-    def give(self, *values: float) -> None:
-        """Makes that many steps, with these losses."""
+    def put(self, *values: float) -> None:
+        """Make one step for each value, which is its loss."""
         for value in values:
             self.feeds.put_nowait(value)
 
     def fail(self, error: BaseException) -> None:
-        """Makes the loop raise this."""
+        """Make the loop raise `error`."""
         self.feeds.put_nowait(error)
 
     def end(self) -> None:
-        """Makes the loop return."""
+        """Make the loop return."""
         self.feeds.put_nowait(None)
 
     async def loop(self, session: AsyncMonitoredSession) -> None:
-        """The loop of steps."""
-        async for _ in session.steps("loss", feeds=self._batches()):
+        """Run the loop of steps."""
+        async for _ in session.steps("loss", feeds=self._values()):
             pass
 
-    async def _batches(self) -> AsyncIterator[float]:
+    async def _values(self) -> AsyncIterator[float]:
         while (value := await self.feeds.get()) is not None:
             if isinstance(value, BaseException):
                 raise value
@@ -45,23 +44,23 @@ class Work:
 
 
 async def step(value: float) -> dict[str, float]:
-    """What is trained."""
+    """One step."""
     return {"loss": value}
 
 
-def make(
-    work: Work, hooks: Iterable[SessionRunHook | HookRegistration] = (), *, store: Any = None, **options: Any
+def make_service(
+    feeds: FeedQueue, hooks: Iterable[SessionRunHook | HookRegistration] = (), *, store: Any = None, **options: Any
 ) -> SessionService:
-    """A service that owns a session."""
-    return SessionService(AsyncMonitoredSession(step, hooks, global_step=store, name="trainer"), work.loop, **options)
+    """Make a service that runs a session."""
+    return SessionService(AsyncMonitoredSession(step, hooks, global_step=store, name="trainer"), feeds.loop, **options)
 
 
 @contextlib.asynccontextmanager
-async def served(
-    work: Work, hooks: Iterable[SessionRunHook | HookRegistration] = (), **options: Any
+async def running_service(
+    feeds: FeedQueue, hooks: Iterable[SessionRunHook | HookRegistration] = (), **options: Any
 ) -> AsyncIterator[SessionService]:
-    """A service whose server lives for the block; its session is open."""
-    service = make(work, hooks, **options)
+    """Run a service for the block, with its session open."""
+    service = make_service(feeds, hooks, **options)
     async with service.lifespan():
         assert service._runner is not None
         await service._runner.opened.wait()

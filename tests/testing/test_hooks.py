@@ -1,4 +1,4 @@
-"""The hooks for tests: one that records its calls, one that fails where it is told to."""
+"""The hooks for tests: one that records its calls, and one that fails at chosen calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "cl
 
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
 async def test_a_recording_hook_records(suspend: bool) -> None:
-    """It has its calls in order, what it asked for, and what it was closed with."""
+    """It records its calls in order, its results, and the argument of `close`."""
     hook = RecordingHook("mine", fetches=["loss"], feed_dict={"x": 5}, suspend=suspend)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         assert await session.run("train") == 5
@@ -27,7 +27,7 @@ async def test_a_recording_hook_records(suspend: bool) -> None:
 
 
 async def test_hooks_may_share_a_record() -> None:
-    """Several hooks that write into one list show the order among them; each still has its own part."""
+    """Hooks that share one list record the order among them; `phases` has the calls of each."""
     record: list[tuple[str, str]] = []
     one, two = (RecordingHook(name, record=record) for name in ("one", "two"))
     async with ah.AsyncMonitoredSession(double, [one, two]) as session:
@@ -40,7 +40,7 @@ async def test_hooks_may_share_a_record() -> None:
     assert one.phases() == two.phases() == PHASES
 
 
-async def test_a_hook_that_asks_for_nothing_gets_nothing() -> None:
+async def test_a_hook_without_fetches_has_no_results() -> None:
     """Without fetches and feeds it returns None from `before_run`."""
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
@@ -48,8 +48,8 @@ async def test_a_hook_that_asks_for_nothing_gets_nothing() -> None:
     assert hook.results == [None]
 
 
-async def test_a_fault_comes_at_its_call() -> None:
-    """The n-th call of a phase raises its error; the call is recorded, and all others do nothing else."""
+async def test_a_fault_is_raised_at_its_call() -> None:
+    """The n-th call of a phase raises its error; all calls are recorded."""
     hook = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): OSError("broken")})
 
     async def use() -> None:
@@ -65,7 +65,7 @@ async def test_a_fault_comes_at_its_call() -> None:
 
 
 async def test_a_fault_may_be_a_call() -> None:
-    """Instead of an error a fault may be a function without arguments, plain or async."""
+    """A fault may also be a function without arguments, plain or async."""
     calls: list[str] = []
 
     async def suspends() -> None:
@@ -77,3 +77,10 @@ async def test_a_fault_may_be_a_call() -> None:
         assert calls == ["plain"]
     assert calls == ["plain", "async"]
     assert hook.name == "mine"
+
+
+@pytest.mark.parametrize("call", [("no_phase", 1), ("begin", 0)])
+def test_an_invalid_call_is_refused(call: tuple[str, int]) -> None:
+    """A fault for a phase that does not exist, or for a call before the first, is refused with the phases there are."""
+    with pytest.raises(ah.errors.InvalidArgumentError, match=r"give a phase \(begin, .*, close\) and a number from 1 on"):
+        FaultInjectionHook({call: OSError("never raised")})

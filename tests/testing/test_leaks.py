@@ -1,4 +1,4 @@
-"""The leaks check: each kind of leftover is seeded and named, and clean code passes."""
+"""The leaks check: each kind of leak is injected and found, and clean code passes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from aiohooks.testing import no_leaks
 pytestmark = pytest.mark.every_python
 
 
-async def leftovers(leak: Callable[[], Awaitable[Any]], *stores: MemoryStepStore) -> str:
-    """What the check says of `leak`, which must be something."""
+async def leaks_of(leak: Callable[[], Awaitable[Any]], *stores: MemoryStepStore) -> str:
+    """Return the leaks that the check finds in `leak`, which must have one."""
     with pytest.raises(AssertionError) as failure:
         async with no_leaks(stores=stores):
             await leak()
@@ -36,7 +36,7 @@ async def numbers() -> AsyncGenerator[int]:
 
 
 async def never() -> None:
-    """Nobody awaits it."""
+    """A coroutine that is never awaited."""
 
 
 async def test_clean_code_leaves_nothing() -> None:
@@ -52,8 +52,8 @@ async def test_clean_code_leaves_nothing() -> None:
     assert str(check.leaks) == "no leaks"
 
 
-async def test_running_task_is_named_with_its_place() -> None:
-    """A task that is not done when the block is left is named, with the line it stands at."""
+async def test_running_task_is_named_with_its_line() -> None:
+    """A task that is not done when the block is left is named, with its current source line."""
     ended = asyncio.Event()
     tasks: list[asyncio.Task[Any]] = []
 
@@ -64,15 +64,15 @@ async def test_running_task_is_named_with_its_place() -> None:
         tasks.append(asyncio.create_task(straggler(), name="straggler"))
         await asyncio.sleep(0)
 
-    told = await leftovers(leak)
-    assert "task 'straggler' still runs (" in told
-    assert "straggler, test_leaks.py:" in told
+    found = await leaks_of(leak)
+    assert "task 'straggler' still runs (" in found
+    assert "straggler, test_leaks.py:" in found
     ended.set()
     await tasks[0]
 
 
-async def test_cancelled_but_not_awaited_task_is_a_leftover() -> None:
-    """Cancelling is not ending: the task must be awaited before the block is left."""
+async def test_cancelled_but_not_awaited_task_is_a_leak() -> None:
+    """A cancelled task must be awaited before the block is left."""
     tasks: list[asyncio.Task[Any]] = []
 
     async def leak() -> None:
@@ -80,42 +80,42 @@ async def test_cancelled_but_not_awaited_task_is_a_leftover() -> None:
         await asyncio.sleep(0)
         tasks[0].cancel()
 
-    assert "task 'cancelled' still runs" in await leftovers(leak)
+    assert "task 'cancelled' still runs" in await leaks_of(leak)
     assert tasks[0].cancelled()
 
 
 async def test_open_file_is_named() -> None:
-    """A descriptor that was not open before is named with what it is open on."""
+    """A descriptor that was not open before is named with its file."""
     opened: list[int] = []
 
     async def leak() -> None:
         opened.append(os.open(os.devnull, os.O_RDONLY))
 
-    told = await leftovers(leak)
-    assert f"file descriptor {opened[0]} open on {os.devnull}" in told
+    found = await leaks_of(leak)
+    assert f"file descriptor {opened[0]} open on {os.devnull}" in found
     os.close(opened[0])
 
 
 async def test_open_socket_is_named() -> None:
-    """Sockets are descriptors too."""
+    """An open socket is named."""
     pair: list[socket.socket] = []
 
     async def leak() -> None:
         pair.extend(socket.socketpair())
 
-    told = await leftovers(leak)
-    assert told.count("open on socket:") == 2
+    found = await leaks_of(leak)
+    assert found.count("open on socket:") == 2
     for one in pair:
         one.close()
 
 
 async def test_forgotten_socket_is_named_when_it_is_collected() -> None:
-    """An object that closes itself only when it is collected was closed by nobody."""
+    """A socket that is closed only by the garbage collector is a leak."""
 
     async def leak() -> None:
         socket.socket()
 
-    assert "unclosed <socket" in await leftovers(leak)
+    assert "unclosed <socket" in await leaks_of(leak)
 
 
 async def test_running_thread_is_named() -> None:
@@ -126,13 +126,13 @@ async def test_running_thread_is_named() -> None:
     async def leak() -> None:
         thread.start()
 
-    assert "thread 'forgotten' still runs" in await leftovers(leak)
+    assert "thread 'forgotten' still runs" in await leaks_of(leak)
     ended.set()
     thread.join()
 
 
 async def test_idle_workers_of_the_pools_are_allowed() -> None:
-    """Worker threads of anyio and of the loop that wait for work belong to the loop, not to the block."""
+    """Idle worker threads of anyio and of the loop belong to the loop, not to the block."""
     async with no_leaks():
         assert await anyio.to_thread.run_sync(lambda: 1) == 1
         assert await asyncio.to_thread(lambda: 2) == 2
@@ -140,65 +140,65 @@ async def test_idle_workers_of_the_pools_are_allowed() -> None:
 
 @pytest.mark.parametrize("warm", [False, True], ids=["new worker", "worker from before"])
 async def test_abandoned_worker_is_named(warm: bool) -> None:
-    """A worker whose function runs on although nobody waits for it is named."""
+    """A worker that still runs an abandoned function is named."""
     if warm:
         await anyio.to_thread.run_sync(lambda: None)
     ended = threading.Event()
-    began = asyncio.Event()
+    started = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def stuck() -> None:
-        loop.call_soon_threadsafe(began.set)
+        loop.call_soon_threadsafe(started.set)
         ended.wait()
 
     async def leak() -> None:
         task = asyncio.create_task(anyio.to_thread.run_sync(stuck, abandon_on_cancel=True))
-        await began.wait()
+        await started.wait()
         task.cancel()
         await asyncio.wait([task])
 
-    assert "thread 'AnyIO worker thread' still runs" in await leftovers(leak)
+    assert "thread 'AnyIO worker thread' still runs" in await leaks_of(leak)
     ended.set()
 
 
 async def test_signal_handler_left_installed_is_named() -> None:
-    """A signal handler is put back by whoever changed it."""
+    """A signal handler that was changed and not restored is named."""
     before = signal.getsignal(signal.SIGUSR1)
 
     async def leak() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-    assert "signal handler of SIGUSR1" in await leftovers(leak)
+    assert "signal handler of SIGUSR1" in await leaks_of(leak)
     signal.signal(signal.SIGUSR1, before)
 
 
 async def test_unawaited_coroutine_is_named() -> None:
-    """A coroutine object that nobody awaited is named."""
+    """A coroutine object that was never awaited is named."""
 
     async def leak() -> None:
         never()  # type: ignore[unused-coroutine]
 
-    assert "coroutine 'never' was never awaited" in await leftovers(leak)
+    assert "coroutine 'never' was never awaited" in await leaks_of(leak)
 
 
 async def test_exception_never_retrieved_is_named() -> None:
-    """An exception in a task that nobody asked for its result is named."""
+    """An exception of a task that was never retrieved is named."""
 
     async def failing() -> None:
-        raise ValueError("unheard")
+        raise ValueError("unseen")
 
     async def leak() -> None:
         asyncio.create_task(failing())  # noqa: RUF006 - that is the leak
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    told = await leftovers(leak)
-    assert "exception was never retrieved" in told
-    assert "ValueError('unheard')" in told
+    found = await leaks_of(leak)
+    assert "exception was never retrieved" in found
+    assert "ValueError('unseen')" in found
 
 
 async def test_error_in_a_callback_is_named() -> None:
-    """What a callback of the loop raises reaches nobody, so it is named."""
+    """An exception of a callback of the loop is named."""
 
     def broken() -> None:
         raise KeyError("callback")
@@ -206,11 +206,11 @@ async def test_error_in_a_callback_is_named() -> None:
     async def leak() -> None:
         asyncio.get_running_loop().call_soon(broken)
 
-    assert "KeyError('callback')" in await leftovers(leak)
+    assert "KeyError('callback')" in await leaks_of(leak)
 
 
 async def test_error_in_a_finaliser_is_named() -> None:
-    """What `__del__` raises reaches nobody, so it is named."""
+    """An exception of `__del__` is named."""
 
     class Fragile:
         def __del__(self) -> None:
@@ -219,22 +219,22 @@ async def test_error_in_a_finaliser_is_named() -> None:
     async def leak() -> None:
         Fragile()
 
-    assert "OSError('finaliser')" in await leftovers(leak)
+    assert "OSError('finaliser')" in await leaks_of(leak)
 
 
 async def test_unfinished_async_generator_is_named() -> None:
-    """An async generator left by `break` is finished by nobody in particular, so it is named."""
+    """An async generator that was started and not closed, as by `break`, is named."""
     generator = numbers()
 
     async def leak() -> None:
         await anext(generator)
 
-    assert "async generator numbers started and not closed" in await leftovers(leak)
+    assert "async generator numbers started and not closed" in await leaks_of(leak)
     await generator.aclose()
 
 
 async def test_parked_waiters_and_registered_publishers_are_named() -> None:
-    """A store has as many waiters as before, and no publisher more."""
+    """Waiters and publishers that a store did not have before are named."""
     store = MemoryStepStore(run="trials")
     before = asyncio.create_task(store.wait_for(1))
     await asyncio.sleep(0)
@@ -248,10 +248,10 @@ async def test_parked_waiters_and_registered_publishers_are_named() -> None:
         late.append(store.publisher("late"))
         await asyncio.sleep(0)
 
-    told = await leftovers(leak, store)
-    assert "3 waiter(s) parked in <MemoryStepStore" in told
-    assert "publisher 'late' registered in <MemoryStepStore" in told
-    assert "publisher 'early'" not in told
+    found = await leaks_of(leak, store)
+    assert "3 waiter(s) parked in <MemoryStepStore" in found
+    assert "publisher 'late' registered in <MemoryStepStore" in found
+    assert "publisher 'early'" not in found
     await store.advance(2)
     await late[0]
     await before
@@ -260,7 +260,7 @@ async def test_parked_waiters_and_registered_publishers_are_named() -> None:
 
 
 async def test_swallowed_cancel_is_named() -> None:
-    """The number of cancels of the task is the same after the block; a cancel taken in and kept is named."""
+    """A change of the task's `cancelling()`, as by a swallowed cancellation, is named."""
 
     async def leak() -> None:
         task = asyncio.current_task()
@@ -269,11 +269,11 @@ async def test_swallowed_cancel_is_named() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
 
-    assert "cancelling() of the task was 0 and is 1" in await asyncio.create_task(leftovers(leak))
+    assert "cancelling() of the task was 0 and is 1" in await asyncio.create_task(leaks_of(leak))
 
 
-async def test_error_of_the_block_passes_with_the_leftovers_as_a_note() -> None:
-    """The block's own exception is the primary one; it tells of the leftovers in a note."""
+async def test_error_of_the_block_has_the_leaks_as_a_note() -> None:
+    """The exception of the block is raised, with the leaks as a note."""
     ended = asyncio.Event()
     tasks: list[asyncio.Task[Any]] = []
     error = ValueError("own")
@@ -292,7 +292,7 @@ async def test_error_of_the_block_passes_with_the_leftovers_as_a_note() -> None:
 
 
 async def test_pending_cancel_is_passed_on() -> None:
-    """A cancel that arrives at the end of the block is not eaten by the check."""
+    """A cancellation that is pending at the end of the block is raised by the check."""
 
     async def body() -> None:
         async with no_leaks():
@@ -305,8 +305,8 @@ async def test_pending_cancel_is_passed_on() -> None:
     assert task.cancelled()
 
 
-async def test_everything_is_put_back() -> None:
-    """The hooks and handlers that the check takes over are the old ones afterwards, also after a failure."""
+async def test_hooks_and_handlers_are_restored() -> None:
+    """The hooks and handlers that the check replaces are restored afterwards, also after a failure."""
 
     def hooks() -> tuple[Any, ...]:
         handler = asyncio.get_running_loop().get_exception_handler()
@@ -317,5 +317,5 @@ async def test_everything_is_put_back() -> None:
         never()  # type: ignore[unused-coroutine]
 
     before = hooks()
-    await leftovers(leak)
+    await leaks_of(leak)
     assert hooks() == before

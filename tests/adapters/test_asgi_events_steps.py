@@ -1,4 +1,4 @@
-"""Waiting for a step over HTTP: every wait ends, and with a plain answer."""
+"""Waiting for a step over HTTP: every wait ends, with a reply that says why."""
 
 from __future__ import annotations
 
@@ -10,65 +10,66 @@ import pytest
 from aiohooks import AsyncMonitoredSession, MemoryStepStore, SessionRunHook
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
-from tests.support.asgi import Exchange, ask, turns
-from tests.support.services import Work, make, served
+from tests.support.asgi import Exchange, ask
+from tests.support.services import FeedQueue, make_service, running_service
+from tests.support.waiting import ticks
 
 
-async def test_a_step_that_is_reached_is_told_at_once() -> None:
-    """`GET steps/n` of a step behind or at the present one answers with what is seen."""
-    work = Work()
-    async with served(work) as service:
-        work.give(1.0, 2.0, 3.0)
+async def test_a_reached_step_is_answered_immediately() -> None:
+    """`GET steps/n` of the current step or an earlier one returns the current step."""
+    feeds = FeedQueue()
+    async with running_service(feeds) as service:
+        feeds.put(1.0, 2.0, 3.0)
         assert (await ask(service, "/steps/3")).json == {"step": 3, "wanted": 3, "epoch": 1}
         assert (await ask(service, "/steps/0")).json == {"step": 3, "wanted": 0, "epoch": 1}
         assert (await ask(service, "/steps/0000000000000003")).status == 200
 
 
-async def test_a_step_to_come_is_told_when_it_is_reached() -> None:
-    """`GET steps/n` waits, also for a session that is still opening, and answers when the step is committed."""
+async def test_a_wait_for_a_later_step() -> None:
+    """`GET steps/n` waits, also for a session that is still opening, and is answered when the step is committed."""
     gate = asyncio.Event()
 
     class Slow(SessionRunHook):
         async def begin(self) -> None:
             await gate.wait()
 
-    work = Work()
-    service = make(work, [Slow()])
+    feeds = FeedQueue()
+    service = make_service(feeds, [Slow()])
     async with service.lifespan():
         early = Exchange(service, "/steps/2", query="timeout=60")
-        await turns()
+        await ticks(20)
         assert not early.task.done()
         gate.set()
-        work.give(1.0)
-        await turns()
+        feeds.put(1.0)
+        await ticks(20)
         assert not early.task.done()
-        work.give(1.0)
+        feeds.put(1.0)
         await early.task
         assert early.reply.json["step"] == 2
 
 
 async def test_500_waiters_are_answered_by_one_advance() -> None:
-    """However many wait for a step, the one commit that reaches it answers all of them."""
-    work = Work()
-    async with served(work) as service:
+    """The commit that reaches a step answers all of its waiters."""
+    feeds = FeedQueue()
+    async with running_service(feeds) as service:
         waiting = [Exchange(service, f"/steps/{1 + number % 2}") for number in range(500)]
-        await turns()
+        await ticks(20)
         assert (await ask(service, "/progress")).json["store"]["waiting"] == 500
-        work.give(1.0, 1.0)
+        feeds.put(1.0, 1.0)
         await asyncio.gather(*(one.task for one in waiting))
         assert {one.reply.status for one in waiting} == {200}
         assert (await ask(service, "/progress")).json["store"]["waiting"] == 0
 
 
-async def test_a_timeout_is_told() -> None:
-    """With `?timeout=` the answer comes by then: 504, with what was wanted and seen."""
-    work = Work()
+async def test_a_timeout() -> None:
+    """After `?timeout=` the reply is 504, with the wanted and the current step."""
+    feeds = FeedQueue()
     with ManualClock() as clock:
-        async with served(work) as service:
+        async with running_service(feeds) as service:
             waiting = Exchange(service, "/steps/9", query="timeout=2.5")
-            await turns()
+            await ticks(20)
             clock.advance(2.4)
-            await turns()
+            await ticks(20)
             assert not waiting.task.done()
             clock.advance(0.1)
             await waiting.task
@@ -84,7 +85,7 @@ async def test_a_timeout_is_told() -> None:
 
 
 async def test_the_timeout_counts_while_the_session_opens() -> None:
-    """A session that does not open in time is a timeout as well."""
+    """The timeout also covers the time until the session is open."""
     gate = asyncio.Event()
 
     class Slow(SessionRunHook):
@@ -92,11 +93,11 @@ async def test_the_timeout_counts_while_the_session_opens() -> None:
             await gate.wait()
 
     with ManualClock() as clock:
-        work = Work()
-        service = make(work, [Slow()])
+        feeds = FeedQueue()
+        service = make_service(feeds, [Slow()])
         async with service.lifespan():
             waiting = Exchange(service, "/steps/1", query="timeout=3")
-            await turns()
+            await ticks(20)
             clock.advance(3)
             await waiting.task
             assert (waiting.reply.status, waiting.reply.json["step"]) == (504, None)
@@ -108,9 +109,9 @@ SECS = ["x", "-1", "nan", "inf", "", "1e9", "86401", "9" * 5000, "1&timeout=2", 
 
 
 @pytest.mark.parametrize(("path", "query"), [*((step, "") for step in STEPS), *(("5", f"timeout={secs}") for secs in SECS)])
-async def test_a_number_that_cannot_be_meant_is_refused(path: str, query: str) -> None:
-    """What is no step, or no time, is answered with 400 at once, in a few words."""
-    async with served(Work()) as service:
+async def test_an_invalid_number_is_refused(path: str, query: str) -> None:
+    """An invalid step or timeout is refused with 400, in a short reply."""
+    async with running_service(FeedQueue()) as service:
         reply = await ask(service, f"/steps/{path}", query=query)
         assert reply.status == 400
         assert reply.json["error"] == ("bad_timeout" if query else "bad_step")
@@ -118,34 +119,34 @@ async def test_a_number_that_cannot_be_meant_is_refused(path: str, query: str) -
 
 
 async def test_a_stop_ends_waits_with_its_reason() -> None:
-    """Whoever waits when the session stops is told so: 410; so is whoever comes later."""
-    work = Work()
-    async with served(work) as service:
+    """A stop answers waiting and later requests with 410 and its reason."""
+    feeds = FeedQueue()
+    async with running_service(feeds) as service:
         waiting = Exchange(service, "/steps/9")
-        await turns()
+        await ticks(20)
         service._session.request_stop("enough <of> this")
         await waiting.task
         for reply in (waiting.reply, await ask(service, "/steps/9")):
             assert reply.status == 410
             assert reply.json["error"] == "stopped"
             assert reply.json["message"] == "the session makes no more steps: enough <of> this"
-        await turns()
+        await ticks(20)
         assert (await ask(service, "/health")).json["stop_reason"] == "enough <of> this"
 
 
 async def test_a_loop_that_returns_ends_waits() -> None:
-    """When the loop returns nobody is left who could reach the step; waits are told."""
-    work = Work()
-    async with served(work) as service:
+    """When the loop returns, no step can be reached any more, and waits end with 410."""
+    feeds = FeedQueue()
+    async with running_service(feeds) as service:
         waiting = Exchange(service, "/steps/9")
-        await turns()
-        work.end()
+        await ticks(20)
+        feeds.end()
         await waiting.task
         assert waiting.reply.status == 410
 
 
-async def test_the_store_says_that_nobody_is_left() -> None:
-    """What the store tells its waiters reaches the clients: others have finished, failed, or closed the store."""
+async def test_errors_of_the_store() -> None:
+    """Clients get the errors of the store: its publishers have finished or failed, or it was closed."""
 
     async def answered(end: Any) -> tuple[int | None, Any]:
         store = MemoryStepStore()
@@ -156,13 +157,13 @@ async def test_the_store_says_that_nobody_is_left() -> None:
 
         service = SessionService(session, idle)
         async with service.lifespan():
-            await turns()
+            await ticks(20)
             other = store.publisher("trainer")
             for publisher in list(store._waits.publishers._registered):
                 if publisher is not other:
                     publisher.close()
             waiting = Exchange(service, "/steps/9")
-            await turns()
+            await ticks(20)
             await end(store, other)
             await waiting.task
         return waiting.reply.status, waiting.reply.json
@@ -188,43 +189,43 @@ async def test_the_store_says_that_nobody_is_left() -> None:
     assert (status, body["error"]) == (503, "store_closed")
 
 
-async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
+async def test_a_client_that_disconnects_ends_its_wait() -> None:
     """A wait ends with its client, in the store too."""
-    work = Work()
-    async with served(work) as service:
+    feeds = FeedQueue()
+    async with running_service(feeds) as service:
         waiting = [Exchange(service, "/steps/9") for _ in range(20)]
-        await turns()
+        await ticks(20)
         for one in waiting:
-            one.leave()
+            one.disconnect()
         await asyncio.gather(*(one.task for one in waiting))
         assert (await ask(service, "/progress")).json["store"]["waiting"] == 0
         assert service._waiters == 0
 
 
 async def test_a_cancelled_request_is_cancelled() -> None:
-    """A server that cancels a request gets its cancellation back, and nothing is left of the wait."""
-    work = Work()
-    async with served(work) as service:
+    """When the server cancels a request, the cancellation is raised and the wait ends."""
+    feeds = FeedQueue()
+    async with running_service(feeds) as service:
         waiting = Exchange(service, "/steps/9")
-        await turns()
+        await ticks(20)
         waiting.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting.task
         assert (await ask(service, "/progress")).json["store"]["waiting"] == 0
 
 
-async def test_there_is_a_limit_to_waiters() -> None:
-    """More clients than `max_waiters` are sent away, until there is room again."""
-    work = Work()
-    async with served(work, max_waiters=1) as service:
+async def test_the_limit_of_waiters() -> None:
+    """More clients than `max_waiters` are refused, until one of them has gone."""
+    feeds = FeedQueue()
+    async with running_service(feeds, max_waiters=1) as service:
         first = Exchange(service, "/steps/9")
-        await turns()
+        await ticks(20)
         reply = await ask(service, "/steps/9")
         assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (503, "too_many", "1")
-        first.leave()
+        first.disconnect()
         await first.task
         second = Exchange(service, "/steps/1")
-        await turns()
-        work.give(1.0)
+        await ticks(20)
+        feeds.put(1.0)
         await second.task
         assert second.reply.status == 200

@@ -1,4 +1,4 @@
-"""`SignalPolicy`: which signals, how fast; and what becomes of the handlers of others."""
+"""`SignalPolicy`: signals and time limits; and the handlers of other code."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def send(number: signal.Signals) -> None:
 
 
 def policy(**options: Any) -> ah.SignalPolicy:
-    """One for a signal that nobody else needs."""
+    """Return a policy for a signal that is otherwise unused."""
     return ah.SignalPolicy(signals=(USER,), **options)
 
 
-async def test_the_step_may_take_so_long() -> None:
-    """After `step_secs` the step is given up, with nothing committed; the session ends cleanly, with `end` of its hooks."""
+async def test_the_time_limit_of_the_step() -> None:
+    """After `step_secs` the step is abandoned, with nothing committed; the session ends cleanly, with `end` of its hooks."""
     hook, graph, inside = RecordingHook(), counting_graph(), asyncio.Event()
 
     async def hang(run_context: ah.SessionRunContext) -> None:
@@ -59,7 +59,7 @@ async def test_the_step_may_take_so_long() -> None:
 
 
 async def test_a_step_that_ends_in_time_counts() -> None:
-    """A step that is done before `step_secs` are over is kept, and nothing happens when they are."""
+    """A step that is done before the end of `step_secs` is kept, and the end has no effect."""
     with ManualClock() as clock:
         gate = asyncio.Event()
 
@@ -78,8 +78,8 @@ async def test_a_step_that_ends_in_time_counts() -> None:
 
 
 @pytest.mark.parametrize("phase", ["begin", "before_run", "end"])
-async def test_the_grace_period_ends_it(phase: str, caplog: pytest.LogCaptureFixture) -> None:
-    """After `grace_secs` the session is cancelled, in whichever phase it is; the log says so."""
+async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogCaptureFixture) -> None:
+    """After `grace_secs` the session is cancelled, in any phase, with a warning."""
     hook, inside = RecordingHook(), asyncio.Event()
 
     async def hang(*_: object) -> None:
@@ -92,7 +92,7 @@ async def test_the_grace_period_ends_it(phase: str, caplog: pytest.LogCaptureFix
         async with session:
             await session.run("loss")
 
-    earlier = signal.signal(USER, lambda *_: None)  # else the process would end with the session
+    earlier = signal.signal(USER, lambda *_: None)  # without it, the cancellation would end the process too
     with ManualClock() as clock:
         running = asyncio.create_task(main())
         await inside.wait()
@@ -109,13 +109,13 @@ async def test_the_grace_period_ends_it(phase: str, caplog: pytest.LogCaptureFix
     assert "the grace period after SIGUSR1 is over; cancelling Task-" in caplog.text
 
 
-def test_no_signal_is_lost_while_the_handlers_are_given_back() -> None:
-    """At whichever line of the giving back a signal comes, it is the session's or that of the handler from before.
+def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
+    """A signal at any line of the restoring is handled either by the session or by the previous handler.
 
-    Its grace period ends with the session in either case.
+    The timer of the grace period is cancelled in either case.
     """
     noted: list[int] = []
-    taken: list[bool] = []
+    by_session: list[bool] = []
     earlier = signal.signal(USER, lambda number, frame: noted.append(number))
 
     async def main(at: int) -> bool:
@@ -144,7 +144,7 @@ def test_no_signal_is_lost_while_the_handlers_are_given_back() -> None:
                 sys.settrace(before)
             assert clock.pending == 0
         if left[0] <= 0:
-            taken.append(session.stop_signal is USER)
+            by_session.append(session.stop_signal is USER)
             assert [*noted, session.stop_signal].count(USER) == 1
         return left[0] > 0
 
@@ -153,32 +153,32 @@ def test_no_signal_is_lost_while_the_handlers_are_given_back() -> None:
         assert any(asyncio.run(main(at)) for at in range(1, 200))
     finally:
         signal.signal(USER, earlier)
-    assert set(taken) == {True, False}
+    assert set(by_session) == {True, False}
 
 
 async def test_only_the_chosen_signals() -> None:
-    """Of two sessions each takes its own signals; when one closes, its signals are given back."""
+    """Each of two sessions handles its own signals; when one closes, the handlers of its signals are restored."""
     numbers = (signal.SIGUSR1, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in numbers]
 
-    def mine() -> list[bool]:
+    def replaced() -> list[bool]:
         return [signal.getsignal(number) != handler for number, handler in zip(numbers, before, strict=True)]
 
     interrupt = signal.getsignal(signal.SIGINT)
     async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as outer:
-        assert mine() == [True, False]
+        assert replaced() == [True, False]
         async with ah.AsyncMonitoredSession(double, handle_signals=ah.SignalPolicy(signals=numbers[1:])):
-            assert mine() == [True, True]
-        assert mine() == [True, False]
+            assert replaced() == [True, True]
+        assert replaced() == [True, False]
         assert signal.getsignal(signal.SIGINT) is interrupt
         send(USER)
         await until_true(outer.should_stop)
     assert outer.stop_signal is USER
-    assert mine() == [False, False]
+    assert replaced() == [False, False]
 
 
 async def test_an_ignored_signal_stays_ignored() -> None:
-    """What whoever started the process has made it ignore (`nohup`) is still ignored."""
+    """A signal that the parent process made this one ignore (`nohup`) is still ignored."""
     earlier = signal.signal(USER, signal.SIG_IGN)
     try:
         async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
@@ -189,24 +189,24 @@ async def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(USER, earlier)
 
 
-async def test_a_handler_of_somebody_else_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Where there is a handler already the log says so: in a server that owns the signals it would not be called."""
+async def test_a_warning_names_the_replaced_handler(caplog: pytest.LogCaptureFixture) -> None:
+    """Replacing a handler logs a warning: in a server that handles the signals it would not be called."""
 
-    def of_the_server(number: int, frame: object) -> None: ...
+    def server_handler(number: int, frame: object) -> None: ...
 
-    earlier = signal.signal(USER, of_the_server)
+    earlier = signal.signal(USER, server_handler)
     try:
         async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
             pass
-        assert signal.getsignal(USER) is of_the_server
+        assert signal.getsignal(USER) is server_handler
     finally:
         signal.signal(USER, earlier)
     assert "SIGUSR1 has a handler already" in caplog.text
-    assert "of_the_server" in caplog.text
+    assert "server_handler" in caplog.text
 
 
-async def test_a_handler_that_was_put_there_later_stays() -> None:
-    """What somebody has put in the place of the session's handler is not taken away at the end."""
+async def test_a_handler_that_was_installed_later_stays() -> None:
+    """A handler that replaces the session's while it is open stays installed at the end."""
 
     def later(number: int, frame: object) -> None: ...
 
@@ -220,21 +220,21 @@ async def test_a_handler_that_was_put_there_later_stays() -> None:
 
 
 async def test_handlers_of_the_loop_stay() -> None:
-    """What was added to the loop before is called beside the session's stop, and is there afterwards."""
-    loop, heard = asyncio.get_running_loop(), list[str]()
-    loop.add_signal_handler(USER, heard.append, "heard")
+    """A handler that was added to the loop before is called as well, and stays installed."""
+    loop, received = asyncio.get_running_loop(), list[str]()
+    loop.add_signal_handler(USER, received.append, "received")
     try:
         async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
             send(USER)
-            await until_true(lambda: session.should_stop() and heard)
+            await until_true(lambda: session.should_stop() and received)
         send(USER)
-        await until_true(lambda: len(heard) == 2)
+        await until_true(lambda: len(received) == 2)
     finally:
         loop.remove_signal_handler(USER)
 
 
-async def test_the_wakeup_fd_is_given_back() -> None:
-    """Signals write into a pipe of the loop while a session handles them, and where they did before it afterwards."""
+async def test_the_wakeup_fd_is_restored() -> None:
+    """Signals write into a wakeup fd while a session handles them; afterwards the previous one is set again."""
 
     def wakeup_fd() -> int:
         fd = signal.set_wakeup_fd(-1)
@@ -248,7 +248,7 @@ async def test_the_wakeup_fd_is_given_back() -> None:
 
 
 async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
-    """A signal that was raised in a worker thread is handled at once, although the loop sleeps."""
+    """A signal that is raised in a worker thread wakes a loop that waits for events."""
     async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
         thread = asyncio.get_running_loop().run_in_executor(None, signal.raise_signal, USER)
         assert await session.coord.wait_for_stop(timeout=40)
@@ -257,7 +257,7 @@ async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
 
 
 def test_a_loop_that_was_closed_without_its_sessions() -> None:
-    """Nobody is left to tell: the handler from before gets the signal, and stays."""
+    """The previous handler gets the signal and is restored, because the sessions cannot be stopped."""
     noted: list[int] = []
     earlier = signal.signal(USER, lambda number, frame: noted.append(number))
     before = signal.getsignal(USER)
@@ -273,7 +273,7 @@ def test_a_loop_that_was_closed_without_its_sessions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"signals": ()}, "signals is ()"),
         ({"signals": signal.SIGTERM}, "signals is <Signals.SIGTERM"),
@@ -283,14 +283,14 @@ def test_a_loop_that_was_closed_without_its_sessions() -> None:
         ({"grace_secs": "30"}, "grace_secs is '30'"),
     ],
 )
-def test_a_policy_that_cannot_be_meant(options: dict[str, Any], says: str) -> None:
-    """Wrong values are refused, with the value and what to give."""
-    with refused(ah.errors.InvalidArgumentError, says):
+def test_an_invalid_policy(options: dict[str, Any], message: str) -> None:
+    """Invalid values are refused, with the value and what to give."""
+    with refused(ah.errors.InvalidArgumentError, message):
         ah.SignalPolicy(**options)
 
 
 @pytest.mark.parametrize("value", [None, 1, "SIGTERM", signal.SIGTERM])
 def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
-    """Anything else is refused when the session is made."""
+    """Any other value is refused when the session is made."""
     with refused(ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"):
         ah.AsyncMonitoredSession(double, handle_signals=value)

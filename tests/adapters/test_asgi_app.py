@@ -1,0 +1,133 @@
+"""The service as an ASGI application: its arguments, and its place in other applications."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.routing import Mount
+
+from aiohooks import AsyncMonitoredSession, MemoryStepStore
+from aiohooks.adapters.asgi import SessionService
+from aiohooks.errors import InvalidArgumentError
+from tests.support.asgi import Exchange, ask
+from tests.support.extras import hide
+from tests.support.services import FeedQueue, make_service, running_service, step
+from tests.support.waiting import ticks
+
+
+async def run_lifespan(app: Any) -> tuple[asyncio.Queue[Any], asyncio.Queue[Any], asyncio.Task[None]]:
+    """Start the application's lifespan, as a server does."""
+    incoming: asyncio.Queue[Any] = asyncio.Queue()
+    outgoing: asyncio.Queue[Any] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    task = asyncio.create_task(app(scope, incoming.get, outgoing.put))
+    incoming.put_nowait({"type": "lifespan.startup"})
+    assert (await outgoing.get())["type"] == "lifespan.startup.complete"
+    return incoming, outgoing, task
+
+
+@pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan"])
+async def test_a_service_in_an_application(shape: str) -> None:
+    """A service is an application by itself, or is mounted in one whose lifespan is, or contains, the service's."""
+    feeds = FeedQueue()
+    service = make_service(feeds)
+
+    @contextlib.asynccontextmanager
+    async def outer(app: Any) -> AsyncIterator[None]:
+        async with service.lifespan(app):
+            yield
+
+    app: Any = service
+    path = ""
+    if shape != "alone":
+        lifespan: Any = service.lifespan if shape == "mounted" else outer
+        app, path = Starlette(routes=[Mount("/training", service)], lifespan=lifespan), "/training"
+    incoming, outgoing, task = await run_lifespan(app)
+    feeds.put(1.0)
+    assert (await ask(app, f"{path}/steps/1")).json["step"] == 1
+    page = await ask(app, f"{path}/")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert (await ask(app, f"{path}/page.js")).status == 200
+    incoming.put_nowait({"type": "lifespan.shutdown"})
+    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
+    await task
+    assert service.health().state == "finished"
+
+
+async def test_a_middleware_with_cancel_scopes() -> None:
+    """Starlette's middleware runs the application in a task group: replies, disconnects and the end are the same."""
+
+    async def dispatch(request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+    feeds = FeedQueue()
+    service = make_service(feeds, refresh_secs=0.001)
+    app = Starlette(routes=[Mount("/training", service)], middleware=[Middleware(BaseHTTPMiddleware, dispatch=dispatch)])
+    async with service.lifespan():
+        disconnecting = [Exchange(app, f"/training/{path}") for path in ("steps/9", "events", "steps/9")]
+        staying = [Exchange(app, f"/training/{path}") for path in ("steps/1", "events", "steps/9")]
+        await disconnecting[1].wait_received()
+        await ticks(20)
+        for one in disconnecting:
+            one.disconnect()
+        feeds.put(1.0)
+        await asyncio.gather(*(one.task for one in disconnecting), staying[0].task)
+        assert staying[0].reply.json["step"] == 1
+        assert (await ask(app, "/training/progress")).json["store"]["waiting"] == 1
+    await asyncio.gather(*(one.task for one in staying))
+    assert staying[1].reply.events[-1][0] == "end"
+    assert staying[2].reply.status == 410
+
+
+async def test_two_services_share_an_application() -> None:
+    """Two sessions of one process each have a service, and may share a store."""
+    store = MemoryStepStore()
+    feeds = FeedQueue(), FeedQueue()
+    async with running_service(feeds[0], store=store) as one, running_service(feeds[1], store=store) as other:
+        waiting = Exchange(one, "/steps/1")
+        await ticks(20)
+        feeds[1].put(1.0)
+        await waiting.task
+        assert waiting.reply.status == 200
+        assert (await ask(other, "/steps/1")).status == 200
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"session": object()},
+        {"run": 5},
+        {"history": 5},
+        {"timing": 5},
+        {"title": 5},
+        {"allowed_hosts": ["*.example.com"]},
+        {"allowed_hosts": ["example.com:80"]},
+        {"token": "short"},
+        {"token": "with spaces " * 5},
+        {"grace_secs": -1},
+        {"refresh_secs": 0},
+        {"max_waiters": -1},
+        {"max_streams": True},
+    ],
+    ids=lambda wrong: "-".join(f"{name}={value}"[:30] for name, value in wrong.items()),
+)
+def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
+    """The error names the argument and what to give; a token is not repeated."""
+    arguments: dict[str, Any] = {"session": AsyncMonitoredSession(step), **wrong}
+    with pytest.raises(InvalidArgumentError, match="give") as raised:
+        SessionService(**arguments)
+    assert "token" not in wrong or wrong["token"] not in str(raised.value)
+
+
+def test_without_starlette_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing the adapter without Starlette raises an error with the `pip install` line."""
+    hide(monkeypatch, "starlette", "aiohooks.adapters.asgi.app", "aiohooks.adapters.asgi")
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[asgi\]'"):
+        __import__("aiohooks.adapters.asgi")
