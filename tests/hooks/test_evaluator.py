@@ -16,7 +16,7 @@ from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.evaluations import GatedEvaluation, total, train
+from tests.support.evaluations import GatedEvaluation, results_of, total
 from tests.support.sessions import counting_graph
 from tests.support.waiting import ticks, until_true
 
@@ -46,7 +46,7 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 async def test_which_steps_are_evaluated(mode: Any, options: dict[str, Any], steps: list[int]) -> None:
     """Every boundary and the last step are evaluated once, in order, on their own values; the newest results are kept."""
     hook = EvaluatorHook(total, **{"every": ah.Every(steps=4), "mode": mode, **options})
-    results = await train(hook, 10)
+    results = await results_of(hook, 10)
     assert list(results.items()) == [(step, step) for step in steps]
     assert hook.pending == ()
 
@@ -77,8 +77,8 @@ async def test_every_by_seconds() -> None:
 async def test_one_hook_in_two_sessions() -> None:
     """Results and counting belong to the session."""
     hook = EvaluatorHook(total, every=ah.Every(steps=2))
-    assert await train(hook, 3) == {2: 2, 3: 3}
-    assert await train(hook, 2, start=5) == {6: 1, 7: 2}
+    assert await results_of(hook, 3) == {2: 2, 3: 3}
+    assert await results_of(hook, 2, start=5) == {6: 1, 7: 2}
 
 
 # -- on which values
@@ -133,7 +133,7 @@ async def test_an_evaluation_does_not_train(mode: Any) -> None:
 
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode)
     with refused(ah.errors.FetchError, "evaluating {'it': ['train']} would train"):
-        await train(hook, 3)
+        await results_of(hook, 3)
     assert hook.results == {}
 
 
@@ -189,7 +189,7 @@ async def test_a_blocking_function_in_a_thread(mode: Any) -> None:
         return evaluation.variables["total"]
 
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode, thread=True)
-    assert await train(hook, 4) == {2: 2, 4: 4}
+    assert await results_of(hook, 4) == {2: 2, 4: 4}
     assert threads
     assert threading.get_ident() not in threads
 
@@ -240,7 +240,7 @@ async def test_the_end_waits_for_pending_evaluations() -> None:
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=9)
 
     async def loop() -> None:
-        await train(hook, 5)
+        await results_of(hook, 5)
 
     looping = asyncio.create_task(loop())
     await ticks(30)
@@ -265,9 +265,9 @@ async def test_on_result(mode: Any) -> None:
         calls.append(("async", step, result))
 
     plain = functools.partial(lambda *args: calls.append(args), "plain")
-    await train(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=[plain, waits]), 3)
+    await results_of(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=[plain, waits]), 3)
     assert calls == [("plain", 2, 2), ("async", 2, 2), ("plain", 3, 3), ("async", 3, 3)]
-    await train(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=waits), 2)
+    await results_of(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=waits), 2)
     assert calls[4:] == [("async", 2, 2)]
 
 
@@ -301,7 +301,7 @@ async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         return {"accuracy": 0.123456789, "count": 5}
 
     with ManualClock() as clock:
-        await train(EvaluatorHook(evaluate, every=ah.Every(steps=9)), 1)
+        await results_of(EvaluatorHook(evaluate, every=ah.Every(steps=9)), 1)
     assert [record.getMessage() for record in caplog.records] == [
         "evaluation at step 1: accuracy = 0.123457, count = 5 (2.000 sec)"
     ]

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.evaluations import GatedEvaluation, failing, total, train
+from tests.support.evaluations import GatedEvaluation, failing, results_of, total
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph
 from tests.support.waiting import ticks, until_true
@@ -48,7 +48,7 @@ async def test_a_cancelled_loop_cancels_the_evaluation(mode: Any, runs: int) -> 
     """A cancellation of the loop is delivered wherever it waits: for an evaluation, for a free slot, and at the end."""
     gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode=mode)
-    looping = asyncio.create_task(train(hook, runs))
+    looping = asyncio.create_task(results_of(hook, runs))
     await ticks(30)
     assert not looping.done()
     looping.cancel()
@@ -65,7 +65,7 @@ async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> No
     gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode=mode, timeout_secs=5)
     with ManualClock() as clock:
-        looping = asyncio.create_task(train(hook, 3, RecordingHook(suspend=suspend)))
+        looping = asyncio.create_task(results_of(hook, 3, RecordingHook(suspend=suspend)))
         await ticks(30)
         assert gate.began == [2]
         clock.advance(4)
@@ -112,7 +112,7 @@ async def test_a_timeout_error_of_the_function(mode: Any) -> None:
         raise TimeoutError("mine")
 
     with pytest.raises(TimeoutError, match="mine") as caught:
-        await train(EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, timeout_secs=5), 2)
+        await results_of(EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, timeout_secs=5), 2)
     assert type(caught.value) is TimeoutError
 
 
@@ -185,10 +185,10 @@ async def test_an_error_of_the_last_evaluations_is_raised_at_the_end(mode: Any) 
     """If no run follows, an error is raised at the end; the last step is evaluated before."""
     hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=2), mode="background")
     with pytest.raises(KeyError, match="mine"):
-        await train(hook, 3)
+        await results_of(hook, 3)
     assert hook.results == {3: 3}
     with pytest.raises(KeyError, match="mine"):
-        await train(EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=9), mode=mode), 3)
+        await results_of(EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=9), mode=mode), 3)
 
 
 @both_modes
@@ -238,7 +238,7 @@ async def test_the_end_of_its_input_is_not_the_end_of_the_training(mode: Any, er
     """An evaluation that raises the end of its input has failed; it does not end the training cleanly."""
     hook = EvaluatorHook(failing(error), every=ah.Every(steps=1), mode=mode)
     with pytest.raises(ah.AiohooksError, match=r"the evaluation at step 1 ended with .* its input has ended") as caught:
-        await train(hook, 5)
+        await results_of(hook, 5)
     assert caught.type is ah.AiohooksError
     assert caught.value.__cause__ is error or isinstance(caught.value.__cause__, RuntimeError)
 
@@ -254,7 +254,7 @@ async def test_a_cancellation_inside_is_a_failure(mode: Any) -> None:
 
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, at_end=False)
     with refused(ah.errors.HookCancelledError, "the evaluation at step 1 was cancelled, and not by its session"):
-        await train(hook, 5)
+        await results_of(hook, 5)
 
 
 @both_modes
@@ -266,5 +266,5 @@ async def test_an_error_of_a_listener_is_an_error(mode: Any) -> None:
 
     hook = EvaluatorHook(total, every=ah.Every(steps=1), mode=mode, on_result=listener)
     with pytest.raises(KeyError, match="listener"):
-        await train(hook, 3)
+        await results_of(hook, 3)
     assert hook.results[1] == 1

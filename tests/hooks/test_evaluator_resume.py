@@ -10,7 +10,8 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
-from tests.support.evaluations import GatedEvaluation, Restoring, failing, total, train
+from tests.support.evaluations import GatedEvaluation, failing, results_of, total
+from tests.support.hooks import RestoringHook
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import ticks
 
@@ -124,9 +125,9 @@ def evaluator(mode: Any) -> EvaluatorHook:
 async def test_a_resumed_run_evaluates_the_same_steps(mode: Any, runs: int) -> None:
     """Cut anywhere and resumed, the same steps are evaluated once each; `at_begin` does not apply to the second part."""
     first, second = evaluator(mode), evaluator(mode)
-    found = [*await train(first, runs)]
+    found = [*await results_of(first, runs)]
     state = first.state_dict()
-    found += await train(second, 10 - runs, Restoring(second, state), start=runs)
+    found += await results_of(second, 10 - runs, RestoringHook(second, state), start=runs)
     assert found == [0, 4, 8]
 
 
@@ -143,7 +144,7 @@ async def test_an_unfinished_evaluation_in_the_saved_state_is_made(mode: Any) ->
     assert state == {"evaluated_step": None, "counted_from": 4, "unfinished": True}
     for restored in (4, 5):
         second = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
-        assert [*await train(second, 1, Restoring(second, state), start=restored)] == [restored]
+        assert [*await results_of(second, 1, RestoringHook(second, state), start=restored)] == [restored]
 
 
 @both_modes
@@ -151,7 +152,7 @@ async def test_a_state_saved_before_the_hooks_turn(mode: Any) -> None:
     """A state that was saved at a boundary before this hook's turn counts from the previous boundary: it is due immediately."""
     hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
     state = {"evaluated_step": 4, "counted_from": 4, "unfinished": False}
-    assert [*await train(hook, 1, Restoring(hook, state), start=8)] == [8]
+    assert [*await results_of(hook, 1, RestoringHook(hook, state), start=8)] == [8]
 
 
 @both_modes
@@ -159,8 +160,8 @@ async def test_the_last_step_is_not_evaluated_again(mode: Any) -> None:
     """A finished run that is resumed without further runs is not evaluated again."""
     hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode)
     state = {"evaluated_step": 10, "counted_from": 10, "unfinished": False}
-    assert await train(hook, 0, Restoring(hook, state), start=10) == {}
-    assert await train(hook, 0, start=10) == {10: 0}
+    assert await results_of(hook, 0, RestoringHook(hook, state), start=10) == {}
+    assert await results_of(hook, 0, start=10) == {10: 0}
 
 
 def test_an_invalid_state_is_refused() -> None:

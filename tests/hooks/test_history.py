@@ -18,25 +18,8 @@ from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.extras import hide
-from tests.support.sessions import NO_BACKOFF, counting_graph
-
-
-async def run(hook: ah.SessionRunHook, runs: int, *, start: int = 0, before: ah.SessionRunHook | None = None) -> None:
-    """Make so many runs in a session that starts at a step."""
-    hooks = [hook] if before is None else [hook, before]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=ah.MemoryStepStore(start)) as session:
-        for _ in range(runs):
-            await session.run("train")
-
-
-class Loads(ah.SessionRunHook):
-    """Restores another hook's state, when a session does."""
-
-    def __init__(self, hook: HistoryHook, state: dict[str, Any]) -> None:
-        self.hook, self.state = hook, state
-
-    async def begin(self) -> None:
-        self.hook.load_state_dict(self.state)
+from tests.support.hooks import RestoringHook
+from tests.support.sessions import NO_BACKOFF, counting_graph, train
 
 
 async def test_numbers_by_step() -> None:
@@ -55,8 +38,8 @@ async def test_numbers_by_step() -> None:
 async def test_one_hook_in_two_sessions() -> None:
     """The hook may be used again; its earlier history is cleared."""
     hook = HistoryHook(["total"])
-    await run(hook, 3)
-    await run(hook, 2)
+    await train(hook, runs=3)
+    await train(hook, runs=2)
     assert (hook.steps, hook.values) == ([1, 2], {"total": [0, 1]})
 
 
@@ -71,7 +54,7 @@ async def test_it_is_bounded(on_full: Any, steps: list[int]) -> None:
             lengths.append(len(hook.steps))
             assert hook.steps[-1] == run_context.global_step
 
-    await run(hook, 11, before=Looks())
+    await train(hook, Looks(), runs=11)
     assert max(lengths) == 5
     assert hook.steps[-3:] == steps[-3:]
     assert hook.values["total"] == [step - 1 for step in hook.steps]
@@ -80,7 +63,7 @@ async def test_it_is_bounded(on_full: Any, steps: list[int]) -> None:
 async def test_a_thinned_history_spans_the_run() -> None:
     """Thinning keeps a step near the first as well as the last."""
     hook = HistoryHook(["total"], max_length=10)
-    await run(hook, 200)
+    await train(hook, runs=200)
     assert len(hook.steps) <= 10
     assert hook.steps[0] < 100
     assert hook.steps[-1] == 200
@@ -90,18 +73,18 @@ async def test_a_thinned_history_spans_the_run() -> None:
 async def test_it_is_part_of_checkpoints() -> None:
     """A resumed run has the whole history; steps after the checkpoint's, which are repeated, are there once."""
     whole = HistoryHook(["loss"])
-    await run(whole, 10)
+    await train(whole, runs=10)
     before = HistoryHook(["loss"])
-    await run(before, 7)
+    await train(before, runs=7)
     resumed = HistoryHook(["loss"])
-    await run(resumed, 5, start=5, before=Loads(resumed, before.state_dict()))
+    await train(resumed, RestoringHook(resumed, before.state_dict()), runs=5, start=5)
     assert resumed.state_dict() == whole.state_dict()
 
 
 async def test_tags_may_change_between_checkpoints() -> None:
     """A tag that the checkpoint did not have is None in its steps; one that is not kept any more is dropped."""
     hook = HistoryHook(["total"])
-    await run(hook, 1, start=2, before=Loads(hook, {"steps": [1, 2], "values": {"loss": [5, 6]}}))
+    await train(hook, RestoringHook(hook, {"steps": [1, 2], "values": {"loss": [5, 6]}}), runs=1, start=2)
     assert (hook.steps, hook.values) == ([1, 2, 3], {"total": [None, None, 0]})
 
 
@@ -153,8 +136,8 @@ def size_of(picture: Path) -> tuple[int, int]:
 async def test_it_draws_a_picture_at_the_end(tmp_path: Path) -> None:
     """There is one panel per tag, so more tags make a higher picture; no other file is left in the directory."""
     pytest.importorskip("matplotlib")
-    await run(HistoryHook(["loss"], plot=tmp_path / "one.png"), 3)
-    await run(HistoryHook(["loss", "total"], plot=tmp_path / "two.png"), 3)
+    await train(HistoryHook(["loss"], plot=tmp_path / "one.png"), runs=3)
+    await train(HistoryHook(["loss", "total"], plot=tmp_path / "two.png"), runs=3)
     (width, one), (same, two) = size_of(tmp_path / "one.png"), size_of(tmp_path / "two.png")
     assert width == same
     assert one < two
@@ -169,7 +152,7 @@ async def test_a_failed_run_has_a_picture(tmp_path: Path) -> None:
     for runs in (2, 0):
         faults = FaultInjectionHook({("before_run", runs + 1): ZeroDivisionError()})
         with pytest.raises(ZeroDivisionError):
-            await run(HistoryHook(["loss"], plot=tmp_path / f"{runs}.png"), runs + 1, before=faults)
+            await train(HistoryHook(["loss"], plot=tmp_path / f"{runs}.png"), faults, runs=runs + 1)
     assert os.listdir(tmp_path) == ["2.png"]
 
 
@@ -179,7 +162,7 @@ async def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "run.png").mkdir()
     with pytest.raises(OSError, match=r"run\.png"):
-        await run(HistoryHook(["loss"], plot=tmp_path / "run.png"), 1)
+        await train(HistoryHook(["loss"], plot=tmp_path / "run.png"), runs=1)
     assert os.listdir(tmp_path) == ["run.png"]
 
 
@@ -198,7 +181,7 @@ async def test_the_command_draws_what_the_hooks_wrote(tmp_path: Path, make: Any,
     pytest.importorskip("matplotlib")
     from aiohooks.hooks._plot import plot
 
-    await run(make(tmp_path / "run.log", record_fn=lambda _: {"loss": math.nan, "acc": 0.5, "note": "a text"}), 3)
+    await train(make(tmp_path / "run.log", record_fn=lambda _: {"loss": math.nan, "acc": 0.5, "note": "a text"}), runs=3)
     assert plot(str(tmp_path / "run.log"), None) == 0
     assert plot(str(tmp_path / "run.log"), str(tmp_path / "other.png")) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "run.png"), str(tmp_path / "other.png")]

@@ -17,7 +17,7 @@ from aiohooks.hooks.records import SummarySaverHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.extras import hide
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph, train
 
 pytest.importorskip("tensorboardX")
 pytest.importorskip("tensorboard")
@@ -52,12 +52,6 @@ def graph_with_look() -> ah.Graph:
     graph.train_op(steps=5, name="leap")(lambda: None)
     graph.operation(name="look")(lambda: 42)
     return graph
-
-
-async def train(session: ah.AsyncMonitoredSession, runs: int) -> None:
-    """Make so many runs."""
-    for _ in range(runs):
-        await session.run("train")
 
 
 async def run(hook: ah.SessionRunHook, fetch: str, runs: int, clock: ManualClock | None = None, secs: float = 0.0) -> None:
@@ -161,8 +155,7 @@ async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
     """The records before the failure are on disk and complete."""
     faults = FaultInjectionHook({("before_run", 2): ZeroDivisionError()})
     with pytest.raises(ZeroDivisionError):
-        async with ah.AsyncMonitoredSession(counting_graph(), [SummarySaverHook(tmp_path, ["loss"]), faults]) as session:
-            await train(session, 2)
+        await train(SummarySaverHook(tmp_path, ["loss"]), faults, runs=2)
     assert scalars(tmp_path, "loss") == [(1, 10)]
 
 
@@ -214,8 +207,7 @@ async def test_a_failed_write_is_raised_in_the_next_run(tmp_path: Path) -> None:
     hook = SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=10))
     store = ah.MemoryStepStore()
     with pytest.raises(OSError, match="No space left") as caught:
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 1)], global_step=store) as session:
-            await train(session, 4)
+        await train(hook, on_full_disk(hook, 1), runs=4, start=store)
     assert store.latest.step == 1
     assert f"raised by the writer of the summaries in {tmp_path}" in caught.value.__notes__
 

@@ -15,8 +15,7 @@ from aiohooks._aio.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtTimeHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
-from tests.support.evaluations import Restoring
-from tests.support.hooks import SessionRecorder
+from tests.support.hooks import RestoringHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import ticks
 
@@ -165,7 +164,7 @@ async def test_keep_elapsed(keep: bool, runs: int) -> None:
         assert state == {"elapsed_secs": 6.0}
         hook = StopAtTimeHook(secs=10, keep_elapsed=keep)
         count = 0
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, Restoring(hook, state)]) as session:
+        async with ah.AsyncMonitoredSession(counting_graph(), [hook, RestoringHook(hook, state)]) as session:
             while not session.should_stop():
                 await session.run("train")
                 count += 1

@@ -11,8 +11,8 @@ import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
-from tests.support.evaluations import Restoring, giving, stopped_at
-from tests.support.hooks import PhaseHook
+from tests.support.evaluations import giving, stopped_at
+from tests.support.hooks import PhaseHook, RestoringHook
 from tests.support.sessions import NO_BACKOFF, counting_graph
 
 pytestmark = pytest.mark.every_python
@@ -23,7 +23,7 @@ async def resumed(first: EarlyStoppingHook, values: list[Any], second: EarlyStop
     await stopped_at(values, first)
 
     async with ah.AsyncMonitoredSession(
-        giving(more), [second, Restoring(second, first.state_dict())], global_step=ah.MemoryStepStore(len(values))
+        giving(more), [second, RestoringHook(second, first.state_dict())], global_step=ah.MemoryStepStore(len(values))
     ) as session:
         while not session.should_stop() and session.global_step.latest.step < len(values) + len(more):
             await session.run("step")

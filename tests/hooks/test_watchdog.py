@@ -19,7 +19,7 @@ from aiohooks.hooks.watchdog import WatchdogHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, double
+from tests.support.sessions import NO_BACKOFF, do_nothing, double
 from tests.support.waiting import ticks, until_true
 
 
@@ -47,7 +47,7 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
     async def refresh() -> None:
         await gate.pass_through()
 
-    hooks = [watchdog, PhaseHook("before_run", nothing), PhaseHook("before_run", gate.pass_through)]
+    hooks = [watchdog, PhaseHook("before_run", do_nothing), PhaseHook("before_run", gate.pass_through)]
     async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
         session.start_soon(refresh, name="refresh")
         run = asyncio.create_task(session.run("loss"), name="the run")
@@ -72,10 +72,6 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
     assert "background task 'refresh'" in text
     assert f"refresh ({__file__}:" in text
     assert text.index("task 'the run'") < text.index("other tasks of the event loop: 1\ntask 'a stranger'")
-
-
-async def nothing(*_: object) -> None:
-    """Never suspends."""
 
 
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])

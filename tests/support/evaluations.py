@@ -9,7 +9,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
-from tests.support.sessions import counting_graph
+from tests.support.sessions import train
 
 
 async def total(evaluation: Evaluation) -> Any:
@@ -55,12 +55,9 @@ def failing(*errors: BaseException | None) -> Callable[[Evaluation], Awaitable[A
     return evaluate
 
 
-async def train(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook, start: int = 0) -> dict[int, Any]:
+async def results_of(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook, start: int = 0) -> dict[int, Any]:
     """Return the hook's results after a session of so many runs."""
-    store = ah.MemoryStepStore(start)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others], global_step=store) as session:
-        for _ in range(runs):
-            await session.run("train")
+    await train(hook, *others, runs=runs, start=start)
     return hook.results
 
 
@@ -83,13 +80,3 @@ async def stopped_at(values: list[Any], hook: EarlyStoppingHook) -> int | None:
             await session.run("step")
         assert session.stop_reason == hook.reason
     return session.global_step.latest.step if hook.reason is not None else None
-
-
-class Restoring(ah.SessionRunHook):
-    """Restores a hook's state when a restore does: after `begin`, before there is a session."""
-
-    def __init__(self, hook: Any, state: dict[str, Any]) -> None:
-        self.hook, self.state = hook, state
-
-    async def begin(self) -> None:
-        self.hook.load_state_dict(self.state)

@@ -26,6 +26,16 @@ class RequestingHook(ah.SessionRunHook):
         self.values.append(run_values)
 
 
+class RestoringHook(ah.SessionRunHook):
+    """Restores another hook's state when a session does: after `begin`, before it is created."""
+
+    def __init__(self, hook: Any, state: Any) -> None:
+        self.hook, self.state = hook, state
+
+    async def begin(self) -> None:
+        self.hook.load_state_dict(self.state)
+
+
 class PhaseHook(ah.SessionRunHook):
     """Awaits one function, with the phase's own arguments, in one phase."""
 

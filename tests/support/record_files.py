@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import aiohooks as ah
 from aiohooks.hooks.records import CSVHook, JSONLinesHook
-from tests.support.sessions import counting_graph
+from tests.support.hooks import RestoringHook
+from tests.support.sessions import train
 
 Hook = CSVHook | JSONLinesHook
 both = pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
@@ -20,16 +20,8 @@ both = pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
 
 async def run(hook: Hook, runs: int, *, start: int = 0, state: Mapping[str, Any] | None = None, **feeds: Any) -> None:
     """Make so many runs in a session that starts at a step, with the hook's state of the last checkpoint."""
-
-    class Restores(ah.SessionRunHook):
-        async def begin(self) -> None:
-            if state is not None:
-                hook.load_state_dict(state)
-
-    store = ah.MemoryStepStore(start)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Restores()], global_step=store) as session:
-        for _ in range(runs):
-            await session.run("train", feed_dict=feeds)
+    others = [] if state is None else [RestoringHook(hook, state)]
+    await train(hook, *others, runs=runs, start=start, feed_dict=feeds)
 
 
 def steps(path: Path) -> list[int]:

@@ -67,3 +67,11 @@ async def run_in_before_run(*calls: Callable[[], Awaitable[Any]]) -> list[Before
     hooks = [BeforeRunHook(call) for call in calls]
     await run_once(list(hooks))
     return hooks
+
+
+async def train(*hooks: ah.SessionRunHook, runs: int, start: int | ah.StepStore = 0, feed_dict: Any = None) -> None:
+    """Run `train` of a counting graph so many times, in a session with these hooks that starts at a step, or at a store's."""
+    store = ah.MemoryStepStore(start) if isinstance(start, int) else start
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store) as session:
+        for _ in range(runs):
+            await session.run("train", feed_dict=feed_dict)
