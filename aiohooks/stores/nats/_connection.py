@@ -32,8 +32,8 @@ _CLOSE_SECS = 1.0
 _RESEND_SECS = 1.0
 
 # Numbers of JetStream's errors.
-_STREAM_NOT_FOUND, _MESSAGE_NOT_FOUND, _NO_REPLICAS = 10059, 10037, 10074
-_WRONG_SEQUENCE = 10071, 10164
+STREAM_NOT_FOUND, MESSAGE_NOT_FOUND, _NO_REPLICAS = 10059, 10037, 10074
+WRONG_SEQUENCE = 10071, 10164
 _NOT_ENABLED = 10039, 10076
 
 
@@ -448,23 +448,9 @@ def parse_reply(data: bytes) -> dict[str, Any]:
     raise StoreUnavailableError(f"the NATS server gave an answer that is not JetStream's: {data[:100]!r}")
 
 
-def _error_code(reply: dict[str, Any]) -> int:
+def error_code(reply: dict[str, Any]) -> int:
+    """Return the number of the error in a reply; 0 if there is none."""
     return int(reply["error"].get("err_code", -1)) if "error" in reply else 0
-
-
-def is_stream_missing(reply: dict[str, Any]) -> bool:
-    """Return whether the reply says that there is no such stream."""
-    return _error_code(reply) == _STREAM_NOT_FOUND
-
-
-def is_message_missing(reply: dict[str, Any]) -> bool:
-    """Return whether the reply says that the subject has no message."""
-    return _error_code(reply) == _MESSAGE_NOT_FOUND
-
-
-def is_wrong_sequence(reply: dict[str, Any]) -> bool:
-    """Return whether the reply says that another message was faster."""
-    return _error_code(reply) in _WRONG_SEQUENCE
 
 
 def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
@@ -473,7 +459,7 @@ def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
     Raises:
         StoreUnavailableError: it is an error.
     """
-    code = _error_code(reply)
+    code = error_code(reply)
     if not code:
         return reply
     text = f"{reply['error'].get('description', 'no reason given')} (error {code})"
@@ -483,6 +469,6 @@ def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
         )
     if code == _NO_REPLICAS:
         raise StoreRefusedError(f"{text}: it is one server, no cluster; leave out replicas=")
-    if code == _STREAM_NOT_FOUND:
+    if code == STREAM_NOT_FOUND:
         raise StreamGoneError(f"{text}: the stream is gone")
     raise StoreUnavailableError(f"the NATS server says: {text}")

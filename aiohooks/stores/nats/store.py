@@ -14,7 +14,6 @@ import json
 import random
 import re
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,22 +21,17 @@ from urllib.parse import quote
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
-from aiohooks.stores.nats._compare_and_set import (
-    NO_MESSAGE,
-    CompareAndSet,
-    ForeignMessageError,
-    LatestMessage,
-    decode_message,
-)
+from aiohooks.stores.nats._compare_and_set import NO_MESSAGE, CompareAndSet, ForeignMessageError, LatestMessage, decode_message
 from aiohooks.stores.nats._connection import (
+    MESSAGE_NOT_FOUND,
+    STREAM_NOT_FOUND,
+    WRONG_SEQUENCE,
     Address,
     NatsConnection,
     NoResponderError,
     StreamGoneError,
     check_reply,
-    is_message_missing,
-    is_stream_missing,
-    is_wrong_sequence,
+    error_code,
     parse_address,
     parse_reply,
 )
@@ -52,51 +46,33 @@ _EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _LONGEST_TOKEN = 500
 
 
-@dataclass(frozen=True, slots=True)
 class RunSubjects:
-    """Where a run is: one subject of a stream that all runs share."""
+    """The subjects of a run, in a stream that all runs share."""
 
-    stream: str
-    run: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.stream, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.stream):
-            raise InvalidArgumentError(f"stream={self.stream!r}: give a name of letters, digits, _ and -")
-        if len(self._token) > _LONGEST_TOKEN:
-            raise InvalidArgumentError(f"run={self.run[:50]!r}...: too long for a NATS subject; give a shorter name")
-
-    @property
-    def _token(self) -> str:
+    def __init__(self, stream: str, run: str) -> None:
+        if not isinstance(stream, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", stream):
+            raise InvalidArgumentError(f"stream={stream!r}: give a name of letters, digits, _ and -")
         # No dot, wildcard or space; different runs stay different.
-        return quote(self.run, safe="").replace(".", "%2E")
-
-    @property
-    def state(self) -> str:
+        token = quote(run, safe="").replace(".", "%2E")
+        if len(token) > _LONGEST_TOKEN:
+            raise InvalidArgumentError(f"run={run[:50]!r}...: too long for a NATS subject; give a shorter name")
+        self.stream = stream
+        self.state = f"{stream}.run.{token}"
         """Where the run's message is published."""
-        return f"{self.stream}.run.{self._token}"
-
-    @property
-    def republished(self) -> str:
+        self.republished = f"{stream}.news.{token}"
         """Where the server republishes each message that it has stored."""
-        return f"{self.stream}.news.{self._token}"
-
-    @property
-    def elections(self) -> str:
+        self.elections = f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{stream}"
         """Where a cluster announces a new leader of the stream."""
-        return f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{self.stream}"
+        self._required_config: dict[str, Any] = {
+            "subjects": [f"{stream}.run.*"],
+            "retention": "limits",
+            "max_msgs_per_subject": 1,
+            "republish": {"src": f"{stream}.run.*", "dest": f"{stream}.news.{{{{wildcard(1)}}}}"},
+        }
 
     def api(self, request: str) -> str:
         """Return the subject of a JetStream request about the stream."""
         return f"$JS.API.STREAM.{request}.{self.stream}"
-
-    @property
-    def _required_config(self) -> dict[str, Any]:
-        return {
-            "subjects": [f"{self.stream}.run.*"],
-            "retention": "limits",
-            "max_msgs_per_subject": 1,
-            "republish": {"src": f"{self.stream}.run.*", "dest": f"{self.stream}.news.{{{{wildcard(1)}}}}"},
-        }
 
     def stream_config(self, replicas: int, forget_after_secs: float | None) -> dict[str, Any]:
         """Return the configuration of a new stream."""
@@ -113,7 +89,7 @@ class RunSubjects:
         }
 
     def check_stream(self, config: dict[str, Any]) -> None:
-        """Check an existing stream.
+        """Check the configuration of an existing stream.
 
         Raises:
             StoreRefusedError: it is not a stream of step stores.
@@ -236,11 +212,11 @@ class NatsStepStore(RemoteStepStore):
         """Check the stream, or create it."""
         try:
             found = await self._request_api("INFO", {})
-            if is_stream_missing(found):
+            if error_code(found) == STREAM_NOT_FOUND:
                 created = await self._request_api("CREATE", self._stream_config)
                 # Another process may have created it meanwhile.
                 found = created if "error" not in created else await self._request_api("INFO", {})
-                check_reply(created if is_stream_missing(found) else found)
+                check_reply(created if error_code(found) == STREAM_NOT_FOUND else found)
         except NoResponderError as error:
             if connection.has_jetstream:
                 raise
@@ -328,7 +304,7 @@ class NatsStepStore(RemoteStepStore):
 
     async def _fetch_message(self, secs: float) -> LatestMessage:
         reply = await self._request_api("MSG.GET", {"last_by_subj": self._subjects.state}, secs)
-        if is_message_missing(reply):
+        if error_code(reply) == MESSAGE_NOT_FOUND:
             return NO_MESSAGE
         message = check_reply(reply)["message"]
         try:
@@ -351,4 +327,4 @@ class NatsStepStore(RemoteStepStore):
         except NoResponderError:
             connection.check_now()
             raise
-        return None if is_wrong_sequence(reply) else int(check_reply(reply)["seq"])
+        return None if error_code(reply) in WRONG_SEQUENCE else int(check_reply(reply)["seq"])

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
@@ -107,35 +107,16 @@ def _pack_command(command: Sequence[str | int]) -> bytes:
     return b"".join(parts)
 
 
-class ClientConnection(Protocol):
-    """What is used of a connection of redis-py's."""
-
-    async def connect(self) -> Any:
-        """Connect and authenticate."""
-        ...
-
-    async def send_packed_command(self, command: bytes) -> Any:
-        """Write one command."""
-        ...
-
-    async def read_response(self) -> Any:
-        """Read one reply; raise one that is an error."""
-        ...
-
-    async def disconnect(self, nowait: bool = False) -> Any:
-        """Close the connection."""
-        ...
-
-
 class RedisConnection:
-    """A connection, with a task that reads the replies: a caller that is cancelled leaves the others undisturbed.
+    """A connection of redis-py's, with a task that reads the replies: a cancelled caller leaves the others undisturbed.
 
+    Used of redis-py are `connect`, `send_packed_command`, `read_response` and `disconnect`.
     Deadlines are measured by the event loop, not by the store's clock: they are about the network.
     """
 
     def __init__(
         self,
-        client: ClientConnection,
+        client: Any,
         address: str,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[Any]],
         on_lost: Callable[[BaseException], None],

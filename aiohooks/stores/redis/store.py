@@ -6,19 +6,13 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Generator
-from typing import Any, cast
+from typing import Any
 
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
 from aiohooks.stores._waiting import NO_WAITER
-from aiohooks.stores.redis._connection import (
-    ClientConnection,
-    RedisConnection,
-    explain_error,
-    is_foreign_data,
-    is_unknown_script,
-)
+from aiohooks.stores.redis._connection import RedisConnection, explain_error, is_foreign_data, is_unknown_script
 from aiohooks.stores.redis._script import (
     SCRIPT,
     SCRIPT_SHA,
@@ -283,7 +277,7 @@ class RedisStepStore(RemoteStepStore):
         return self._requests
 
 
-def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], ClientConnection], str]:
+def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], Any], str]:
     """Return a function that creates a connection, and the address for messages, without a password."""
     given: object = url
     if not isinstance(given, str):
@@ -296,7 +290,7 @@ def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], ClientCo
             defaults.update(its_defaults if issubclass(kind, parent) else {})
         chosen = {name: value for name, value in options.items() if value is not None}
         settings = {**defaults, **parsed, **chosen, **_FIXED, "retry": Retry(NoBackoff(), 0)}
-        new_connection = cast("Callable[[], ClientConnection]", functools.partial(kind, **settings))
+        new_connection: Callable[[], Any] = functools.partial(kind, **settings)
         new_connection()  # redis-py refuses unknown and invalid options here
     except (TypeError, ValueError, RedisError) as error:
         # Not the URL itself: there may be a password in it.
