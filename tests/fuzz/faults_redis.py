@@ -1,9 +1,9 @@
-"""What the Redis store does when servers, links and processes fail, counted; see `tests.support.store_faults`.
+"""Faults of the Redis store's servers, connections and processes, each counted; see `tests.support.store_faults`.
 
     python -m tests.fuzz.faults_redis --count 484 [--server valkey|redis]
 
-Besides what can fail on every engine: the server drops its clients, loses all keys under living connections, becomes a
-replica for a while, or has no memory left.
+Besides the faults of every engine: the server drops its clients, loses all keys under open connections, becomes a replica
+for a while, or has no memory left.
 """
 
 from __future__ import annotations
@@ -17,19 +17,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
-import redis.asyncio
-
-from tests.support.redis_servers import KINDS
+from tests.support.redis_servers import KINDS, execute
 from tests.support.store_faults import FAULTS, Stage, Trial, resumes
 from tests.support.store_servers import Server
 from tests.support.store_trials import play, report
-
-
-async def _asked(stage: Stage, *command: str | int) -> Any:
-    async with redis.asyncio.Redis(port=stage.server.port, protocol=2, decode_responses=True) as other:
-        return await cast("Any", other).execute_command(*command)
 
 
 async def clients_dropped(stage: Stage) -> str:
@@ -37,7 +29,7 @@ async def clients_dropped(stage: Stage) -> str:
     waiter, advancer, _ = await stage.begin()
 
     async def fault() -> None:
-        await _asked(stage, "CLIENT", "KILL", "TYPE", "normal")
+        await execute(stage.server, "CLIENT", "KILL", "TYPE", "normal")
 
     return await resumes(stage, waiter, advancer, fault)
 
@@ -47,20 +39,20 @@ async def keys_deleted(stage: Stage) -> str:
     waiter, advancer, _ = await stage.begin()
 
     async def fault() -> None:
-        await _asked(stage, "FLUSHALL")
-        await _asked(stage, "SCRIPT", "FLUSH")
+        await execute(stage.server, "FLUSHALL")
+        await execute(stage.server, "SCRIPT", "FLUSH")
 
     return await resumes(stage, waiter, advancer, fault)
 
 
 async def refused_for_a_while(stage: Stage, refuse: tuple[str, ...], allow: tuple[str, ...]) -> str:
-    """The server answers all changes with an error, and then takes them again."""
+    """The server refuses all writes for a while."""
     waiter, advancer, _ = await stage.begin()
 
     async def fault() -> None:
-        await _asked(stage, *refuse)
+        await execute(stage.server, *refuse)
         await stage.last(0.5)
-        await _asked(stage, *allow)
+        await execute(stage.server, *allow)
 
     return await resumes(stage, waiter, advancer, fault)
 
@@ -80,11 +72,11 @@ REDIS_FAULTS: Mapping[str, Trial] = {
 
 @contextlib.asynccontextmanager
 async def staged(kind: str, directory: Path, seed: int) -> AsyncIterator[Stage]:
-    """A stage with a server of that kind, whose data is on the disk."""
+    """Set a stage with a server of that kind, whose data is on the disk."""
 
     async def left() -> str:
-        clients = (await _asked(stage, "CLIENT LIST")) or []
-        stats = await _asked(stage, "INFO", "clients")
+        clients = (await execute(stage.server, "CLIENT LIST")) or []
+        stats = await execute(stage.server, "INFO", "clients")
         return f"{len(clients) - 1} connections are left" if len(clients) > 1 or stats["blocked_clients"] else ""
 
     server = Server(kind, directory)
@@ -97,7 +89,7 @@ async def staged(kind: str, directory: Path, seed: int) -> AsyncIterator[Stage]:
 async def played(
     count: int, seed: int, kinds: list[str], directory: Path, only: Sequence[str] = ()
 ) -> tuple[Counter[str], list[str]]:
-    """So many trials, shared by the kinds of servers."""
+    """Run `count` trials, divided among the kinds of servers; return the verdicts and the problems."""
     verdicts: Counter[str] = Counter()
     problems: list[str] = []
     faults = [(name, REDIS_FAULTS[name]) for name in only or REDIS_FAULTS]
@@ -110,7 +102,7 @@ async def played(
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2 * len(REDIS_FAULTS))
     parser.add_argument("--seed", type=int, default=1)

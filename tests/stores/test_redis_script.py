@@ -1,4 +1,4 @@
-"""The script of the Redis store against the pure state of a run: both are given the same requests."""
+"""The script of the Redis store against `RunState`: both get the same requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.redis_servers import KINDS, server_of
 
 
 class Scripted:
-    """A run kept by a server, asked as the store asks."""
+    """A run in a server, with requests sent as the store sends them."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
@@ -25,16 +25,16 @@ class Scripted:
 
     def _call(self, *arguments: str | int, keep_ms: str = "") -> object:
         keys = self.keys.all
-        # As the store does it: what is no text reaches the server all the same.
+        # As the store encodes them: text that is not UTF-8 reaches the server as well.
         rest = [str(one).encode(errors="backslashreplace") for one in (arguments[0], keep_ms, *arguments[1:])]
         return self.client.eval(SCRIPT, len(keys), *keys, *rest)
 
     def apply(self, request: Request, keep_ms: str = "") -> Answer:
-        """What it answers to a request."""
+        """Return the answer to a request."""
         return parse_answer(self._call(*script_arguments(request), keep_ms=keep_ms))
 
     def snapshot(self) -> Snapshot:
-        """What it shows, but for the time."""
+        """Return a snapshot of the run."""
         return parse_snapshot(self._call("read"), "nobody")[0]
 
 
@@ -74,15 +74,15 @@ REQUESTS = st.one_of(
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(REQUESTS, max_size=25))
 def test_the_script_does_what_the_state_does(client: redis.Redis, requests: list[Request]) -> None:
-    """Each answer is the same, and so is what is shown afterwards."""
+    """Each answer is the same, and so is the snapshot after it."""
     state, scripted = RunState(), Scripted(client)
     for request in requests:
         assert scripted.apply(request) == state.apply(request), request
         assert scripted.snapshot()._replace(expires_secs=None) == state.snapshot(), request
 
 
-def test_a_lease_that_ran_out_is_found_by_who_looks(client: redis.Redis) -> None:
-    """A member that is not renewed departs as lost, at the step of the run; others stay."""
+def test_reading_removes_expired_members(client: redis.Redis) -> None:
+    """A member that is not renewed leaves as lost, at the step of the run; others stay."""
     scripted = Scripted(client)
     scripted.apply(Write("advance", 7, Position(1, 0), 0, "w", 1))
     scripted.apply(Join(Member("p/1", "short", 0.001)))
@@ -95,9 +95,8 @@ def test_a_lease_that_ran_out_is_found_by_who_looks(client: redis.Redis) -> None
     assert snapshot.expires_secs == pytest.approx(60.0, abs=30.0)
 
 
-def test_a_lease_that_ran_out_is_no_hindrance_to_the_lead(client: redis.Redis) -> None:
-    """Who asks for the lead gets it, without looking first."""
-    """Who asks for the lead after the chief's lease has run out gets it, and the dead chief has last_exit."""
+def test_an_expired_chief_does_not_keep_the_lead(client: redis.Redis) -> None:
+    """A request for the lead after the chief's lease has expired is granted, without a read before it."""
     scripted = Scripted(client)
     assert scripted.apply(Lead(Member("p/1", "first", 0.001))).term == 1
     while (answer := scripted.apply(Lead(Member("q/1", "second", 60.0)))).status == "busy":
@@ -105,8 +104,8 @@ def test_a_lease_that_ran_out_is_no_hindrance_to_the_lead(client: redis.Redis) -
     assert (answer.status, answer.term) == ("ok", 2)
 
 
-def test_own_leases_are_not_looked_after(client: redis.Redis) -> None:
-    """A process renews its own, and need not look when they end."""
+def test_own_leases_do_not_expire(client: redis.Redis) -> None:
+    """A process renews its own leases, and need not read the run when they end."""
     scripted = Scripted(client)
     scripted.apply(Join(Member("p/1", "mine", 60.0)))
     reply = scripted._call("read")
@@ -114,8 +113,8 @@ def test_own_leases_are_not_looked_after(client: redis.Redis) -> None:
     assert parse_snapshot(reply, "q")[0].expires_secs is not None
 
 
-def test_many_writers_are_forgotten_the_longest_silent_first(client: redis.Redis) -> None:
-    """At least 1,024 are remembered, so that a repeated write of one of them is not done again."""
+def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> None:
+    """At least 1,024 writers are remembered: a repeated write of one of them is not applied again."""
     scripted = Scripted(client)
     for number in range(1, 1_400):
         scripted.apply(Write("advance", 1, Position(1, 0), 0, f"w{number}", 1))
@@ -126,7 +125,7 @@ def test_many_writers_are_forgotten_the_longest_silent_first(client: redis.Redis
     assert scripted.snapshot().position == Position(1, 1_399)
 
 
-def test_all_keys_of_a_run_lie_on_one_node() -> None:
+def test_all_keys_of_a_run_are_on_one_node() -> None:
     """The part in braces is the same in all keys, also where the name of the run has braces."""
     for run in ("default", "a}b", "{", "}{x}", "100%"):
         keys = Keys(run)
@@ -136,8 +135,8 @@ def test_all_keys_of_a_run_lie_on_one_node() -> None:
     assert Keys("a}").positions != Keys("a%7D").positions
 
 
-def test_a_run_that_is_to_be_kept_for_a_time_only(client: redis.Redis) -> None:
-    """Every key that there is gets a time to live, with each request."""
+def test_expiry_of_the_keys(client: redis.Redis) -> None:
+    """With a time to keep the run, each request gives every key a time to live."""
     scripted = Scripted(client)
     for request in (
         Join(Member("p/1", "one", 60.0)),

@@ -13,11 +13,10 @@ import aiohooks as ah
 from aiohooks.errors import StoreDamagedError
 from aiohooks.stores import Position, RemoteStepStore
 from aiohooks.testing import ManualClock
-from tests.integration.test_redis import parked
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS, server_of
 from tests.support.store_servers import Server, available, first_stream, running
-from tests.support.waiting import ticks
+from tests.support.waiting import parked_waits, ticks
 
 NUMBERS = itertools.count()
 
@@ -178,7 +177,7 @@ async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
     run = f"damaged {next(NUMBERS)}"
     async with RedisStepStore(f"redis://127.0.0.1:{redis_server.port}", run=run, heartbeat=0.2) as store:
         await store.advance(3)
-        (wait,) = await parked(store, 9)
+        (wait,) = await parked_waits(store, 9)
         with redis.Redis(port=redis_server.port) as other:
             other.set(f"aiohooks:{{{run}}}", "mine")
         with pytest.raises(StoreDamagedError, match="WRONGTYPE"):

@@ -33,6 +33,15 @@ async def parked(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
+async def parked_waits(store: ah.StepStore, step: int, count: int = 1) -> list[asyncio.Task[int]]:
+    """Start `count` tasks that wait for the step, and return them when all are parked; opening the store may take I/O."""
+    before = store.statistics().waiting
+    tasks = [asyncio.create_task(store.wait_for(step)) for _ in range(count)]
+    while store.statistics().waiting < before + count:  # noqa: ASYNC110 - a store has no event for this
+        await asyncio.sleep(0)
+    return tasks
+
+
 def result_without_suspending(coro: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that must not suspend."""
     try:

@@ -1,4 +1,4 @@
-"""What the Redis store says when the server is not there, or says no: what is wrong, and what to do."""
+"""Errors of the Redis store when the server is unavailable or refuses: what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import pytest
 
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
-from tests.integration.test_redis import asked
-from tests.support.redis_servers import KINDS
+from tests.support.redis_servers import KINDS, execute
 from tests.support.store_servers import Server, first_stream, free_port, running
 
-FOR_EVER = 3600.0
+HOUR_SECS = 3600.0
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +36,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 @contextlib.asynccontextmanager
 async def answering(answer: str) -> AsyncIterator[str]:
-    """A server that gives this answer to whatever is asked; its URL."""
+    """Run a server that gives this answer to every command; yield its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -58,15 +57,15 @@ async def answering(answer: str) -> AsyncIterator[str]:
 
 
 async def refused(store: RedisStepStore) -> StoreUnavailableError:
-    """What opening it ends with."""
+    """Return the error of opening the store."""
     with pytest.raises(StoreUnavailableError) as raised:
         await store.__aenter__()
     await store.aclose()
     return raised.value
 
 
-async def test_nobody_listens() -> None:
-    """Within `connect_timeout`, with the address and how to start a server; caused by the client's own error."""
+async def test_no_server() -> None:
+    """The error comes within `connect_timeout`, with the address and how to start a server; its cause is the client's error."""
     port = free_port()
     error = await refused(RedisStepStore(f"redis://:secret@127.0.0.1:{port}", connect_timeout=0.1))
     assert f"redis at 127.0.0.1:{port}" in str(error)
@@ -75,7 +74,7 @@ async def test_nobody_listens() -> None:
     assert "secret" not in str(error)
 
 
-async def test_it_waits_for_a_server_that_is_still_starting(tmp_path: Path) -> None:
+async def test_a_server_that_is_still_starting(tmp_path: Path) -> None:
     """The first connection is tried again until `connect_timeout`."""
     server = Server((KINDS or ["valkey"])[0], tmp_path)
     store = RedisStepStore(server.url, connect_timeout=30)
@@ -103,10 +102,10 @@ async def test_it_waits_for_a_server_that_is_still_starting(tmp_path: Path) -> N
         ("-MOVED 1234 10.0.0.7:6379", "give the address of that node"),
     ],
 )
-async def test_a_no_that_will_not_change_is_told_at_once(answer: str, said: str) -> None:
-    """However long it may take to connect; the message says what to do."""
+async def test_a_permanent_refusal_is_raised_immediately(answer: str, said: str) -> None:
+    """Long before `connect_timeout`; the message says what to do."""
     async with answering(answer) as url:
-        error = await refused(RedisStepStore(url, connect_timeout=FOR_EVER))
+        error = await refused(RedisStepStore(url, connect_timeout=HOUR_SECS))
     assert isinstance(error, StoreRefusedError)
     assert said in str(error)
 
@@ -123,25 +122,24 @@ async def test_a_no_that_will_not_change_is_told_at_once(answer: str, said: str)
         ("-BUSY Redis is busy running a script. You can only call SCRIPT KILL", "another script"),
     ],
 )
-async def test_a_no_that_may_change_is_tried_again(answer: str, said: str) -> None:
-    """Until `connect_timeout`; then the message says what it was."""
+async def test_a_temporary_refusal_is_tried_again(answer: str, said: str) -> None:
+    """Until `connect_timeout`; then the message says the reason."""
     async with answering(answer) as url:
         error = await refused(RedisStepStore(url, connect_timeout=0.1))
     assert not isinstance(error, StoreRefusedError)
     assert said in str(error)
 
 
-async def test_what_is_no_redis_server_at_all() -> None:
+async def test_a_server_of_another_protocol() -> None:
     """An answer in another protocol is an error of the store's, with the address."""
-    """Something else at the address is named as what it is not."""
     async with answering("HTTP/1.1 400 Bad Request") as url:
         error = await refused(RedisStepStore(url, connect_timeout=0.1))
     assert "redis at" in str(error)
 
 
-@pytest.mark.parametrize("answer_timeout", [0.2, FOR_EVER])
+@pytest.mark.parametrize("answer_timeout", [0.2, HOUR_SECS])
 async def test_a_server_that_accepts_and_never_answers(answer_timeout: float, tmp_path: Path) -> None:
-    """Counts as not there after `answer_timeout`, or `connect_timeout` if that is shorter."""
+    """It counts as unavailable after `answer_timeout`, or `connect_timeout` if that is shorter."""
     with running((KINDS or ["valkey"])[0], tmp_path, keeps=False) as server:
         server.pause()
         store = RedisStepStore(server.url, connect_timeout=0.2, answer_timeout=answer_timeout)
@@ -150,43 +148,41 @@ async def test_a_server_that_accepts_and_never_answers(answer_timeout: float, tm
     assert "no answer within 0.2 s" in str(error)
 
 
-async def test_tls_where_there_is_none(server: Server) -> None:
-    """The message says which scheme of the URL means what."""
-    """A rediss:// URL of a server without TLS says so."""
+async def test_tls_without_a_tls_server(server: Server) -> None:
+    """The error of a rediss:// URL for a server without TLS says which scheme means what."""
     error = await refused(RedisStepStore(server.url.replace("redis://", "rediss://"), connect_timeout=0.1, answer_timeout=0.5))
     assert "rediss://" in str(error)
 
 
-async def test_there_is_no_such_database(server: Server) -> None:
-    """Told at once, and what to leave out."""
-    """A database number that the server does not have is refused at once."""
-    error = await refused(RedisStepStore(f"{server.url}/99", connect_timeout=FOR_EVER))
+async def test_an_unknown_database(server: Server) -> None:
+    """A database number that the server does not have is refused immediately, with what to leave out."""
+    error = await refused(RedisStepStore(f"{server.url}/99", connect_timeout=HOUR_SECS))
     assert "leave the number out" in str(error)
 
 
-async def test_a_replica_is_no_place_to_write_to(server: Server) -> None:
-    """Found while connecting, not at the first advance."""
-    await asked(server, "REPLICAOF", "127.0.0.1", "1")
+async def test_a_replica(server: Server) -> None:
+    """A server that takes no writes is found while connecting, not at the first advance."""
+    await execute(server, "REPLICAOF", "127.0.0.1", "1")
     error = await refused(RedisStepStore(server.url, connect_timeout=0.1))
     assert "give the address of its master" in str(error)
 
 
-async def test_a_full_server_is_waited_for(server: Server) -> None:
-    """An advance is done when there is memory again, once; what waits elsewhere is woken."""
+async def test_a_full_server(server: Server) -> None:
+    """An advance is applied once, when there is memory again, and the waiter of another store is woken."""
     async with RedisStepStore(server.url) as store, RedisStepStore(server.url) as other:
         wait = asyncio.ensure_future(other.wait_for(2))
         assert await store.advance() == 1
-        await asked(server, "CONFIG", "SET", "maxmemory", "1")
+        await execute(server, "CONFIG", "SET", "maxmemory", "1")
         advance = asyncio.ensure_future(store.advance())
         while store.outage_secs is None:  # noqa: ASYNC110 - a store has no event for this
             await asyncio.sleep(0)
-        await asked(server, "CONFIG", "SET", "maxmemory", "0")
+        await execute(server, "CONFIG", "SET", "maxmemory", "0")
         assert await advance == 2
         assert await wait == 2
 
 
-async def test_an_end_to_an_outage(server: Server) -> None:
-    """With `max_outage_secs` waits and advances end with the typed error, and work again when the server does."""
+async def test_max_outage_secs(server: Server) -> None:
+    """Waits and advances end with the typed error, and work again when the server does."""
     async with RedisStepStore(server.url, max_outage_secs=0.2) as store:
         wait = asyncio.ensure_future(store.wait_for(5))
         assert await store.advance() == 1
@@ -202,20 +198,20 @@ async def test_an_end_to_an_outage(server: Server) -> None:
     await asyncio.to_thread(server.kill)
 
 
-async def test_a_right_that_is_taken_away_ends_the_call(server: Server) -> None:
-    """An advance that the server will refuse for ever is not repeated for ever."""
-    await asked(server, "ACL", "SETUSER", "u", "on", ">p", "~aiohooks:*", "+@all")
+async def test_a_revoked_right_ends_the_call(server: Server) -> None:
+    """An advance that the server refuses for lack of a right is not repeated."""
+    await execute(server, "ACL", "SETUSER", "u", "on", ">p", "~aiohooks:*", "+@all")
     async with RedisStepStore(server.url.replace("//", "//u:p@"), run="rights") as store:
         assert await store.advance() == 1
-        await asked(server, "ACL", "SETUSER", "u", "-xadd")
+        await execute(server, "ACL", "SETUSER", "u", "-xadd")
         with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
             await store.advance()
-        await asked(server, "ACL", "SETUSER", "u", "+xadd")
+        await execute(server, "ACL", "SETUSER", "u", "+xadd")
         assert await store.advance() == 2
 
 
 def test_without_the_package(tmp_path: Path) -> None:
-    """What to install is said by name."""
+    """The error names what to install."""
     (tmp_path / "redis.py").write_text("raise ImportError('no redis here')", encoding="utf-8")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\nfrom aiohooks.stores import open_step_store\nopen_step_store('redis://x')"
