@@ -226,7 +226,7 @@ async def test_other_output_appears_above(clock: ManualClock, terminal: Terminal
     logging.getLogger().addHandler(handler)
     try:
         async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=10, refresh_secs=0.01)]) as session:
-            await until_true(lambda: sys.stderr is not terminal.file and handler.stream is not terminal.file, 10**6)
+            await until_true(lambda: sys.stderr is not terminal.file and handler.stream is not terminal.file)
             logging.getLogger("some").error("from a log")
             print("from a print", file=sys.stderr)
             await session.run("train")
@@ -248,7 +248,7 @@ async def test_a_redirected_stdout_stays_redirected(
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setattr(sys, "stdout", stdout)
     async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook()]) as session:
-        await until_true(lambda: sys.stderr is not terminal.file, 10**6)
+        await until_true(lambda: sys.stderr is not terminal.file)
         print("a result")
         await session.run("train")
     assert stdout.getvalue() == "a result\n"

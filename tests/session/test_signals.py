@@ -41,7 +41,7 @@ def handlers() -> list[Any]:
 async def send(number: signal.Signals, arrived: Any) -> None:
     """Send a signal to this process, and wait until it has arrived."""
     os.kill(os.getpid(), number)
-    await until_true(arrived, 10**6)
+    await until_true(arrived)
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
