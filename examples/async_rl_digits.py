@@ -112,7 +112,7 @@ class Rollouts(ah.SessionRunHook):
                 rewards = (actions == digits).astype(float)
                 chances = likely[np.arange(IMAGES_PER_ITEM), actions]
                 item = {"images": images, "actions": actions, "rewards": rewards, "chances": chances}
-                self.done.put_nowait((ticket.hand_on(), item))
+                self.done.put_nowait((ticket.hand_off(), item))
 
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
         """Take items, in the order in which they are done, until there are enough for a step."""
@@ -176,7 +176,7 @@ async def train(bound: int, seed: int, options: argparse.Namespace) -> Result | 
     accuracy = await ah.Session(graph, global_step=versions, variables=variables).run("accuracy", test)
     gate = rollouts.gate.statistics()
     assert gate.lag_max == max(rollouts.lags) <= bound  # the promise of the gate
-    refused, crash = gate.too_old + gate.outdated, (rollouts.crashed_at, rollouts.continued_from)
+    refused, crash = gate.stale + gate.invalidated, (rollouts.crashed_at, rollouts.continued_from)
     return Result(bound, seed, accuracy, runs / secs, rollouts.waited_secs / secs, rollouts.lags, refused, crash, curve)
 
 

@@ -1,28 +1,150 @@
-"""The gate: a book of what is let in, and a line of those who wait."""
+"""The gate: a ledger of admitted items, and a queue of the callers that wait for room."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.cancel import CancelScope, current_task
+from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_instance
-from aiohooks.errors import InvalidArgumentError, StepTimeoutError
+from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step, checked_timeout
-from aiohooks.version_gate.tickets import Book, Line, Ticket, Until, distance
+from aiohooks.stores._publishers import listed
+from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, versions_between
+
+Until = Callable[[Awaitable[Any]], Awaitable[Any]]
+"""Awaits an awaitable, or ends with a stop, as `session.until` and `coord.until` do."""
+
+
+class _Waiter:
+    """One caller in the queue."""
+
+    __slots__ = ("admitted", "checks_store", "expired", "future", "scope")
+
+    def __init__(self) -> None:
+        self.admitted = False
+        self.expired = False
+        self.checks_store = False  # it was woken because the store has failed the wait of another one
+        self.future: asyncio.Future[None] | None = None
+        self.scope: CancelScope | None = None  # while it waits on the store
+
+    def wake(self) -> None:
+        if self.scope is not None:
+            self.scope.fire("the queue moves")
+        elif self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    def expire(self) -> None:
+        self.expired = True
+        self.wake()
+
+
+class AdmissionQueue:
+    """Callers that wait for room, in order. While there are any, one of them waits on the store or has been woken to do so.
+
+    Each one waits in its own task, so that a cancelled one leaves nothing behind, and each gets an error of its own.
+    """
+
+    __slots__ = ("_clock", "_ledger", "_listener", "_waiters")
+
+    def __init__(self, ledger: AdmissionLedger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._waiters: dict[_Waiter, None] = {}
+        self._listener: _Waiter | None = None
+        ledger.on_room = self.admit_waiters
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def admit_waiters(self) -> None:
+        """Admit waiters, the first ones first, while there is room."""
+        while self._waiters and self._ledger.room > 0:
+            self._ledger.entering += 1
+            waiter = next(iter(self._waiters))
+            del self._waiters[waiter]
+            waiter.admitted = True
+            waiter.wake()
+
+    async def wait(self, secs: float | None, until: Until | None, timeout_error: Callable[[], StepTimeoutError]) -> None:
+        """Wait at the end of the queue until admitted.
+
+        Args:
+            secs: the time limit; `timeout_error()` is raised then.
+            until: see `Until`.
+            timeout_error: makes that error.
+        """
+        waiter = _Waiter()
+        self._waiters[waiter] = None
+        timer = None if secs is None else self._clock.call_later(secs, waiter.expire)
+        try:
+            admitted = self._wait_admitted(waiter, timeout_error)
+            await (admitted if until is None else until(admitted))
+        except BaseException:
+            if waiter.admitted:
+                self._ledger.return_place()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._waiters.pop(waiter, None)
+            if self._listener is None and self._waiters:
+                next(iter(self._waiters)).wake()  # to wait on the store in its turn
+
+    async def _wait_admitted(self, waiter: _Waiter, timeout_error: Callable[[], StepTimeoutError]) -> None:
+        while not waiter.admitted:
+            if waiter.expired:
+                raise timeout_error()
+            if self._listener is None:
+                await self._wait_on_store(waiter)
+            else:
+                waiter.future = asyncio.get_running_loop().create_future()
+                try:
+                    await waiter.future
+                finally:
+                    waiter.future = None
+
+    async def _wait_on_store(self, waiter: _Waiter) -> None:
+        """Wait for the next version or the next reset, unless there is room already or `waiter` is woken."""
+        self._ledger.sync()
+        if waiter.admitted:
+            return
+        versions = self._ledger.versions
+        self._listener = waiter
+        waiter.scope = scope = CancelScope(current_task())
+        try:
+            await versions.wait_for(versions.latest.step + 1, on_reset="raise")
+        except StepResetError:
+            pass
+        except asyncio.CancelledError:
+            if scope.settle() or not scope.fired:
+                raise
+        except AiohooksError as error:
+            error.add_note(f"{len(self._waiters)} waited for room in the version gate of {versions.run}")
+            if not waiter.checks_store:  # else all have been woken already
+                for other in self._waiters:  # each waits on the store, and gets an error of its own
+                    other.checks_store = True
+                    other.wake()
+            raise
+        finally:
+            scope.settle()
+            self._listener = waiter.scope = None
+        self._ledger.sync()
 
 
 class Admission:
     """The block of one item: `async with gate.admit() as ticket`. Made by `VersionGate.admit`."""
 
-    __slots__ = ("_admit", "_leave", "_ticket")
+    __slots__ = ("_admit", "_ledger", "_ticket")
 
-    def __init__(self, admit: Callable[[], Awaitable[Ticket]], leave: Callable[[Ticket, BaseException | None], None]) -> None:
-        """Made by the gate."""
+    def __init__(self, admit: Callable[[], Awaitable[Ticket]], ledger: AdmissionLedger) -> None:
         self._admit = admit
-        self._leave = leave
+        self._ledger = ledger
         self._ticket: Ticket | None = None
 
     async def __aenter__(self) -> Ticket:
@@ -35,31 +157,31 @@ class Admission:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._ticket is not None:
-            self._leave(self._ticket, error)
+            self._ledger.end_block(self._ticket, error)
 
 
 @dataclass(frozen=True, slots=True)
 class GateStatistics:
-    """What a gate looks like at one moment; `admitted` is always `open` + `used` + `shipped` + `dropped`.
+    """A snapshot of a gate; `admitted` is always `open` + `used` + `shipped` + `dropped`.
 
     Attributes:
         published: the latest version.
-        room: how many would be let in now.
-        open: how many are let in and not settled.
-        due: how many of these must be used before the next version is published, or will be too old.
-        admitted: how many were let in so far.
+        room: how many items would be admitted now.
+        open: how many are admitted and not settled.
+        due: how many of these must be used before the next version is published, or will be stale.
+        admitted: how many were admitted so far.
         used: how many were used.
         shipped: how many were shipped.
         dropped: how many were given up, for whatever reason.
-        too_old: those of them that were too old for `use`, or at the end of their block.
-        outdated: those of them that a reset of the versions ended.
+        stale: those of them that were too old for `use`, or at the end of their block.
+        invalidated: those of them that a reset of the versions ended.
         abandoned: those of them whose block an error or a cancellation left.
-        waiting: how many wait to be let in.
-        max_waiting: how many did at the same time, at most.
-        waits: how many had to wait so far.
+        waiting: how many callers wait to be admitted.
+        max_waiting: the most that have waited at the same time.
+        waits: how many have had to wait so far.
         waited_secs: the sum of those waits that are over.
-        lag_mean: the mean lag of what was used or shipped; 0 if nothing was.
-        lag_max: the highest lag of what was used or shipped.
+        lag_mean: the mean lag of the items that were used or shipped; 0 if there are none.
+        lag_max: the highest lag of the items that were used or shipped.
     """
 
     published: Position
@@ -70,8 +192,8 @@ class GateStatistics:
     used: int
     shipped: int
     dropped: int
-    too_old: int
-    outdated: int
+    stale: int
+    invalidated: int
     abandoned: int
     waiting: int
     max_waiting: int
@@ -82,140 +204,134 @@ class GateStatistics:
 
 
 class VersionGate:
-    """Lets work in only while it is at most `max_lag` versions ahead of what is published, and says how old it is at its use.
+    """Admits work only while it is at most `max_lag` versions ahead of the published one, and measures its age when it is used.
 
-    The versions are a step store that somebody advances: a trainer, with whose weights the work is done. A gate belongs to
-    one event loop and knows no session. Nothing is polled, and the first in line is the first to be let in.
+    The versions are a step store that a trainer advances, with whose weights the work is done. A gate belongs to one event loop
+    and needs no session. It does not poll, and admits waiters in order.
 
-    Where the trainer is beside the gate, `use` each item in the step that publishes the next version. Where it is elsewhere,
+    Where the trainer runs beside the gate, `use` each item in the step that publishes the next version. Where it runs elsewhere,
     let the item's block end when the item is sent: each version then counts as having used up `per_version` of them.
     """
 
     def __init__(self, versions: StepStore, *, max_lag: int, per_version: int = 1) -> None:
-        """Takes the versions and the bound.
+        """Open the gate at the latest version.
 
         Args:
-            versions: where the published versions are counted; it may begin anywhere.
-            max_lag: how many versions may be published between letting an item in and its use. With 0 nothing is used but
-                what was made with the newest one.
+            versions: counts the published versions; may be at any step.
+            max_lag: how many versions may be published between the admission of an item and its use. With 0 only items that
+                were made with the newest version are used.
             per_version: how many items one version uses up.
 
         Raises:
-            InvalidArgumentError: a value that cannot be meant.
+            InvalidArgumentError: an argument is invalid.
         """
         check_instance(versions, StepStore, "versions")
         self.max_lag: int = checked_step(max_lag, "max_lag")
         self.per_version: int = checked_step(per_version, "per_version", least=1)
         self.versions: StepStore = versions
         self._clock = current_clock()
-        self._book = Book(versions, self.max_lag, self.per_version, self._let_in)
-        self._line = Line(versions, self._clock, self._book.sync)
+        self._ledger = AdmissionLedger(versions, self.max_lag, self.per_version)
+        self._queue = AdmissionQueue(self._ledger, self._clock)
         self._waits = 0
         self._max_waiting = 0
         self._waited_secs = 0.0
 
     def admit(self, *, timeout: float | None = None, until: Until | None = None) -> Admission:
-        """Lets an item in: `async with gate.admit() as ticket`. Waits while there is no room for it, and suspends only then.
+        """Admit an item: `async with gate.admit() as ticket`. Suspends only while there is no room for it.
 
         Cancelling the wait leaves nothing behind.
 
         Args:
-            timeout: how many seconds to wait at most. 0 does not wait, None waits for as long as it takes.
-            until: `session.until` or `coord.until`: a stop of the session, or a task of it that fails, ends the wait too.
+            timeout: the time limit of the wait in seconds. 0 does not wait, None sets no limit.
+            until: `session.until` or `coord.until`: the wait also ends with a stop of the session or a failed task of it.
 
         Raises:
             StepTimeoutError: there was no room in time.
-            PublisherFinishedError: nobody is left who could publish the next version; the last one finished. A clean end.
-            PublisherFailedError: nobody is left, and the last one failed: caused by its error.
+            PublisherFinishedError: no publisher is left, the last one finished. A clean end of a session.
+            PublisherFailedError: no publisher is left, the last one failed; caused by its error.
             StoreClosedError: the store of the versions was closed.
-            InvalidArgumentError: a value that cannot be meant.
+            InvalidArgumentError: an argument is invalid.
         """
         secs = checked_timeout(timeout)
         check_callable(until, "until", optional=True)
-        return Admission(lambda: self._admit(secs, until), self._book.leave)
+        return Admission(lambda: self._admit(secs, until), self._ledger)
 
     async def _admit(self, secs: float | None, until: Until | None) -> Ticket:
-        book = self._book
-        book.enter()
-        if len(self._line) or book.room <= 0:
-            await self._wait(secs, until)
-            book.sync()
-            book.entering -= 1
-        return book.write()
+        ledger = self._ledger
+        ledger.enter()
+        if len(self._queue) or ledger.room <= 0:
+            await self._wait_for_room(secs, until)
+            ledger.sync()
+            ledger.entering -= 1
+        return ledger.issue_ticket()
 
-    async def _wait(self, secs: float | None, until: Until | None) -> None:
+    async def _wait_for_room(self, secs: float | None, until: Until | None) -> None:
         since = self._clock.now()
 
-        def late() -> StepTimeoutError:
+        def timeout_error() -> StepTimeoutError:
             waited, seen = self._clock.now() - since, self.versions.latest.step
-            who = ", ".join(self.versions.statistics().publishers[:5]) or "nobody"
-            message = (
-                f"no room within {waited:g} s in {self!r}, published by {who}: "
-                f"some comes with version {seen + 1}, or when an item is dropped"
+            return StepTimeoutError(
+                f"no room in {self!r} in {round(waited, 3):g} s, published by {listed(self.versions.statistics().publishers)}: "
+                f"wait for version {seen + 1}, or drop an item",
+                wanted=seen + 1,
+                seen=seen,
+                waited_secs=waited,
             )
-            return StepTimeoutError(message, wanted=seen + 1, seen=seen, waited_secs=waited)
 
         if secs == 0:
-            raise late()
+            raise timeout_error()
         self._waits += 1
-        self._max_waiting = max(self._max_waiting, len(self._line) + 1)
+        self._max_waiting = max(self._max_waiting, len(self._queue) + 1)
         try:
-            await self._line.wait(secs, until, late=late, give_back=self._give_back)
+            await self._queue.wait(secs, until, timeout_error)
         finally:
             self._waited_secs += self._clock.now() - since
 
-    def _let_in(self) -> None:
-        while len(self._line) and self._book.room > 0:
-            self._book.entering += 1
-            self._line.let_in_first()
-
-    def _give_back(self) -> None:
-        # Somebody was let in and is not coming.
-        self._book.entering -= 1
-        self._let_in()
-
     @property
     def due(self) -> int:
-        """How many open items must be used before the next version is published, or will be too old.
+        """How many open items must be used before the next version is published, or will be stale.
 
-        A trainer that goes on taking items until this is 0 never drops one for its age.
+        A trainer that continues to take items until this is 0 never drops one for its age.
         """
-        return self._book.due
+        return self._ledger.due
 
     def lag_of(self, position: Position) -> int:
-        """How many versions were published since `position`, as far as this process knows; `2**53 - 1` if it lies before a reset.
+        """Return how many versions were published since `position`, as far as this process knows.
 
-        For items that come from elsewhere with the position of their ticket: `gate.lag_of(position) <= gate.max_lag`.
+        For items of another process, which come with the position of their ticket: `gate.lag_of(position) <= gate.max_lag`.
+
+        Returns:
+            `2**53 - 1` if the versions were reset since.
         """
-        return distance(Position(*position), self.versions.latest)
+        return versions_between(Position(*position), self.versions.latest)
 
     def statistics(self) -> GateStatistics:
-        """What the gate looks like now; outside its event loop, when it was last used."""
-        book = self._book
-        if book.is_own_loop():
-            book.sync()
-        ends = book.ends
+        """Return a snapshot of the gate; outside its event loop, one as of the last use there."""
+        ledger = self._ledger
+        if ledger.is_own_loop():
+            ledger.sync()
+        ends = ledger.ends
         good = ends["used"] + ends["shipped"]
         return GateStatistics(
             published=self.versions.latest,
-            room=max(0, book.room),
-            open=len(book.open),
-            due=book.due,
-            admitted=book.admitted,
+            room=max(0, ledger.room),
+            open=len(ledger.open),
+            due=ledger.due,
+            admitted=ledger.admitted,
             used=ends["used"],
             shipped=ends["shipped"],
             dropped=sum(ends.values()) - good,
-            too_old=ends["too old"],
-            outdated=ends["outdated"],
+            stale=ends["stale"],
+            invalidated=ends["invalidated"],
             abandoned=ends["abandoned"],
-            waiting=len(self._line),
+            waiting=len(self._queue),
             max_waiting=self._max_waiting,
             waits=self._waits,
             waited_secs=self._waited_secs,
-            lag_mean=book.lag_sum / good if good else 0.0,
-            lag_max=book.lag_max,
+            lag_mean=ledger.lag_sum / good if good else 0.0,
+            lag_max=ledger.lag_max,
         )
 
     def __repr__(self) -> str:
-        waiting = f", {len(self._line)} waiting" if len(self._line) else ""
-        return f"{repr(self._book)[:-1]}{waiting}>"
+        waiting = f", {len(self._queue)} waiting" if len(self._queue) else ""
+        return f"{repr(self._ledger)[:-1]}{waiting}>"

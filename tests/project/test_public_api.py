@@ -259,7 +259,7 @@ SIGNATURES: dict[str, str | None] = {
     "Variable": None,
     "version_gate.Ticket": None,
     "version_gate.Ticket.drop": "(self)",
-    "version_gate.Ticket.hand_on": "(self)",
+    "version_gate.Ticket.hand_off": "(self)",
     "version_gate.Ticket.lag": "property",
     "version_gate.Ticket.use": "(self)",
     "version_gate.Ticket.version": "property",

@@ -1,4 +1,4 @@
-"""Helpers of the tests of the version gate."""
+"""Helpers for tests of the version gate."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from typing import Any
 from aiohooks.version_gate import Ticket, VersionGate
 
 
-async def settle() -> None:
-    """Lets everything run that can run."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+async def admit_one(gate: VersionGate, **options: Any) -> Ticket:
+    """Admit an item, whose ticket stays open."""
+    async with gate.admit(**options) as ticket:
+        return ticket.hand_off()
 
 
-async def ticket(gate: VersionGate, **options: Any) -> Ticket:
-    """Lets one in, whose ticket stays open."""
-    async with gate.admit(**options) as one:
-        return one.hand_on()
+async def admit_items(gate: VersionGate, count: int) -> list[Ticket]:
+    """Admit items without waiting."""
+    return [await admit_one(gate, timeout=0) for _ in range(count)]
 
 
-async def let_in(gate: VersionGate, count: int) -> list[Ticket]:
-    return [await ticket(gate, timeout=0) for _ in range(count)]
+def start_waiting(gate: VersionGate, count: int = 1, **options: Any) -> list[asyncio.Task[Ticket]]:
+    """Start tasks that admit an item each."""
+    return [asyncio.create_task(admit_one(gate, **options)) for _ in range(count)]
 
 
-def waiting(gate: VersionGate, count: int = 1, **options: Any) -> list[asyncio.Task[Ticket]]:
-    return [asyncio.create_task(ticket(gate, **options)) for _ in range(count)]
-
-
-async def give_up(tasks: list[asyncio.Task[Ticket]]) -> None:
+async def cancel_tasks(tasks: list[asyncio.Task[Ticket]]) -> None:
+    """Cancel the tasks and wait for them."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

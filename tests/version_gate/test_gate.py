@@ -1,78 +1,82 @@
-"""The version gate: who is let in, how old an item is at its use, and what a new generation changes."""
+"""The version gate: how many items are admitted, invalid use, and use without a session."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import textwrap
+from typing import Any
 
 import pytest
 
-from aiohooks.errors import StepTimeoutError
-from aiohooks.stores import MemoryStepStore, Position
-from aiohooks.stores._protocol import MAX_STEP
-from aiohooks.version_gate import VersionGate
-from tests.support.version_gates import give_up, let_in, settle, ticket, waiting
+from aiohooks.errors import InvalidArgumentError, StepTimeoutError, WrongLoopError
+from aiohooks.stores import MemoryStepStore
+from aiohooks.version_gate import Ticket, VersionGate
+from tests.project.test_architecture import NO_FRONT_DOOR, ONLY_CORE
+from tests.support.source import ROOT
+from tests.support.suspensions import ticks
+from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
 
 pytestmark = pytest.mark.every_python
 
-# Room.
-
 
 @pytest.mark.parametrize(("max_lag", "per_version"), [(0, 1), (0, 3), (1, 1), (2, 4)])
-async def test_so_many_are_let_in(max_lag: int, per_version: int) -> None:
-    """Items for the next version and for `max_lag` more are let in at once, and one more waits."""
+async def test_room_for_items(max_lag: int, per_version: int) -> None:
+    """Items for the next version and for `max_lag` more are admitted immediately, and one more waits."""
     versions = MemoryStepStore(7)
     gate = VersionGate(versions, max_lag=max_lag, per_version=per_version)
-    tickets = await let_in(gate, (max_lag + 1) * per_version)
+    tickets = await admit_items(gate, (max_lag + 1) * per_version)
     assert [one.step for one in tickets] == [7 + number // per_version for number in range(len(tickets))]
     assert max(one.step - one.version for one in tickets) == max_lag
     assert gate.statistics().room == 0
-    late = waiting(gate)
-    await settle()
+    late = start_waiting(gate)
+    await ticks(10)
     assert gate.statistics().waiting == 1
-    await give_up(late)
+    await cancel_tasks(late)
 
 
 async def test_a_version_makes_room_for_its_items() -> None:
-    """When items were used and the version they were for is published, as many are let in, first come first served."""
+    """When the version that items were used for is published, as many are admitted, in the order of their arrival."""
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=1, per_version=2)
-    tickets = await let_in(gate, 4)
-    late = waiting(gate, 3)
-    await settle()
+    tickets = await admit_items(gate, 4)
+    late = start_waiting(gate, 3)
+    await ticks(10)
     assert tickets[0].use()
     assert tickets[1].use()
-    await settle()
-    assert gate.statistics().waiting == 3, "use alone makes no room: the version is not there yet"
+    await ticks(10)
+    assert gate.statistics().waiting == 3, "use alone makes no room: the version is not published yet"
     await versions.advance()
-    await settle()
+    await ticks(10)
     assert [task.done() for task in late] == [True, True, False]
     assert [task.result().version for task in late[:2]] == [1, 1]
     assert [task.result().step for task in late[:2]] == [2, 2]
-    await give_up(late)
+    await cancel_tasks(late)
 
 
-async def test_an_item_given_up_makes_room_at_once() -> None:
-    """A dropped or abandoned item lets the next one in, without any new version."""
+async def test_a_dropped_item_makes_room_immediately() -> None:
+    """When an item is dropped the next one is admitted, without a new version."""
     gate = VersionGate(MemoryStepStore(), max_lag=0, per_version=2)
-    first, second = await let_in(gate, 2)
-    late = waiting(gate, 3)
-    await settle()
+    first, second = await admit_items(gate, 2)
+    late = start_waiting(gate, 3)
+    await ticks(10)
     first.drop()
     first.drop()  # harmless
-    await settle()
+    await ticks(10)
     assert [task.done() for task in late] == [True, False, False]
     second.drop()
-    await settle()
+    await ticks(10)
     assert [task.done() for task in late] == [True, True, False]
     assert gate.statistics().dropped == 2
-    await give_up(late)
+    await cancel_tasks(late)
 
 
-async def test_nobody_passes_those_who_wait() -> None:
-    """Who comes when there is room again, but others wait still, stands behind them."""
+async def test_a_new_caller_cannot_pass_the_queue() -> None:
+    """A caller that comes when there is room again, but others still wait, is admitted after them."""
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=0)
-    (first,) = await let_in(gate, 1)
+    (first,) = await admit_items(gate, 1)
     order: list[str] = []
 
     async def enter(name: str) -> None:
@@ -81,34 +85,34 @@ async def test_nobody_passes_those_who_wait() -> None:
             one.drop()
 
     early = asyncio.create_task(enter("early"))
-    await settle()
-    first.drop()  # early is let in and has not run yet
+    await ticks(10)
+    first.drop()  # early is admitted and has not run yet
     await asyncio.gather(early, enter("late"))
     assert order == ["early", "late"]
 
 
 async def test_shipped_items_keep_their_places_until_versions_use_them_up() -> None:
-    """A block that ends has shipped its item: it is counted until a version was published that used it up."""
+    """A block that ends has shipped its item, whose place is free only when a version has used it up."""
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=1, per_version=2)
     for _ in range(4):
         async with gate.admit(timeout=0):
             pass
-    with pytest.raises(StepTimeoutError, match="some comes with version 1"):
-        await ticket(gate, timeout=0)
+    with pytest.raises(StepTimeoutError, match="wait for version 1"):
+        await admit_one(gate, timeout=0)
     await versions.advance()
     assert gate.statistics().room == 2
     await versions.advance(5)
-    assert gate.statistics().room == 4, "and never more than at the start"
+    assert gate.statistics().room == 4, "never more than at the start"
     assert (gate.statistics().shipped, gate.statistics().open) == (4, 0)
 
 
-async def test_a_trainer_may_use_more_or_less_than_it_said() -> None:
-    """The room does not depend on what was used long ago: nothing drifts, and nothing is ever used up for good."""
+async def test_a_trainer_may_use_more_or_fewer_items_than_per_version() -> None:
+    """The room does not depend on items that were used long ago: it does not drift, and no place is lost."""
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=1, per_version=2)
     for used in (3, 0, 1, 4, 4, 4, 2):
-        for one in await let_in(gate, 4):
+        for one in await admit_items(gate, 4):
             if used > 0:
                 used -= one.use()
             else:
@@ -117,103 +121,95 @@ async def test_a_trainer_may_use_more_or_less_than_it_said() -> None:
     assert gate.statistics().room == 4
 
 
-# Lag.
-
-
-async def test_the_lag_is_measured_at_use() -> None:
-    """`lag` counts the versions published since the item was let in, until it is settled."""
-    versions = MemoryStepStore(3)
-    gate = VersionGate(versions, max_lag=2)
-    (one,) = await let_in(gate, 1)
-    seen = [one.lag]
-    for _ in range(2):
-        await versions.advance()
-        seen.append(one.lag)
-    assert seen == [0, 1, 2]
-    assert one.use()
-    await versions.advance(4)
-    assert (one.lag, one.version, one.state) == (2, 3, "used")
-    assert (gate.statistics().lag_max, gate.statistics().lag_mean) == (2, 2.0)
-
-
-async def test_what_is_too_old_is_not_used() -> None:
-    """One version more than `max_lag`, and `use` says no; the place is free again."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1)
-    old, new = await let_in(gate, 2)
-    await versions.advance(2)
-    assert (old.use(), new.use()) == (False, False)
-    assert (old.state, old.lag) == ("too old", 2)
-    assert not old.use(), "and it stays so"
-    statistics = gate.statistics()
-    assert (statistics.used, statistics.dropped, statistics.too_old) == (0, 2, 2)
-    assert (statistics.lag_max, statistics.room) == (0, 2)
-
-
-async def test_the_version_is_the_one_at_which_it_runs() -> None:
-    """A version that is published after an item was let in and before its task runs is the item's: it will read that one."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=0)
-    (first,) = await let_in(gate, 1)
-    late = waiting(gate)
-    await settle()
-    first.drop()
-    await versions.advance()
-    assert (await late[0]).version == 1
-
-
-async def test_what_is_due() -> None:
-    """`due` counts the open items that would be too old with one more version."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1, per_version=2)
-    old = await let_in(gate, 2)
-    assert gate.due == 0
-    await versions.advance()
-    await let_in(gate, 2)
-    assert gate.due == gate.statistics().due == 2
-    assert old[0].use()
-    old[1].drop()
-    assert gate.due == 0
-
-
-async def test_a_mark_from_elsewhere() -> None:
-    """The lag of an item that came with its position: what another process let in is judged by the same rule."""
-    versions = MemoryStepStore(5)
-    gate = VersionGate(versions, max_lag=1)
-    assert [gate.lag_of(Position(1, step)) for step in (5, 4, 0, 9)] == [0, 1, 5, 0]
-    await versions.reset(5)
-    assert gate.lag_of(Position(1, 5)) == MAX_STEP
-    assert gate.lag_of(Position(2, 5)) == 0
-
-
-# Generations.
-
-
-async def test_a_reset_ends_the_items_of_the_old_generation() -> None:
-    """After a reset of the versions open items are outdated, and there is as much room as at the beginning."""
-    versions = MemoryStepStore(10)
-    gate = VersionGate(versions, max_lag=1)
-    async with gate.admit():
-        pass
-    (old,) = await let_in(gate, 1)
-    late = waiting(gate, 2)
-    await settle()
-    await versions.reset(10)  # the number alone does not tell
-    new = [await task for task in late]
-    assert [one.position for one in new] == [Position(2, 10), Position(2, 10)]
-    assert old.lag == MAX_STEP
-    assert (old.use(), old.state) == (False, "outdated")
-    assert gate.statistics().outdated == 1
-    assert gate.statistics().open == 2
-
-
-async def test_a_counter_that_begins_anew_does_not_open_the_gate_wide() -> None:
-    """A gate that is made late, or whose versions leap ahead, lets no more in than one that saw them all."""
+async def test_late_gates_and_leaping_versions_admit_no_more() -> None:
+    """A gate that is made late, or whose versions leap ahead, admits no more than one that has seen them all."""
     versions = MemoryStepStore(500)
     gate = VersionGate(versions, max_lag=1, per_version=2)
-    assert len(await let_in(gate, 4)) == 4
+    assert len(await admit_items(gate, 4)) == 4
     await versions.raise_to(900)
     statistics = gate.statistics()
     assert (statistics.open, statistics.room) == (4, 0)
     await versions.reset(3)
     assert gate.statistics().room == 4
+
+
+async def test_an_admission_is_entered_once() -> None:
+    """The block of one item cannot be entered again."""
+    gate = VersionGate(MemoryStepStore(), max_lag=1)
+    admission = gate.admit()
+    async with admission:
+        pass
+    with pytest.raises(InvalidArgumentError, match="call admit"):
+        async with admission:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_lag": -1}, "max_lag -1"),
+        ({"max_lag": 0.5}, "max_lag 0.5"),
+        ({"max_lag": True}, "max_lag True"),
+        ({"max_lag": 0, "per_version": 0}, "per_version 0"),
+    ],
+)
+def test_invalid_bounds(options: dict[str, Any], message: str) -> None:
+    """The bound is a whole number from 0, the number of items of a version one from 1."""
+    with pytest.raises(InvalidArgumentError, match=message):
+        VersionGate(MemoryStepStore(), **options)
+
+
+def test_invalid_arguments() -> None:
+    """What is not a store, not seconds or not callable is refused."""
+    with pytest.raises(InvalidArgumentError, match="versions is 3; give a StepStore"):
+        VersionGate(3, max_lag=1)  # type: ignore[arg-type]
+    gate = VersionGate(MemoryStepStore(), max_lag=1)
+    with pytest.raises(InvalidArgumentError, match="timeout=-1"):
+        gate.admit(timeout=-1)
+    with pytest.raises(InvalidArgumentError, match="until is 'stop'"):
+        gate.admit(until="stop")  # type: ignore[arg-type]
+
+
+def test_a_gate_belongs_to_a_loop() -> None:
+    """In another loop, or in none, everything except reading is refused."""
+    gate = VersionGate(MemoryStepStore(), max_lag=1)
+
+    async def main() -> Ticket:
+        return await admit_one(gate)
+
+    one = asyncio.run(main())
+    with pytest.raises(WrongLoopError):
+        one.use()
+    with pytest.raises(WrongLoopError):
+        asyncio.run(main())
+    assert (gate.statistics().open, one.lag, repr(gate)) == (1, 0, "<version gate of 'default' at version 0, max_lag 1, 1 open>")
+
+
+ALONE = """
+    import asyncio
+    from aiohooks.stores import MemoryStepStore
+    from aiohooks.version_gate import VersionGate
+
+    async def main():
+        versions = MemoryStepStore()
+        gate = VersionGate(versions, max_lag=0)
+
+        async def work():
+            async with gate.admit() as ticket:
+                return ticket.version
+
+        first, second = asyncio.create_task(work()), asyncio.create_task(work())
+        await asyncio.sleep(0)
+        await versions.advance()
+        assert (await first, await second) == (0, 1)
+
+    asyncio.run(main())
+    loaded = sorted(name for name in sys.modules if name.startswith("aiohooks."))
+    assert not {"aiohooks.graph.session", "aiohooks.graph.graph", "aiohooks.session.coordinator"} & set(loaded), loaded
+"""
+
+
+def test_it_works_alone() -> None:
+    """The gate imports and works without the session, with the standard library and anyio only."""
+    program = "".join(map(textwrap.dedent, (ONLY_CORE, NO_FRONT_DOOR, ALONE)))
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=60)

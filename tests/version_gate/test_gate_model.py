@@ -1,4 +1,4 @@
-"""The version gate against a model, and under random interleavings and cancellations: the bound holds, nothing is lost."""
+"""The version gate against a model, and under random interleavings and cancellations: the bound holds, no place is lost."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.every_python
 
 @dataclass(eq=False)
 class Item:
-    """What the model believes of one admission."""
+    """The model of one admission."""
 
     task: asyncio.Task[None]
-    handed_on: bool
+    handed_off: bool
     deadline: float | None
     leave: asyncio.Future[None]
     tickets: list[Ticket] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Item:
 
 
 class GateAgainstModel(RuleBasedStateMachine):
-    """Each rule does one thing, lets the loop come to rest, and compares."""
+    """Each rule does one thing, lets the loop run until it is idle, and compares."""
 
     items = Bundle("items")
 
@@ -53,7 +53,7 @@ class GateAgainstModel(RuleBasedStateMachine):
         self.max_lag, self.per_version = max_lag, per_version
         self.position = Position(1, first)
         self.all: list[Item] = []
-        self.used_now = self.owed = 0
+        self.used_ahead = self.shipped_ahead = 0
         self.lags: list[int] = []
 
     def do(self, call: Callable[[], Any]) -> Any:
@@ -72,10 +72,10 @@ class GateAgainstModel(RuleBasedStateMachine):
 
     def room(self) -> int:
         places = (self.max_lag + 1) * self.per_version
-        return places - len(self.having("open")) - self.owed - min(self.used_now, self.per_version)
+        return places - len(self.having("open")) - self.shipped_ahead - min(self.used_ahead, self.per_version)
 
-    def let_in(self) -> None:
-        """The model's rule: first come, first served, as long as there is room."""
+    def admit_waiters(self) -> None:
+        """Admit in the order of arrival, while there is room."""
         for item in self.having("waiting"):
             if self.room() <= 0:
                 break
@@ -89,7 +89,7 @@ class GateAgainstModel(RuleBasedStateMachine):
         if not hasattr(self, "loop"):
             return
         with self.clock:
-            self.do(lambda: self.versions.fail(RuntimeError("over")))  # all are told at once, however many
+            self.do(lambda: self.versions.fail(RuntimeError("over")))  # ends all waits
         for item in self.having("waiting"):
             assert isinstance(item.task.exception(), PublisherFailedError)
             item.state = "late"
@@ -103,21 +103,21 @@ class GateAgainstModel(RuleBasedStateMachine):
 
     # Rules.
 
-    @rule(target=items, handed_on=st.booleans(), timeout=st.sampled_from([None, None, 0, 5, 20]))
-    def admit(self, handed_on: bool, timeout: float | None) -> Item:
+    @rule(target=items, handed_off=st.booleans(), timeout=st.sampled_from([None, None, 0, 5, 20]))
+    def admit(self, handed_off: bool, timeout: float | None) -> Item:
         leave: asyncio.Future[None] = self.loop.create_future()
 
         async def work() -> None:
             async with self.gate.admit(timeout=timeout) as ticket:
                 item.tickets.append(ticket)
-                if handed_on:
-                    ticket.hand_on()
+                if handed_off:
+                    ticket.hand_off()
                 await leave
 
         deadline = None if timeout is None else self.clock.now() + timeout
-        item = Item(self.loop.create_task(work()), handed_on, deadline, leave)
+        item = Item(self.loop.create_task(work()), handed_off, deadline, leave)
         self.all.append(item)
-        self.let_in()
+        self.admit_waiters()
         if item.state == "waiting" and timeout == 0:
             item.state = "late"
         self.do(lambda: None)
@@ -126,17 +126,17 @@ class GateAgainstModel(RuleBasedStateMachine):
     @rule(by=st.sampled_from([1, 1, 1, 2, 5]))
     def publish(self, by: int) -> None:
         self.position = Position(self.position.epoch, self.position.step + by)
-        self.used_now, self.owed = 0, max(0, self.owed - by * self.per_version)
-        self.let_in()
+        self.used_ahead, self.shipped_ahead = 0, max(0, self.shipped_ahead - by * self.per_version)
+        self.admit_waiters()
         self.do(lambda: self.versions.advance(by))
 
     @rule(step=st.integers(0, 6))
     def reset(self, step: int) -> None:
         self.position = Position(self.position.epoch + 1, step)
-        self.used_now = self.owed = 0
+        self.used_ahead = self.shipped_ahead = 0
         for item in self.having("open"):
-            item.state = "outdated"
-        self.let_in()
+            item.state = "invalidated"
+        self.admit_waiters()
         self.do(lambda: self.versions.reset(step))
 
     @rule(item=items)
@@ -148,39 +148,39 @@ class GateAgainstModel(RuleBasedStateMachine):
         if may:
             assert lag is not None
             item.state = "used"
-            self.used_now += 1
+            self.used_ahead += 1
             self.lags.append(lag)
         elif item.state == "open":
-            item.state = "too old"
-        self.let_in()
+            item.state = "stale"
+        self.admit_waiters()
         assert self.do(item.ticket.use) == may
 
     @rule(item=items)
     def drop(self, item: Item) -> None:
         if item.state == "open":
             item.state = "dropped"
-            self.let_in()
+            self.admit_waiters()
             self.do(item.ticket.drop)
 
     @rule(item=items)
     def end_block(self, item: Item) -> None:
         if item.leave.done() or not item.tickets:
             return
-        if item.state == "open" and not item.handed_on:
+        if item.state == "open" and not item.handed_off:
             lag = self.lag(item)
             assert lag is not None
-            item.state = "shipped" if lag <= self.max_lag else "too old"
+            item.state = "shipped" if lag <= self.max_lag else "stale"
             if item.state == "shipped":
-                self.owed += 1
+                self.shipped_ahead += 1
                 self.lags.append(lag)
-            self.let_in()
+            self.admit_waiters()
         self.do(lambda: item.leave.set_result(None))
 
     @rule(item=items)
     def cancel(self, item: Item) -> None:
         if not item.task.done():
             item.state = {"waiting": "cancelled", "open": "abandoned"}.get(item.state, item.state)
-            self.let_in()
+            self.admit_waiters()
             self.do(item.task.cancel)
 
     @rule(secs=st.sampled_from([1, 5, 70]))
@@ -191,10 +191,10 @@ class GateAgainstModel(RuleBasedStateMachine):
                 item.state = "late"
 
     @rule(target=items)
-    def nothing(self) -> Any:
+    def do_nothing(self) -> Any:
         return multiple()
 
-    # What must agree.
+    # What must hold.
 
     @invariant()
     def everything_agrees(self) -> None:
@@ -203,7 +203,7 @@ class GateAgainstModel(RuleBasedStateMachine):
         seen: GateStatistics = self.do(self.gate.statistics)
         for item in self.all:
             if item.state in ("waiting", "late", "cancelled"):
-                assert not item.tickets, "let in without room"
+                assert not item.tickets, "admitted without room"
                 assert item.task.done() == (item.state != "waiting")
                 if item.state == "late":
                     assert isinstance(item.task.exception(), StepTimeoutError)
@@ -216,10 +216,10 @@ class GateAgainstModel(RuleBasedStateMachine):
         assert seen.waiting == len(self.having("waiting"))
         assert seen.used == len(self.having("used"))
         assert seen.shipped == len(self.having("shipped"))
-        assert seen.too_old == len(self.having("too old"))
-        assert seen.outdated == len(self.having("outdated"))
+        assert seen.stale == len(self.having("stale"))
+        assert seen.invalidated == len(self.having("invalidated"))
         assert seen.abandoned == len(self.having("abandoned"))
-        assert seen.dropped == len(self.having("dropped", "too old", "outdated", "abandoned"))
+        assert seen.dropped == len(self.having("dropped", "stale", "invalidated", "abandoned"))
         assert seen.admitted == seen.open + seen.used + seen.shipped + seen.dropped
         assert seen.due == sum(self.lag(item) == self.max_lag for item in self.having("open"))
         assert seen.lag_max == max(self.lags, default=0) <= self.max_lag
@@ -231,12 +231,12 @@ TestGateAgainstModel = GateAgainstModel.TestCase
 TestGateAgainstModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
-# Interleavings: nothing comes to rest between two things that happen.
+# Interleavings: the loop is not idle between two events.
 
 
 @dataclass
-class Story:
-    """Workers, a queue and a trainer, whose speeds a seed decides."""
+class Simulation:
+    """Workers, a queue and a trainer, at speeds that a seed decides."""
 
     seed: int
     max_lag: int
@@ -248,8 +248,8 @@ class Story:
     workers: int = 6
     versions_wanted: int = 40
 
-    async def play(self) -> GateStatistics:
-        """Plays it, and looks at each item by its own count of the versions."""
+    async def run(self) -> GateStatistics:
+        """Run it, and check each item by a count of the versions of its own."""
         rnd = random.Random(self.seed)
         versions = MemoryStepStore(rnd.randrange(3))
         gate = VersionGate(versions, max_lag=self.max_lag, per_version=self.per_version)
@@ -266,7 +266,7 @@ class Story:
                         assert ticket.position == versions.latest
                         assert 0 <= ticket.step - ticket.version <= self.max_lag
                         await pause(2 if rnd.random() < 0.8 else 30)
-                        await queue.put(ticket.hand_on())
+                        await queue.put(ticket.hand_off())
                 except ZeroDivisionError:
                     pass
                 await pause(1)
@@ -275,7 +275,7 @@ class Story:
         expected = 0
 
         async def take() -> Ticket:
-            """The next one as it comes; in order, if so told."""
+            """Return the next ticket, in order if `in_order`."""
             nonlocal expected
             while True:
                 if self.in_order and expected in ahead:
@@ -329,39 +329,39 @@ SHAPES = [(0, 1), (0, 4), (1, 1), (1, 4), (4, 2)]
 
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
 async def test_the_bound_holds_in_any_order(max_lag: int, per_version: int) -> None:
-    """Items that overtake each other: none is used beyond the bound, and where there are late ones they are dropped."""
-    seen = [await Story(seed, max_lag, per_version).play() for seed in range(15)]
-    assert max(one.lag_max for one in seen) == max_lag, "the bound is reached, too"
+    """Items overtake each other: none is used beyond the bound, and stale ones are dropped."""
+    seen = [await Simulation(seed, max_lag, per_version).run() for seed in range(15)]
+    assert max(one.lag_max for one in seen) == max_lag, "the bound is reached"
     if (max_lag, per_version) == (1, 4):
-        assert any(one.too_old for one in seen), "the count alone would not do"
+        assert any(one.stale for one in seen), "the count alone is not enough"
 
 
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
-async def test_in_order_none_is_too_old(max_lag: int, per_version: int) -> None:
-    """Items used in the order in which they were let in are never too old: there the count is enough."""
+async def test_in_order_no_item_is_stale(max_lag: int, per_version: int) -> None:
+    """Items that are used in the order of their admission are never stale: there the count is enough."""
     for seed in range(15):
-        seen = await Story(seed, max_lag, per_version, in_order=True).play()
-        assert seen.too_old == 0
+        seen = await Simulation(seed, max_lag, per_version, in_order=True).run()
+        assert seen.stale == 0
 
 
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
-async def test_who_waits_for_what_is_due_drops_none(max_lag: int, per_version: int) -> None:
-    """A trainer that goes on taking until nothing is due never drops an item, in whatever order they come."""
+async def test_waiting_for_due_items_drops_none(max_lag: int, per_version: int) -> None:
+    """A trainer that continues to take items until none is due never drops one, in whatever order they come."""
     for seed in range(15):
-        seen = await Story(seed, max_lag, per_version, waits_for_due=True).play()
-        assert seen.too_old == 0
+        seen = await Simulation(seed, max_lag, per_version, waits_for_due=True).run()
+        assert seen.stale == 0
 
 
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
 async def test_resets_and_cancellations(max_lag: int, per_version: int) -> None:
-    """Workers cancelled wherever they are, and generations that end: the bound holds and every place comes back."""
+    """Workers are cancelled anywhere and the versions are reset: the bound holds, and every place is freed."""
     for seed in range(15):
-        seen = await Story(seed, max_lag, per_version, resets=True, cancels=True).play()
+        seen = await Simulation(seed, max_lag, per_version, resets=True, cancels=True).run()
         assert seen.abandoned > 0
 
 
 async def test_a_cancel_at_every_point() -> None:
-    """One of three workers is cancelled at its k-th suspension, for all k: the others get every place there is."""
+    """One of three workers is cancelled at its k-th suspension, for all k: the others are still admitted."""
     for victim in range(3):
         for when in range(40):
             versions = MemoryStepStore()

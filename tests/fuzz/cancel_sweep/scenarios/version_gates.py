@@ -29,14 +29,14 @@ async def gate_of(
             if ticket is not None:
                 ticket.drop()
         seen = gate.statistics()
-        if seen.open or seen.waiting or gate._book.entering:
-            fixture.add_violation(f"leak: the gate still has {seen}, {gate._book.entering} entering")
+        if seen.open or seen.waiting or gate._ledger.entering:
+            fixture.add_violation(f"leak: the gate still has {seen}, {gate._ledger.entering} entering")
         if seen.admitted != seen.used + seen.shipped + seen.dropped:
             fixture.add_violation(f"the gate has lost count: {seen}")
         if seen.lag_max > gate.max_lag:
             fixture.add_violation(f"the gate admitted the use of a stale item: {seen}")
         places = (gate.max_lag + 1) * gate.per_version
-        if seen.room + gate._book._gone != places:
+        if seen.room + gate._ledger.reserved != places:
             fixture.add_violation(f"the gate has {places} places, and {seen.room} are free: {seen}")
         if (parked := versions.statistics()).waiting:
             fixture.add_violation(f"leak: the versions still have {parked}")
@@ -50,7 +50,7 @@ async def produce(
         for _ in range(2):
             async with gate.admit(**options) as ticket:
                 await fixture.pause("produce", 1)
-                queue.put_nowait(ticket.hand_on())
+                queue.put_nowait(ticket.hand_off())
     except _END:
         pass
     finally:

@@ -1,0 +1,167 @@
+"""The version gate: how waits in its queue end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from aiohooks.errors import (
+    PublisherFailedError,
+    PublisherFinishedError,
+    StepTimeoutError,
+    StopRequestedError,
+    StoreClosedError,
+)
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.stores import MemoryStepStore
+from aiohooks.testing.clock import ManualClock
+from aiohooks.version_gate import VersionGate
+from tests.support.suspensions import ticks
+from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
+
+pytestmark = pytest.mark.every_python
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(RuntimeError("out of memory"), PublisherFailedError), (None, PublisherFinishedError)]
+)
+async def test_a_dead_publisher_ends_all_waits(error: Exception | None, kind: type[Exception]) -> None:
+    """When no publisher is left all waits end, each with an error of its own, and so do later ones."""
+    versions = MemoryStepStore()
+    publisher = versions.publisher("trainer")
+    gate = VersionGate(versions, max_lag=0)
+    (open_one,) = await admit_items(gate, 1)
+    late = start_waiting(gate, 3)
+    await ticks(10)
+    publisher.close(error)
+    raised = await asyncio.gather(*late, return_exceptions=True)
+    assert [type(one) for one in raised] == [kind] * 3
+    assert len({id(one) for one in raised}) == 3
+    assert all(isinstance(one, kind) and one.__cause__ is error and "trainer" in str(one) for one in raised)
+    with pytest.raises(kind):
+        await admit_one(gate)
+    assert gate.statistics().waiting == 0
+    assert open_one.use(), "an admitted item may still be used"
+
+
+async def test_a_closed_store_ends_all_waits() -> None:
+    """Closing the store of the versions ends the waits."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=0)
+    await admit_items(gate, 1)
+    late = start_waiting(gate, 2)
+    await ticks(10)
+    await versions.aclose()
+    assert [type(one) for one in await asyncio.gather(*late, return_exceptions=True)] == [StoreClosedError] * 2
+
+
+async def test_ending_all_waits_is_linear() -> None:
+    """When no more versions will come each waiter is woken once, so that the work is linear in their number."""
+
+    async def calls(waiters: int) -> int:
+        versions = MemoryStepStore()
+        gate = VersionGate(versions, max_lag=0)
+        await admit_items(gate, 1)
+        tasks = start_waiting(gate, waiters)
+        await ticks(10)
+        seen: list[str] = []
+        sys.setprofile(lambda frame, event, argument: seen.append(event) if event == "call" else None)
+        try:
+            await versions.aclose()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            sys.setprofile(None)
+        return len(seen)
+
+    assert await calls(500) < 15 * await calls(50)
+
+
+async def test_a_timeout_is_for_each_wait() -> None:
+    """Each wait ends at its own time limit while the others continue, and the message says what is missing."""
+    with ManualClock() as clock:
+        versions = MemoryStepStore(run="weights")
+        gate = VersionGate(versions, max_lag=0)
+        await admit_items(gate, 1)
+        first, second, third = [*start_waiting(gate, timeout=5), *start_waiting(gate, timeout=2), *start_waiting(gate)]
+        await ticks(10)
+        clock.advance(2)
+        message = r"no room in <version gate of 'weights' at version 0, .*> in 2 s, published by nobody: wait for version 1, or"
+        with pytest.raises(StepTimeoutError, match=message):
+            await second
+        clock.advance(3)
+        with pytest.raises(StepTimeoutError) as caught:
+            await first
+        assert (caught.value.wanted, caught.value.seen, caught.value.waited_secs) == (1, 0, 5)
+        await versions.advance()
+        await ticks(10)
+        assert not third.done(), "the item of version 0 is still open"
+        clock.advance(1)
+        await cancel_tasks([third])
+        statistics = gate.statistics()
+        assert (statistics.waits, statistics.max_waiting, statistics.waited_secs) == (3, 3, 2 + 5 + 6)
+
+
+async def test_a_stop_ends_the_wait() -> None:
+    """With `until` a stop, or the failure of a background task, ends the wait, of the first in the queue and of the others."""
+    coord = Coordinator()
+    gate = VersionGate(MemoryStepStore(), max_lag=0)
+    await admit_items(gate, 1)
+    late = [*start_waiting(gate, 2, until=coord.until), *start_waiting(gate)]
+    await ticks(10)
+    coord.request_stop("enough")
+    for task in late[:2]:
+        with pytest.raises(StopRequestedError, match="enough"):
+            await task
+    await ticks(10)
+    assert gate.statistics().waiting == 1, "a wait without `until` continues"
+    await cancel_tasks(late)
+
+
+async def test_stopped_while_admitted() -> None:
+    """When a waiter is admitted and stopped in the same tick, the stop wins and the next one gets the place."""
+    coord = Coordinator()
+    gate = VersionGate(MemoryStepStore(), max_lag=0)
+    (first,) = await admit_items(gate, 1)
+    late = [*start_waiting(gate, until=coord.until), *start_waiting(gate)]
+    await ticks(10)
+    first.drop()
+    coord.request_stop()
+    with pytest.raises(StopRequestedError):
+        await late[0]
+    assert (await late[1]).state == "open"
+    assert gate.statistics().open == 1
+
+
+async def test_cancelled_while_admitted() -> None:
+    """When a waiter is admitted and cancelled in the same tick, in either order, the next one gets the place."""
+    for drop_first in (True, False):
+        gate = VersionGate(MemoryStepStore(), max_lag=0)
+        (first,) = await admit_items(gate, 1)
+        late = start_waiting(gate, 2)
+        await ticks(10)
+        for act in (first.drop, late[0].cancel) if drop_first else (late[0].cancel, first.drop):
+            act()
+        with pytest.raises(asyncio.CancelledError):
+            await late[0]
+        assert (await late[1]).number == 1
+        assert late[0].cancelling() == 1
+        assert (gate.statistics().open, gate.statistics().waiting) == (1, 0)
+
+
+async def test_the_next_waiter_takes_over_waiting_on_the_store() -> None:
+    """One caller waits on the store for all; when it is cancelled the next one does, and is admitted with the next version."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=0)
+    (first,) = await admit_items(gate, 1)
+    late = start_waiting(gate, 3)
+    await ticks(10)
+    assert versions.statistics().waiting == 1, "one of them waits on the store, however many there are"
+    await cancel_tasks(late[:1])
+    await ticks(10)
+    assert first.use()
+    await versions.advance()
+    assert (await late[1]).version == 1
+    await cancel_tasks(late[2:])
+    assert versions.statistics().waiting == 0

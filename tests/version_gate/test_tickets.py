@@ -1,0 +1,149 @@
+"""Tickets: how old an item is, whether it may be used, and how its block and a reset settle it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.stores import MemoryStepStore, Position
+from aiohooks.stores._protocol import MAX_STEP
+from aiohooks.version_gate import VersionGate
+from tests.support.suspensions import ticks
+from tests.support.version_gates import admit_items, start_waiting
+
+pytestmark = pytest.mark.every_python
+
+
+async def test_the_lag_is_measured_at_use() -> None:
+    """`lag` counts the versions published since the item was admitted, until it is settled."""
+    versions = MemoryStepStore(3)
+    gate = VersionGate(versions, max_lag=2)
+    (one,) = await admit_items(gate, 1)
+    seen = [one.lag]
+    for _ in range(2):
+        await versions.advance()
+        seen.append(one.lag)
+    assert seen == [0, 1, 2]
+    assert one.use()
+    await versions.advance(4)
+    assert (one.lag, one.version, one.state) == (2, 3, "used")
+    assert (gate.statistics().lag_max, gate.statistics().lag_mean) == (2, 2.0)
+
+
+async def test_a_stale_item_is_not_used() -> None:
+    """`use` refuses an item that is more than `max_lag` versions old, and its place is free again."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=1)
+    old, new = await admit_items(gate, 2)
+    await versions.advance(2)
+    assert (old.use(), new.use()) == (False, False)
+    assert (old.state, old.lag) == ("stale", 2)
+    assert not old.use(), "it stays stale"
+    statistics = gate.statistics()
+    assert (statistics.used, statistics.dropped, statistics.stale) == (0, 2, 2)
+    assert (statistics.lag_max, statistics.room) == (0, 2)
+
+
+async def test_the_version_is_that_at_which_the_task_runs() -> None:
+    """A version that is published after an item was admitted and before its task runs is the item's: it will read that one."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=0)
+    (first,) = await admit_items(gate, 1)
+    late = start_waiting(gate)
+    await ticks(10)
+    first.drop()
+    await versions.advance()
+    assert (await late[0]).version == 1
+
+
+async def test_due_items() -> None:
+    """`due` counts the open items that would be stale with one more version."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=1, per_version=2)
+    old = await admit_items(gate, 2)
+    assert gate.due == 0
+    await versions.advance()
+    await admit_items(gate, 2)
+    assert gate.due == gate.statistics().due == 2
+    assert old[0].use()
+    old[1].drop()
+    assert gate.due == 0
+
+
+async def test_lag_of_a_position_from_elsewhere() -> None:
+    """`lag_of` gives the lag of an item of another process by its position, with the same rule."""
+    versions = MemoryStepStore(5)
+    gate = VersionGate(versions, max_lag=1)
+    assert [gate.lag_of(Position(1, step)) for step in (5, 4, 0, 9)] == [0, 1, 5, 0]
+    await versions.reset(5)
+    assert gate.lag_of(Position(1, 5)) == MAX_STEP
+    assert gate.lag_of(Position(2, 5)) == 0
+
+
+async def test_a_reset_invalidates_open_items() -> None:
+    """After a reset of the versions open items are invalidated, and there is as much room as at the beginning."""
+    versions = MemoryStepStore(10)
+    gate = VersionGate(versions, max_lag=1)
+    async with gate.admit():
+        pass
+    (old,) = await admit_items(gate, 1)
+    late = start_waiting(gate, 2)
+    await ticks(10)
+    await versions.reset(10)  # the number alone does not show the reset
+    new = [await task for task in late]
+    assert [one.position for one in new] == [Position(2, 10), Position(2, 10)]
+    assert old.lag == MAX_STEP
+    assert (old.use(), old.state) == (False, "invalidated")
+    assert gate.statistics().invalidated == 1
+    assert gate.statistics().open == 2
+
+
+async def test_a_block_that_fails_abandons_its_item() -> None:
+    """An error or a cancellation in the block frees the place, also when the ticket was handed off."""
+    gate = VersionGate(MemoryStepStore(), max_lag=0)
+    with contextlib.suppress(ZeroDivisionError):
+        async with gate.admit() as one:
+            one.hand_off()
+            raise ZeroDivisionError
+    assert (one.state, one.use()) == ("abandoned", False)
+
+    async def sleep() -> None:
+        async with gate.admit():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(sleep())
+    await ticks(10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    statistics = gate.statistics()
+    assert (statistics.abandoned, statistics.dropped, statistics.open, statistics.room) == (2, 2, 0, 1)
+
+
+async def test_an_item_settled_in_its_block_stays_settled() -> None:
+    """A later error or the end of the block does not change the state of a ticket that was settled inside it."""
+    gate = VersionGate(MemoryStepStore(), max_lag=1)
+    with contextlib.suppress(ZeroDivisionError):
+        async with gate.admit() as one:
+            assert one.use()
+            raise ZeroDivisionError
+    async with gate.admit() as two:
+        two.drop()
+    assert (one.state, two.state) == ("used", "dropped")
+
+
+async def test_an_item_is_used_once() -> None:
+    """A second `use`, and a `use` or `drop` after the block has shipped the item, are errors that say what to do."""
+    gate = VersionGate(MemoryStepStore(), max_lag=1)
+    async with gate.admit() as one:
+        assert one.use()
+        with pytest.raises(InvalidArgumentError, match=r"<Ticket 0 .*> was used already: one item, one use"):
+            one.use()
+    async with gate.admit() as two:
+        pass
+    for call in (two.use, two.drop):
+        with pytest.raises(InvalidArgumentError, match=r"was shipped already: .* call hand_off\(\) inside"):
+            call()
