@@ -143,7 +143,12 @@ class Publishers:
     @property
     def summary(self) -> str:
         """Their names for a message, or that there are none."""
-        return f"published by {shortened(names)}" if (names := self.names) else "no publisher"
+        return publisher_summary(self.names)
+
+
+def publisher_summary(names: tuple[str, ...]) -> str:
+    """Return the names of publishers for a message, or that there are none."""
+    return f"published by {shortened(names)}" if names else "no publisher"
 
 
 def shortened(names: tuple[str, ...]) -> str:

@@ -21,7 +21,7 @@ from aiohooks.errors import (
     another,
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
-from aiohooks.stores._publishers import Publisher, PublisherExit, Publishers, current_publisher, shortened
+from aiohooks.stores._publishers import Publisher, PublisherExit, Publishers, current_publisher, publisher_summary, shortened
 
 T = TypeVar("T")
 
@@ -176,6 +176,12 @@ class _Unreachable:
         error = another(self.reason, None if wanted is None else f"{self.reason}, wanted {wanted}")
         error.__cause__ = self.cause
         return error
+
+
+def step_timeout_error(problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]) -> StepTimeoutError:
+    """Return the error of a wait that took too long."""
+    message = f"{problem} in {round(secs, 3):g} s: seen step {seen}, {publisher_summary(publishers)}"
+    return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
 class WaitRegistry:
@@ -488,13 +494,8 @@ class WaitRegistry:
         _resolve(waiter, self._timeout_error(step, self._clock.now() - since))
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
-        seen = self.latest.step
-        return StepTimeoutError(
-            f"step {step} of {self.run} was not reached in {round(secs, 3):g} s: seen step {seen}, {self.publishers.summary}",
-            wanted=step,
-            seen=seen,
-            waited_secs=secs,
-        )
+        problem = f"step {step} of {self.run} was not reached"
+        return step_timeout_error(problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names)
 
     def _check_reachable(self) -> None:
         """After a publisher has left or begun to wait: report waits that cannot succeed any more."""

@@ -14,7 +14,7 @@ from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step, checked_timeout
-from aiohooks.stores._publishers import listed
+from aiohooks.stores._waiting import step_timeout_error
 from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, versions_between
 
 Until = Callable[[Awaitable[Any]], Awaitable[Any]]
@@ -270,13 +270,9 @@ class VersionGate:
 
         def timeout_error() -> StepTimeoutError:
             waited, seen = self._clock.now() - since, self.versions.latest.step
-            return StepTimeoutError(
-                f"no room in {self!r} in {round(waited, 3):g} s, published by {listed(self.versions.statistics().publishers)}: "
-                f"wait for version {seen + 1}, or drop an item",
-                wanted=seen + 1,
-                seen=seen,
-                waited_secs=waited,
-            )
+            problem = f"{self!r} has no room until version {seen + 1} is published or an item is dropped; not admitted"
+            publishers = self.versions.statistics().publishers
+            return step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=waited, publishers=publishers)
 
         if secs == 0:
             raise timeout_error()

@@ -15,8 +15,8 @@ from aiohooks.stores import MemoryStepStore
 from aiohooks.version_gate import Ticket, VersionGate
 from tests.project.test_architecture import NO_FRONT_DOOR, ONLY_CORE
 from tests.support.source import ROOT
-from tests.support.suspensions import ticks
 from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -98,7 +98,7 @@ async def test_shipped_items_keep_their_places_until_versions_use_them_up() -> N
     for _ in range(4):
         async with gate.admit(timeout=0):
             pass
-    with pytest.raises(StepTimeoutError, match="wait for version 1"):
+    with pytest.raises(StepTimeoutError, match="no room until version 1"):
         await admit_one(gate, timeout=0)
     await versions.advance()
     assert gate.statistics().room == 2

@@ -18,8 +18,8 @@ from aiohooks.session.coordinator import Coordinator
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.version_gate import VersionGate
-from tests.support.suspensions import ticks
 from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -87,7 +87,7 @@ async def test_a_timeout_is_for_each_wait() -> None:
         first, second, third = [*start_waiting(gate, timeout=5), *start_waiting(gate, timeout=2), *start_waiting(gate)]
         await ticks(10)
         clock.advance(2)
-        message = r"no room in <version gate of 'weights' at version 0, .*> in 2 s, published by nobody: wait for version 1, or"
+        message = r"<version gate of 'weights' at version 0, .*> has no room until version 1 .* in 2 s: seen step 0, no publisher"
         with pytest.raises(StepTimeoutError, match=message):
             await second
         clock.advance(3)

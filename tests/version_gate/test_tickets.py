@@ -11,8 +11,8 @@ from aiohooks.errors import InvalidArgumentError
 from aiohooks.stores import MemoryStepStore, Position
 from aiohooks.stores._protocol import MAX_STEP
 from aiohooks.version_gate import VersionGate
-from tests.support.suspensions import ticks
 from tests.support.version_gates import admit_items, start_waiting
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
