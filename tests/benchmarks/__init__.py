@@ -1,1 +1,1 @@
-"""What the library costs, measured side by side with what one would do without it: `python -m tests.benchmarks`."""
+"""The library's costs, measured side by side with the same work without it: `python -m tests.benchmarks`."""

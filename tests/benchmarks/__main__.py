@@ -24,7 +24,7 @@ from tests.conformance.report import LOOPS, installed_loops, loop_factory
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures, or writes the page; 1 if a bar is missed."""
+    """Measure, or write the page; return 1 if a bar is missed."""
     defaults = Counts()
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report_on(loop: str, rows: Sequence[str], counts: Counts) -> Report:
-    """Measures rows on one event loop; each line is printed as soon as it is there."""
+    """Measure rows on one event loop; each line is printed as soon as it is measured."""
     print(f"\nPython {platform.python_version()}, {loop}\n{header()}")
 
     async def all_rows() -> list[Result]:

@@ -26,7 +26,7 @@ Times = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much is measured. The defaults are for figures; a test that only wants to see a row work takes `TINY`."""
+    """How much is measured. The defaults are for figures; a test that only checks that a row works uses `TINY`."""
 
     rounds: int = 300
     slice_secs: float = 0.001
@@ -74,7 +74,7 @@ Row = Callable[[Counts], AbstractAsyncContextManager[Setup]]
 
 
 class NotInstalledError(Exception):
-    """A row compares with a package that is not there."""
+    """A row compares with a package that is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Result:
 
 
 def repeated(once: Callable[[], Awaitable[object]]) -> Lane:
-    """A lane that awaits `once()` again and again."""
+    """Make a lane that awaits `once()` again and again."""
 
     async def lane(times: int) -> float:
         began = time.perf_counter()
@@ -116,7 +116,7 @@ def repeated(once: Callable[[], Awaitable[object]]) -> Lane:
 
 
 async def measure(name: str, row: Row, counts: Counts) -> list[Result]:
-    """Measures all figures of a row."""
+    """Measure all figures of a row."""
     try:
         async with row(counts) as setup:
             with _quiet_collector():
@@ -129,7 +129,7 @@ async def measure(name: str, row: Row, counts: Counts) -> list[Result]:
 
 @contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Keeps the collector from running by itself; what exists now is out of its sight for as long."""
+    """Keep the garbage collector from running; existing objects are frozen meanwhile."""
     was_on = gc.isenabled()
     gc.collect()
     gc.freeze()
@@ -143,7 +143,7 @@ def _quiet_collector() -> Iterator[None]:
 
 
 async def _calibrated(lane: Lane, setup: Setup, counts: Counts) -> int:
-    """How often a lane does its work in one round: as often as fills its slice."""
+    """Return how often a lane does its work in one round: as often as fills its slice."""
     times = 1
     while True:
         secs = await _undisturbed(lane, times)
@@ -153,7 +153,7 @@ async def _calibrated(lane: Lane, setup: Setup, counts: Counts) -> int:
 
 
 def _counter_of_disturbances() -> Callable[[], int]:
-    """Counts how often this thread lost its core to another process; where nobody counts that, 0 for ever."""
+    """Return a function that counts how often this thread lost its core; where that is not known, always 0."""
     if importlib.util.find_spec("resource") is None:
         return lambda: 0
     resource = importlib.import_module("resource")
@@ -165,7 +165,7 @@ disturbances = _counter_of_disturbances()
 
 
 async def _undisturbed(lane: Lane, times: int) -> float:
-    """The seconds of one slice: of the first one that ran undisturbed, or of the quickest if there is none."""
+    """Return the seconds of the first slice that ran undisturbed, or of the quickest if there is none."""
     tried: list[float] = []
     until = time.perf_counter() + MOST_SECS
     while True:

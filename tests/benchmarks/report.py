@@ -1,4 +1,4 @@
-"""What was measured, as a table for people, as JSON, and as the figures of the page in docs/."""
+"""The results as a table, as JSON, and as the figures of the page in docs/."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of one event loop, and where they were measured."""
+    """The results on one event loop, and where they were measured."""
 
     python: str
     loop: str
@@ -33,12 +33,12 @@ class Report:
 
     @classmethod
     def here(cls, loop: str, results: Iterable[Result]) -> Report:
-        """A report about this interpreter."""
+        """Make a report about this interpreter."""
         return cls(platform.python_version(), loop, os.cpu_count(), dict(_versions()), list(results))
 
     @property
     def missed(self) -> list[Result]:
-        """The results above their bar."""
+        """Return the results above their bar."""
         return [result for result in self.results if result.verdict == "MISSED"]
 
     @property
@@ -59,12 +59,12 @@ HEADINGS = ("row", "work", "bar", "figure", "quartiles", "", "ours us", "theirs 
 
 
 def header() -> str:
-    """The first line of the table for people."""
+    """Return the first line of the table."""
     return _line(HEADINGS)
 
 
 def line(result: Result) -> str:
-    """One line of the table for people."""
+    """Format one line of the table."""
     if result.figure is None:
         return _line((result.row, result.work, "", "", "", "-", "", "", f"  {result.missing}"))
     return _line(
@@ -101,12 +101,12 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def save(reports: Sequence[Report], file: Path) -> None:
-    """Writes reports as JSON."""
+    """Write reports as JSON."""
     file.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1) + "\n", encoding="utf-8")
 
 
 def load(file: Path) -> list[Report]:
-    """Reads what `save` has written."""
+    """Read the reports that `save` has written."""
     found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return [Report(**{**one, "results": [Result(**result) for result in one["results"]]}) for one in found]
 
@@ -132,12 +132,12 @@ def write_page(page: Path, sections: Mapping[str, Container[str]], reports: Sequ
 
 
 def marks(section: str) -> tuple[str, str]:
-    """Between these a page has the figures of a section."""
+    """Return the marks between which a page has the figures of a section."""
     return f"<!-- figures: {section} -->", f"<!-- end of figures: {section} -->"
 
 
 def merged(reports: Sequence[Report], rows: Container[str]) -> list[Report]:
-    """What reports say about some rows, those of one title as one."""
+    """Merge the reports' results of some rows, those of one title as one."""
     found: dict[str, Report] = {}
     for report in reports:
         if results := [result for result in report.results if result.row in rows]:
@@ -148,7 +148,7 @@ def merged(reports: Sequence[Report], rows: Container[str]) -> list[Report]:
 
 
 def markdown(reports: Sequence[Report], compared: Sequence[str]) -> str:
-    """One table of the figures, a column for each report, then one of the times."""
+    """Format one table of the figures, a column for each report, then one of the times."""
     works = {(result.row, result.work): result for report in reports for result in report.results if result.missing is None}
     cores = max(report.cores or 0 for report in reports)
     packages = {name: version for report in reports for name, version in report.packages.items()}

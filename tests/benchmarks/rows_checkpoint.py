@@ -1,4 +1,4 @@
-"""Rows about checkpoints: what a save costs the training that goes on meanwhile, and the memory it holds."""
+"""Rows about checkpoints: what a save costs the training that continues meanwhile, and its memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FEW = 20
 
 
 class Training:
-    """A session that trains step by step, with a `CheckpointSaverHook` that saves when it is told to."""
+    """A session that trains step by step, with a `CheckpointSaverHook` that saves on request."""
 
     def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, directory: Path) -> None:
         """Takes a graph whose train operations are run in turn."""
@@ -50,7 +50,7 @@ class Training:
         self._numbers = count()
 
     async def steps(self, number: int) -> float:
-        """Makes so many steps; returns the seconds they took."""
+        """Run so many steps; return the seconds they took."""
         began = time.perf_counter()
         for _ in range(number):
             await self.session.run(self._operations[next(self._numbers) % len(self._operations)], self._feeds)
@@ -58,7 +58,7 @@ class Training:
         return time.perf_counter() - began
 
     async def saved(self) -> tuple[int, float]:
-        """Makes steps, the first of which is saved, until the checkpoint is durable; returns their number and seconds."""
+        """Run steps, the first of which is saved, until the checkpoint is durable; return their number and seconds."""
         before, made, secs = self.hook.saved, 0, 0.0
         self._clock.advance(PERIOD_SECS)
         while self.hook.saved == before:
@@ -67,7 +67,7 @@ class Training:
         return made, secs
 
     async def lost(self, times: int) -> float:
-        """How much longer the steps during saves took than as many steps before and after would have taken."""
+        """Return how much longer the steps during saves took than as many before and after would have taken."""
         lost, few = 0.0, self._few
         for _ in range(times):
             before = await self.steps(few)
@@ -78,7 +78,7 @@ class Training:
 
 
 def lookups(size: int) -> ah.Graph:
-    """Trains a small head on top of a large table that stays: one core is busy with it."""
+    """Train a small head on top of a large table that stays: one core is busy."""
     graph = ah.Graph()
     graph.placeholder("rows")
     graph.placeholder("labels")
@@ -95,7 +95,7 @@ def lookups(size: int) -> ah.Graph:
 
 
 def layers(size: int) -> ah.Graph:
-    """Trains one layer a step, in turn, so that a save soon holds the old values of all; products of matrices use every core."""
+    """Train one layer a step, in turn, so that a save soon holds the old values of all; matrix products use every core."""
     graph = ah.Graph()
     graph.placeholder("inputs")
     for number in range(max(1, size // (8 * LAYER * LAYER))):
@@ -115,7 +115,7 @@ def _add_layer(graph: ah.Graph, name: str, train: str) -> None:
 
 
 def _takes(fn: Any, *names: str) -> None:
-    """Gives the parameters other names: those are what a graph feeds them by."""
+    """Rename the parameters: the graph feeds them by name."""
     fn.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
 
 
@@ -223,7 +223,7 @@ async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
 
 
 async def _most_memory(work: Callable[[], Awaitable[object]]) -> float:
-    """How many bytes more are in use during some work, at most."""
+    """Return how many bytes more are in use during some work, at most."""
     tracemalloc.start()
     try:
         await work()

@@ -1,4 +1,4 @@
-"""Rows about other people's engines, where they are installed: pytorch-ignite and TensorFlow's MonitoredSession."""
+"""Rows about other engines, where they are installed: pytorch-ignite and TensorFlow's MonitoredSession."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class SuspendingFetchingHook(FetchingHook):
 
 
 class WaitingHook(ah.SessionRunHook):
-    """Waits for time to pass before each run."""
+    """Waits a while before each run."""
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         await asyncio.sleep(WAIT_SECS)
@@ -86,7 +86,7 @@ async def train(loss: float) -> None:
 
 
 def graph_of(names: Sequence[str]) -> ah.Graph:
-    """A graph of a placeholder, an operation for each name, and the train operation, which needs the first of them."""
+    """Make a graph of a placeholder, an operation for each name, and the train operation, which needs the first of them."""
     graph = ah.Graph()
     graph.placeholder("batch")
     for name in names:
@@ -127,13 +127,13 @@ class ByHand:
 async def opened(
     stack: AsyncExitStack, hooks: Sequence[ah.SessionRunHook], names: Sequence[str] = NAMES[:1]
 ) -> Callable[[], Awaitable[Any]]:
-    """Opens a session over `graph_of(names)` until the stack ends; returns what makes one run."""
+    """Open a session over `graph_of(names)` until the stack ends; return a function that makes one run."""
     session = await stack.enter_async_context(ah.AsyncMonitoredSession(graph_of(names), hooks))
     return partial(session.run, "train", {"batch": 1.0})
 
 
 def fetching(names: Sequence[str]) -> list[ah.SessionRunHook]:
-    """Five hooks, each with a name to fetch."""
+    """Make five hooks, each with a name to fetch."""
     return [FetchingHook(names[number % len(names)]) for number in range(HOOKS)]
 
 
@@ -162,7 +162,7 @@ async def hooked_run(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def silent_hooks(counts: Counts) -> AsyncIterator[Setup]:
-    """What is not overridden costs nothing."""
+    """A method that is not overridden costs nothing."""
     async with AsyncExitStack() as stack:
         yield Setup(
             {
@@ -175,7 +175,7 @@ async def silent_hooks(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def marginal_cost(counts: Counts) -> AsyncIterator[Setup]:
-    """What one hook more costs: the slope between 5 and 15 hooks."""
+    """The cost of one more hook: the slope between 5 and 15 hooks."""
     more = 10
     hooks = [NoOpHook() for _ in range(more)]
     context = ah.SessionRunContext((None, None, None), ah.Session(ah.Graph()))

@@ -1,4 +1,4 @@
-"""Rows about step stores over processes: the same for every engine, against the bare engine; and two stores side by side."""
+"""Rows about step stores of several processes: each engine against its bare client, and two stores side by side."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CALLERS = 64
 CROWD, PROCESSES = 1000, 4
 
 
-class Stage:
-    """The server of one row, and what is opened there."""
+class EngineLanes:
+    """Makes the lanes of one row: counters and other processes on one server."""
 
     def __init__(self, name: str, engine: Engine, url: str, stack: AsyncExitStack) -> None:
         self._name = name
@@ -29,7 +29,7 @@ class Stage:
         return await self._stack.enter_async_context(opened(self._engine, kind, self._url))
 
     async def waking(self, kind: str, processes: int, each: int) -> Lane:
-        """A lane from calling `advance` here to when the last of so many waiters in so many other processes has gone on."""
+        """Make a lane from calling `advance` here until the last of so many waiters in so many other processes has been woken."""
         counter = await self._opened(kind)
         others = await self._stack.enter_async_context(peers(self._name, kind, self._url, processes, each))
         step = await counter.advance()
@@ -48,7 +48,7 @@ class Stage:
         return lane
 
     async def advancing(self, kind: str, label: str) -> dict[str, Lane]:
-        """Two lanes of as many advances: all at the same time, and one after the other."""
+        """Make two lanes of as many advances: all at the same time, and one after the other."""
         counter = await self._opened(kind)
 
         async def together() -> None:
@@ -62,16 +62,16 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(name: str) -> AsyncIterator[tuple[Engine, Stage]]:
-    """An engine, and a server of it for the time of the block."""
+async def lanes_of(name: str) -> AsyncIterator[tuple[Engine, EngineLanes]]:
+    """Run a server of an engine for the time of the block."""
     engine = engine_of(name)
     with engine.serve() as url:
         async with AsyncExitStack() as stack:
-            yield engine, Stage(name, engine, url, stack)
+            yield engine, EngineLanes(name, engine, url, stack)
 
 
 def each(lane: str) -> Callable[[Times], float]:
-    """What one advance takes in a lane of `Stage.advancing`."""
+    """Return the time of one advance in a lane of `advancing`."""
     return lambda times: times[lane] / CALLERS
 
 
@@ -80,41 +80,41 @@ OURS, BARE = itemgetter("ours"), itemgetter("bare")
 
 @asynccontextmanager
 async def wake(name: str, _: Counts) -> AsyncIterator[Setup]:
-    """From `advance` in one process until a waiter in another one goes on."""
-    async with stage(name) as (engine, here):
+    """From `advance` in one process until a waiter in another one is woken."""
+    async with lanes_of(name) as (engine, row):
         what = f"{engine.title}: a wake in another process / {engine.by_hand}"
-        lanes = {kind: await here.waking(kind, 1, 1) for kind in ("ours", "bare")}
+        lanes = {kind: await row.waking(kind, 1, 1) for kind in ("ours", "bare")}
         yield Setup(lanes, [Figure(what, engine.wake_bar, OURS, BARE)])
 
 
 @asynccontextmanager
 async def crowd(name: str, counts: Counts) -> AsyncIterator[Setup]:
-    """The same until the last of a thousand waiters in four processes goes on."""
+    """The same until the last of a thousand waiters in four processes is woken."""
     processes = min(PROCESSES, 1 + counts.woken // 20)
     count = max(1, min(CROWD, counts.woken) // processes)
-    async with stage(name) as (engine, here):
+    async with lanes_of(name) as (engine, row):
         what = f"{engine.title}: the last of {processes * count:,} waiters in {processes} processes / the same by hand"
-        lanes = {kind: await here.waking(kind, processes, count) for kind in ("ours", "bare")}
+        lanes = {kind: await row.waking(kind, processes, count) for kind in ("ours", "bare")}
         yield Setup(lanes, [Figure(what, engine.crowd_bar, OURS, BARE)], most_times=1, most_rounds=30)
 
 
 @asynccontextmanager
 async def poll(name: str, _: Counts) -> AsyncIterator[Setup]:
-    """A wake, against a waiter that looks twice a second."""
-    async with stage(name) as (engine, here):
+    """A wake-up, against a waiter that polls twice a second."""
+    async with lanes_of(name) as (engine, row):
         what = f"{engine.title}: a wake in another process / a waiter that looks every 0.5 s, as TensorFlow's"
-        lanes = {kind: await here.waking(kind, 1, 1) for kind in ("ours", "poll")}
+        lanes = {kind: await row.waking(kind, 1, 1) for kind in ("ours", "poll")}
         yield Setup(lanes, [Figure(what, None, OURS, itemgetter("poll"))], most_times=1, most_rounds=20)
 
 
 @asynccontextmanager
 async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
-    """Many callers of a process advance at the same time, and one alone; nobody waits. The times are for one advance."""
-    async with stage(name) as (engine, here):
+    """Many callers of a process advance at the same time, and one alone; without waiters. The times are for one advance."""
+    async with lanes_of(name) as (engine, row):
         many, one = f"{engine.title}: {CALLERS} callers advance together", f"{engine.title}: one caller advances"
         together, alone = each("ours together"), each("ours alone")
         yield Setup(
-            {**await here.advancing("ours", "ours"), **await here.advancing("add", "bare")},
+            {**await row.advancing("ours", "ours"), **await row.advancing("add", "bare")},
             [
                 Figure(f"{many} / {engine.one_call} each", engine.together_bar, together, each("bare together")),
                 Figure(f"{many} / one after the other", engine.together_bar, together, alone),
@@ -127,7 +127,7 @@ async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
 @asynccontextmanager
 async def local_and_redis(_: Counts) -> AsyncIterator[Setup]:
     """Advances of the local store and of the one on Redis, side by side: it is to make five times as many a second."""
-    async with stage("local") as (local, here), stage("redis") as (redis, there):
+    async with lanes_of("local") as (local, here), lanes_of("redis") as (redis, there):
         what = f"{local.title} / {redis.title}"
         yield Setup(
             {**await here.advancing("ours", "local"), **await there.advancing("ours", "redis")},

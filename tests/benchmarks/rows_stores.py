@@ -18,7 +18,7 @@ FAR = 10**12
 
 @asynccontextmanager
 async def advance_past_waiters(counts: Counts) -> AsyncIterator[Setup]:
-    """Advancing costs the same whoever waits, as long as nobody is due."""
+    """Advancing costs the same with any number of waiters, as long as none is due."""
     lonely, crowded = ah.MemoryStepStore(), ah.MemoryStepStore()
     waits = [asyncio.create_task(crowded.wait_for(FAR + number)) for number in range(counts.parked)]
     await asyncio.sleep(0)

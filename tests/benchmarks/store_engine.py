@@ -1,4 +1,4 @@
-"""What the rows about stores over processes ask of an engine: a server, and the least that can do the same by hand."""
+"""The interface of an engine for the rows about stores of several processes: a server, and a bare client."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ POLL_SECS = 0.5
 
 
 class Counter(Protocol):
-    """What is measured: a step store, or what stands for one."""
+    """A counter to measure: a step store, or a bare client in its place."""
 
     async def advance(self) -> int:
-        """One step more; the step it is now."""
+        """Advance by one step; return the new step."""
         ...
 
     async def wait_for(self, step: int) -> object:
-        """Returns when the step has been reached."""
+        """Return when the step has been reached."""
         ...
 
 
@@ -55,7 +55,7 @@ class Engine:
 
 
 def engine_of(name: str) -> Engine:
-    """The engine of this name, if what it needs is installed."""
+    """Return the engine of this name, if its packages are installed."""
     try:
         engine: Engine = importlib.import_module(f"tests.benchmarks.store_{name}").ENGINE
     except ImportError as error:
@@ -64,7 +64,7 @@ def engine_of(name: str) -> Engine:
 
 
 class _Polling:
-    """Waits as TensorFlow's GlobalStepWaiterHook does: it looks, sleeps for half a second, and looks again."""
+    """Polls as TensorFlow's GlobalStepWaiterHook does: it looks, sleeps for half a second, and looks again."""
 
     def __init__(self, store: StepStore) -> None:
         self._store = store

@@ -29,7 +29,7 @@ def serve() -> Iterator[str]:
 class Bare:
     """A number in a file, watched: a lock, a read and a write to advance; an event, a read and a future to be woken.
 
-    Every advance wakes everybody, nobody knows who publishes, and what is damaged or deleted is not noticed.
+    Every advance wakes all processes, publishers are not known, and damaged or deleted files are not noticed.
     """
 
     def __init__(self, file: Path) -> None:
@@ -63,7 +63,7 @@ class Bare:
             await wait
 
     def close(self) -> None:
-        """Watches no longer."""
+        """Stop watching."""
         asyncio.get_running_loop().remove_reader(self._inotify.fd)
         self._inotify.close()
         os.close(self._fd)
@@ -71,7 +71,7 @@ class Bare:
 
 @asynccontextmanager
 async def bare(url: str) -> AsyncIterator[Bare]:
-    """Opens it."""
+    """Open it."""
     counter = Bare(Path(url.removeprefix(SCHEME)).with_name("number"))
     yield counter
     counter.close()

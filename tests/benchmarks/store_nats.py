@@ -60,7 +60,7 @@ class Bare:
                 wait.set_result(None)
 
     def stop(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
         if self._listening is not None:
             self._listening.cancel()
 
@@ -93,7 +93,7 @@ async def _stream(url: str, config: StreamConfig) -> AsyncIterator[JetStreamCont
 
 @asynccontextmanager
 async def bare(url: str) -> AsyncIterator[Bare]:
-    """Opens the one that can also be waited for."""
+    """Open the one that can also be waited for."""
     async with _stream(url, StreamConfig(name="bare", subjects=["bare.*"], max_msgs_per_subject=1)) as stream:
         counter = Bare(stream)
         yield counter
@@ -102,7 +102,7 @@ async def bare(url: str) -> AsyncIterator[Bare]:
 
 @asynccontextmanager
 async def add(url: str) -> AsyncIterator[Sum]:
-    """Opens the one for many callers."""
+    """Open the one for many callers."""
     async with _stream(url, StreamConfig(name="sum", subjects=["sum.*"], allow_msg_counter=True)) as stream:
         yield Sum(stream)
 

@@ -1,9 +1,9 @@
-"""The other processes of the rows about stores: waiters, which say when the last of them has gone on.
+"""The other processes of the rows about stores: waiters, which print when the last of them was woken.
 
     python -m tests.benchmarks.store_peers ENGINE KIND URL COUNT LOOP
 
-Each line of the input of such a process is a step: so many waiters wait for it, it prints `armed`, and then the time at which
-the last one went on. It ends with its input.
+Each line of the input of such a process is a step: so many waiters wait for it, the process prints `armed`, and then the time
+at which the last one was woken. It ends with its input.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from tests.support.source import ROOT
 
 
 class Peers:
-    """Processes with waiters, seen from the one that advances."""
+    """Processes with waiters, seen from the process that advances."""
 
     def __init__(self, processes: list[Process]) -> None:
         self._processes = processes
 
     async def arm(self, step: int) -> None:
-        """Lets all of them wait for a step."""
+        """Let all of them wait for a step."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(b"%d\n" % step)
         assert set(await self.heard()) == {b"armed\n"}
 
     async def woken(self) -> float:
-        """Returns when the last waiter of all has gone on, and at what time it did; all processes have the same clock."""
+        """Return the time at which the last waiter of all was woken; all processes have the same clock."""
         return max(map(float, await self.heard()))
 
     async def heard(self) -> list[bytes]:
-        """A line of each."""
+        """Read a line of each."""
         return await asyncio.gather(*(one.stdout.readline() for one in self._processes if one.stdout is not None))
 
 
 @asynccontextmanager
 async def peers(name: str, kind: str, url: str, processes: int, count: int) -> AsyncIterator[Peers]:
-    """Has so many processes with so many waiters each, on the same event loop as this one."""
+    """Start so many processes with so many waiters each, on the same event loop as this one."""
     loop = "uvloop" if type(asyncio.get_running_loop()).__module__.startswith("uvloop") else "asyncio"
     command = [sys.executable, "-m", "tests.benchmarks.store_peers", name, kind, url, str(count), loop]
     async with AsyncExitStack() as stack:
@@ -61,7 +61,7 @@ async def peers(name: str, kind: str, url: str, processes: int, count: int) -> A
 
 
 async def serve(name: str, kind: str, url: str, count: int) -> None:
-    """Is such a process, until its input ends."""
+    """Be such a process, until its input ends."""
     lines = asyncio.StreamReader()
     pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     last = 0.0

@@ -22,7 +22,7 @@ STREAM = "bare"
 
 @contextmanager
 def serve() -> Iterator[str]:
-    """A server that keeps nothing on the disk."""
+    """Run a server that writes nothing to the disk."""
     if not KINDS:
         raise NotInstalledError("valkey-server")
     with tempfile.TemporaryDirectory() as directory, running(KINDS[0], Path(directory), keeps=False) as server:
@@ -51,7 +51,7 @@ class Bare:
         await wait
 
     async def listen(self) -> None:
-        """Reads for all waits of this process."""
+        """Read for all waits of this process."""
         while True:
             await self._begun.wait()
             self._begun.clear()
@@ -64,7 +64,7 @@ class Bare:
 
 @asynccontextmanager
 async def bare(url: str) -> AsyncIterator[Bare]:
-    """Opens it."""
+    """Open it."""
     async with redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=None) as client:
         counter = Bare(client)
         listening = asyncio.ensure_future(counter.listen())

@@ -1,4 +1,4 @@
-"""Replays a file of recorded scenarios, by default the project's own, and says where the library differs."""
+"""Replay a file of recorded scenarios, by default the project's own, and print the differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conformance.report import LOOPS, installed_loops, replay_all
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints a line for each mode and loop, then each disagreement; 1 if there is any."""
+    """Print a line for each mode and loop, then each disagreement; return 1 if there is any."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=TRACES, help="a file of records, one JSON object a line")
     parser.add_argument("--mode", choices=[*Mode, "all"], default="all")

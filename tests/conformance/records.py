@@ -31,7 +31,7 @@ Body = TypedDict("Body", {"steps": int, "feed_w": bool, "fetch": Any, "raise": s
 
 
 class Scenario(TypedDict):
-    """What happens: `run` is a list of `[n, error]` for the n-th run of the raw session."""
+    """A scenario: `run` is a list of `[n, error]` for the n-th run of the raw session."""
 
     session: str
     hooks: list[HookPlan]
@@ -40,7 +40,7 @@ class Scenario(TypedDict):
 
 
 class Expected(TypedDict):
-    """What the original did."""
+    """The original's calls and results."""
 
     trace: list[Call]
     runs: list[Any]
@@ -57,7 +57,7 @@ class Record(TypedDict):
 
 
 class Mode(enum.StrEnum):
-    """How a scenario is replayed."""
+    """How to replay a scenario."""
 
     PLAIN = "plain"
     """No coroutine suspends: calls, their order and their results are the original's."""
@@ -70,14 +70,14 @@ class Mode(enum.StrEnum):
 
 
 def load(path: Path = TRACES, limit: int | None = None) -> list[Record]:
-    """The records of a file, at most `limit` of them."""
+    """Load the records of a file, at most `limit` of them."""
     with path.open(encoding="utf-8") as lines:
         records: list[Record] = [json.loads(line) for line in lines if line.strip()]
     return records[:limit]
 
 
 def rounds(record: Record) -> dict[tuple[str, str, int], int]:
-    """The round of each recorded call of a hook; a round begins with the call of the first hook."""
+    """Return the round of each recorded call of a hook; a round begins with the call of the first hook."""
     hooks = record["scenario"]["hooks"]
     first = hooks[0]["name"] if hooks else None
     current: dict[str, int] = {}
@@ -110,7 +110,7 @@ def actions(record: Record, mode: Mode) -> Actions:
 
 
 def expected_trace(record: Record, mode: Mode) -> list[Call]:
-    """The recorded calls, numbered by round when suspending."""
+    """Return the recorded calls, numbered by round when suspending."""
     trace = record["expected"]["trace"]
     if mode is not Mode.SUSPENDING:
         return trace

@@ -1,4 +1,4 @@
-"""Replays one recorded scenario on the library and says where it differs."""
+"""Replay one recorded scenario on the library, and compare."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ERRORS: dict[str, type[Exception]] = {
 
 @dataclass
 class Outcome:
-    """What one replay did; `faults` are broken promises that hold for every scenario."""
+    """The outcome of one replay; `faults` are broken promises that hold for every scenario."""
 
     trace: list[Call] = field(default_factory=list)
     runs: list[Any] = field(default_factory=list)
@@ -43,11 +43,11 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
 
-class Stage:
+class Replay:
     """What the hooks, the sessions and the body of one replay share."""
 
     def __init__(self, record: Record, mode: Mode) -> None:
-        """Sets the scene; `play` replays."""
+        """Prepare the graph and hooks."""
         self.scenario = record["scenario"]
         self.mode = mode
         self.actions: Actions = actions(record, mode)
@@ -67,32 +67,32 @@ class Stage:
         self.hooks = [ScriptedHook(self, plan["name"], plan["fetch"], plan["feed"]) for plan in self.scenario["hooks"]]
 
     def count(self, who: str, phase: str) -> int:
-        """The number of this call: the round when suspending, else the caller's own count."""
+        """Return the number of this call: the round when suspending, else the caller's own count."""
         self.calls[who, phase] += 1
         if self.mode is Mode.SUSPENDING and who not in ("session", "body"):
             return self.calls[self.hooks[0].name, phase]
         return self.calls[who, phase]
 
     def error(self, name: str) -> BaseException:
-        """A new error, remembered, so that what reaches the caller can be told by identity."""
+        """Make an error, and keep it, so that the caller's error can be compared by identity."""
         error = ERRORS[name](f"scripted {name} {len(self.raised) + 1}")
         self.raised.append(error)
         return error
 
     async def pause(self) -> None:
-        """Suspends for one tick where the mode wants it."""
+        """Suspend for one tick if the mode says so."""
         if self.suspending:
             await asyncio.sleep(0)
 
     def session(self) -> ah.AsyncMonitoredSession | ah.AsyncSingularMonitoredSession:
-        """The monitored session under test."""
+        """Make the monitored session under test."""
         creator = ScriptedCreator(self)
         if self.scenario["session"] == "singular":
             return ah.AsyncSingularMonitoredSession(creator, self.hooks)
         return ah.AsyncMonitoredSession(creator, self.hooks, recovery=POLICY)
 
-    async def play(self) -> None:
-        """The scenario's program; fills the outcome."""
+    async def run_scenario(self) -> None:
+        """Run the scenario's program, and fill the outcome."""
         body, outcome = self.scenario["body"], self.outcome
         before = asyncio.all_tasks()
         entered = False
@@ -115,7 +115,7 @@ class Stage:
             outcome.faults.append(f"left running: {', '.join(sorted(map(repr, left)))}")
 
     def check_identity(self, error: BaseException) -> None:
-        """One error reaches the caller as the same object, several as one flat group of them."""
+        """Check that one error reaches the caller as the same object, several as one flat group of them."""
         parts = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
         if isinstance(error, BaseExceptionGroup) and len(parts) < 2:
             self.outcome.faults.append(f"a group of one: {error!r}")
@@ -124,7 +124,7 @@ class Stage:
                 self.outcome.faults.append(f"the caller got an error that nobody raised: {part!r}")
 
     def check_ends(self) -> None:
-        """Every session and every begun hook was closed once, in reverse order; `end` came at most once."""
+        """Check that every session and begun hook was closed once, in reverse order, and `end` came at most once."""
         faults = self.outcome.faults
         for n in range(1, self.calls["session", "create"] + 1):
             if self.closed_sessions[n] != 1:
@@ -137,11 +137,11 @@ class Stage:
 
 
 class ScriptedHook(ah.SessionRunHook):
-    """Records its calls and does what the scenario says."""
+    """Records its calls and performs the scenario's actions."""
 
-    def __init__(self, stage: Stage, name: str, fetch: Any, feed: dict[str, Any] | None) -> None:
+    def __init__(self, replay: Replay, name: str, fetch: Any, feed: dict[str, Any] | None) -> None:
         """Plays the part `name`."""
-        self.stage = stage
+        self.replay = replay
         self.name = name
         self.fetch = fetch
         self.feed = feed
@@ -152,27 +152,27 @@ class ScriptedHook(ah.SessionRunHook):
 
         A real `StopIteration` is raised in this coroutine and so becomes a `RuntimeError` here.
         """
-        stage = self.stage
-        n = stage.count(self.name, phase)
-        stage.outcome.trace.append([self.name, phase, n] if results is None else [self.name, phase, n, results])
-        await stage.pause()
-        for action in stage.actions.get((self.name, phase, n), ()):
+        replay = self.replay
+        n = replay.count(self.name, phase)
+        replay.outcome.trace.append([self.name, phase, n] if results is None else [self.name, phase, n, results])
+        await replay.pause()
+        for action in replay.actions.get((self.name, phase, n), ()):
             if action == "request_stop":
                 assert context is not None
                 context.request_stop()
             elif action == "coord_stop":
                 assert self.coord is not None
                 self.coord.request_stop()
-            elif action == "StopIteration" and stage.mode is not Mode.STOP_ITERATION:
+            elif action == "StopIteration" and replay.mode is not Mode.STOP_ITERATION:
                 error = StopAsyncIteration("scripted")
-                stage.raised.append(error)
+                replay.raised.append(error)
                 raise error
             else:
-                raise stage.error(action)
+                raise replay.error(action)
 
     async def begin(self) -> None:
         """See `perform`."""
-        self.stage.begun.append(self.name)
+        self.replay.begun.append(self.name)
         await self.perform("begin")
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
@@ -196,54 +196,54 @@ class ScriptedHook(ah.SessionRunHook):
         await self.perform("end")
 
     async def close(self, exc: BaseException | None) -> None:
-        """Counted, not recorded in the trace."""
-        self.stage.closed.append(self.name)
-        await self.stage.pause()
+        """Count the call; it is not part of the trace."""
+        self.replay.closed.append(self.name)
+        await self.replay.pause()
 
 
 class ScriptedCreator:
-    """Makes sessions that record, all on one step store and one set of variables."""
+    """Makes recording sessions, all on one step store and one set of variables."""
 
-    def __init__(self, stage: Stage) -> None:
-        """Creates for this stage."""
-        self.stage = stage
-        self.graph = stage.graph
+    def __init__(self, replay: Replay) -> None:
+        """Creates for this replay."""
+        self.replay = replay
+        self.graph = replay.graph
 
     async def create_session(self) -> ah.Session:
         """See `ScriptedSession`."""
-        n = self.stage.count("session", "create")
-        self.stage.outcome.trace.append(["session", "create", n])
-        await self.stage.pause()
-        return ScriptedSession(self.stage, n)
+        n = self.replay.count("session", "create")
+        self.replay.outcome.trace.append(["session", "create", n])
+        await self.replay.pause()
+        return ScriptedSession(self.replay, n)
 
 
 class ScriptedSession(ah.Session):
     """A raw session whose n-th run, counted over all of the scenario, raises what the scenario says."""
 
-    def __init__(self, stage: Stage, n: int) -> None:
-        """The n-th session of this stage."""
-        super().__init__(stage.graph, global_step=stage.steps, variables=stage.variables)
-        self.stage = stage
+    def __init__(self, replay: Replay, n: int) -> None:
+        """The n-th session of this replay."""
+        super().__init__(replay.graph, global_step=replay.steps, variables=replay.variables)
+        self.replay = replay
         self.n = n
 
     async def run(self, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Records, then raises or runs."""
-        n = self.stage.count("session", "run")
-        self.stage.outcome.trace.append(["session", "run", n])
-        await self.stage.pause()
-        if n in self.stage.run_errors:
-            raise self.stage.error(self.stage.run_errors[n])
+        """Record the call, then raise or run."""
+        n = self.replay.count("session", "run")
+        self.replay.outcome.trace.append(["session", "run", n])
+        await self.replay.pause()
+        if n in self.replay.run_errors:
+            raise self.replay.error(self.replay.run_errors[n])
         return await super().run(fetches, feed_dict, *args, **kwargs)
 
     async def aclose(self) -> None:
-        """Counted, not recorded in the trace."""
-        self.stage.closed_sessions[self.n] += 1
-        await self.stage.pause()
+        """Count the call; it is not part of the trace."""
+        self.replay.closed_sessions[self.n] += 1
+        await self.replay.pause()
         await super().aclose()
 
 
 def make_graph() -> ah.Graph:
-    """The graph of every scenario."""
+    """Make the graph of every scenario."""
     graph = ah.Graph()
     graph.placeholder("x", default=0)
     graph.placeholder("w", default=1)
@@ -295,19 +295,19 @@ async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | Non
     return f"hangs after {limit} ticks: {names}"
 
 
-async def replay(record: Record, mode: Mode, *, tick_limit: int = TICK_LIMIT) -> Outcome:
-    """Replays one scenario in the running loop."""
-    stage = Stage(record, mode)
-    hanging = await within_ticks(stage.play(), tick_limit)
+async def replay_record(record: Record, mode: Mode, *, tick_limit: int = TICK_LIMIT) -> Outcome:
+    """Replay one scenario in the running loop."""
+    replay = Replay(record, mode)
+    hanging = await within_ticks(replay.run_scenario(), tick_limit)
     if hanging is None:
-        stage.check_ends()
+        replay.check_ends()
     else:
-        stage.outcome.faults.append(hanging)
-    return stage.outcome
+        replay.outcome.faults.append(hanging)
+    return replay.outcome
 
 
 def differences(record: Record, mode: Mode, outcome: Outcome) -> list[str]:
-    """Where the outcome differs from the recorded one, in words; empty if it agrees."""
+    """Describe where the outcome differs from the recorded one; empty if it agrees."""
     found = list(outcome.faults)
     if mode is Mode.FREE:
         return found
@@ -325,7 +325,7 @@ def differences(record: Record, mode: Mode, outcome: Outcome) -> list[str]:
 
 
 def trace_diff(wanted: list[Call], got: list[Call]) -> str:
-    """A unified diff of two traces, a call a line."""
+    """Return a unified diff of two traces, a call a line."""
 
     def lines(trace: list[Call]) -> list[str]:
         return [" ".join(str(part) for part in call) for call in trace]

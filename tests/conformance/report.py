@@ -1,4 +1,4 @@
-"""Replays many records in one loop, and says in a few lines how it went."""
+"""Replay many records in one loop, and summarise the differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.conformance.replay import TICK_LIMIT, Outcome, differences, replay
+from tests.conformance.replay import TICK_LIMIT, Outcome, differences, replay_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ LOOPS = ("asyncio", "uvloop")
 
 @dataclass
 class Report:
-    """The replays of one mode on one loop; `stray` is what the loop or Python complained of apart from any scenario."""
+    """The replays of one mode on one loop; `stray` are complaints of the loop or of Python apart from any scenario."""
 
     mode: Mode
     loop: str
@@ -35,7 +35,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all of it agreed."""
+        """Whether all replays agreed."""
         return not self.disagreements and not self.stray
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Report:
         return f"{self.loop:8} {self.mode:15} {agreed:6,} of {self.replayed:6,} agree{stray}  ({self.secs:.1f} s)"
 
     def details(self, limit: int = 5) -> str:
-        """The first disagreements, for people."""
+        """Format the first disagreements."""
         blocks = [describe(*found) for found in self.disagreements[:limit]]
         if len(self.disagreements) > limit:
             blocks.append(f"... and {len(self.disagreements) - limit} more")
@@ -53,7 +53,7 @@ class Report:
 
 
 def describe(record: Record, outcome: Outcome, found: list[str]) -> str:
-    """One disagreement: the scenario, then each difference."""
+    """Format one disagreement: the scenario, then each difference."""
     scenario = record["scenario"]
     lines = [f"--- {record['id']}: {scenario['session']} session"]
     for hook in scenario["hooks"]:
@@ -68,7 +68,7 @@ def describe(record: Record, outcome: Outcome, found: list[str]) -> str:
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The function that makes a loop of this name."""
+    """Return the function that makes a loop of this name."""
     if name == "uvloop":
         factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
         return factory
@@ -76,12 +76,12 @@ def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def installed_loops() -> list[str]:
-    """Which loops can be used here."""
+    """Return the names of the loops that are installed."""
     return [name for name in LOOPS if name == "asyncio" or importlib.util.find_spec(name) is not None]
 
 
 def replay_all(records: Iterable[Record], mode: Mode, loop: str, *, tick_limit: int = TICK_LIMIT) -> Report:
-    """Replays all records in one loop; warnings and complaints to the loop's exception handler count, too."""
+    """Replay all records in one loop; warnings and calls of the loop's exception handler count, too."""
     report = Report(mode, loop)
 
     async def main() -> None:
@@ -90,7 +90,7 @@ def replay_all(records: Iterable[Record], mode: Mode, loop: str, *, tick_limit: 
 
         asyncio.get_running_loop().set_exception_handler(complain)
         for record in records:
-            outcome = await replay(record, mode, tick_limit=tick_limit)
+            outcome = await replay_record(record, mode, tick_limit=tick_limit)
             report.replayed += 1
             if found := differences(record, mode, outcome):
                 report.disagreements.append((record, outcome, found))

@@ -15,7 +15,7 @@ import aiohooks as ah
 from tests.conformance import replay as replay_module
 from tests.conformance.__main__ import main
 from tests.conformance.records import TRACES, Mode, Record, comparable, expected_trace, load
-from tests.conformance.replay import ScriptedHook, Stage, differences, replay
+from tests.conformance.replay import Replay, ScriptedHook, differences, replay_record
 from tests.conformance.report import installed_loops, replay_all
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 async def test_a_wrong_expectation_is_seen() -> None:
     """The comparison fails for a call too many or too few, a wrong result, a wrong error and a wrong place."""
     record = RECORDS[1]
-    outcome = await replay(record, Mode.PLAIN)
+    outcome = await replay_record(record, Mode.PLAIN)
     assert differences(record, Mode.PLAIN, outcome) == []
     right = record["expected"]
     changes: dict[str, Any] = {
@@ -74,7 +74,7 @@ async def test_a_wrong_expectation_is_seen() -> None:
 
 
 async def test_a_hang_is_seen() -> None:
-    """A scenario that never ends is broken off after its ticks and reported, whatever the clock says."""
+    """A scenario that never ends is cancelled after its ticks and reported, whatever the clock says."""
 
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
@@ -86,14 +86,14 @@ async def test_a_hang_is_seen() -> None:
 
 async def test_a_forgotten_close_is_seen() -> None:
     """A hook or session that is not closed, or closed twice, is reported by every replay."""
-    stage = Stage(RECORDS[1], Mode.PLAIN)
-    await stage.play()
-    stage.check_ends()
-    assert stage.outcome.faults == []
-    stage.closed.append("A")
-    stage.closed_sessions[1] = 0
-    stage.check_ends()
-    assert stage.outcome.faults == ["session 1 was closed 0 times", "begun ['A'], but closed ['A', 'A']"]
+    replay = Replay(RECORDS[1], Mode.PLAIN)
+    await replay.run_scenario()
+    replay.check_ends()
+    assert replay.outcome.faults == []
+    replay.closed.append("A")
+    replay.closed_sessions[1] = 0
+    replay.check_ends()
+    assert replay.outcome.faults == ["session 1 was closed 0 times", "begun ['A'], but closed ['A', 'A']"]
 
 
 def test_rounds() -> None:
@@ -153,11 +153,11 @@ async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str
         },
         "expected": {"trace": [], "runs": [], "raised": None, "raised_by": None},
     }
-    stage = Stage(record, mode)
-    stage.actions = {(hook["name"], phase, n): [what] for hook in record["scenario"]["hooks"] for phase, n, what in hook["plan"]}
-    await stage.play()
-    stage.check_ends()
-    outcome = stage.outcome
+    replay = Replay(record, mode)
+    replay.actions = {(hook["name"], phase, n): [what] for hook in record["scenario"]["hooks"] for phase, n, what in hook["plan"]}
+    await replay.run_scenario()
+    replay.check_ends()
+    outcome = replay.outcome
     assert outcome.faults == []
     if session == "singular":
         assert (outcome.raised, outcome.runs) == ("AbortedError", [])
@@ -168,8 +168,8 @@ async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str
         assert [call for call in outcome.trace if call[1] == "end"] == [["A", "end", 1], ["B", "end", 1]]
 
 
-class Assigned(Stage):
-    """A stage whose sessions are the chief's own, with `run` and `aclose` assigned to the object."""
+class Assigned(Replay):
+    """A replay whose sessions are the chief's own, with `run` and `aclose` assigned to the object."""
 
     def session(self) -> ah.AsyncMonitoredSession | ah.AsyncSingularMonitoredSession:
         """As in a replay, but with `AssigningCreator`."""
@@ -182,28 +182,28 @@ class Assigned(Stage):
 class AssigningCreator:
     """Wraps a `ChiefSessionCreator`."""
 
-    def __init__(self, stage: Stage) -> None:
-        """Creates for this stage."""
-        self.stage = stage
-        self.graph = stage.graph
-        self.chief = ah.ChiefSessionCreator(stage.graph, global_step=stage.steps, variables=stage.variables)
+    def __init__(self, replay: Replay) -> None:
+        """Creates for this replay."""
+        self.replay = replay
+        self.graph = replay.graph
+        self.chief = ah.ChiefSessionCreator(replay.graph, global_step=replay.steps, variables=replay.variables)
 
     async def create_session(self) -> ah.Session:
         """Overrides both methods on the object that the chief made."""
         session = await self.chief.create_session()
-        created = self.stage.count("session", "create")
-        self.stage.outcome.trace.append(["session", "create", created])
+        created = self.replay.count("session", "create")
+        self.replay.outcome.trace.append(["session", "create", created])
         run, aclose = session.run, session.aclose
 
         async def scripted_run(fetches: object, feed_dict: object = None, *args: object, **kwargs: object) -> object:
-            n = self.stage.count("session", "run")
-            self.stage.outcome.trace.append(["session", "run", n])
-            if n in self.stage.run_errors:
-                raise self.stage.error(self.stage.run_errors[n])
+            n = self.replay.count("session", "run")
+            self.replay.outcome.trace.append(["session", "run", n])
+            if n in self.replay.run_errors:
+                raise self.replay.error(self.replay.run_errors[n])
             return await run(fetches, feed_dict, *args, **kwargs)  # type: ignore[arg-type]
 
         async def scripted_aclose() -> None:
-            self.stage.closed_sessions[created] += 1
+            self.replay.closed_sessions[created] += 1
             await aclose()
 
         session.run = scripted_run  # type: ignore[method-assign]
@@ -214,10 +214,10 @@ class AssigningCreator:
 async def test_overriding_on_the_object() -> None:
     """A chief's session may also have `run` and `aclose` assigned to the object: they are the only ways in and out."""
     for record in RECORDS[:200]:
-        stage = Assigned(record, Mode.PLAIN)
-        await stage.play()
-        stage.check_ends()
-        assert differences(record, Mode.PLAIN, stage.outcome) == [], record["id"]
+        replay = Assigned(record, Mode.PLAIN)
+        await replay.run_scenario()
+        replay.check_ends()
+        assert differences(record, Mode.PLAIN, replay.outcome) == [], record["id"]
 
 
 def test_scripted_hooks_override_everything() -> None:

@@ -1,4 +1,4 @@
-"""One cell of the failure matrix: a session with five hooks of which one misbehaves, and what came of it."""
+"""One cell of the failure matrix: a session with five hooks of which one misbehaves, and its outcome."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ RUNS = 2
 """How often the body calls `run`, unless it is asked to stop."""
 
 Event = tuple[str, int]
-"""What was called, and on which hook; 0 for the session's own `create`, `run` and `aclose`."""
+"""A method that was called, and the number of its hook; 0 for the session's own `create`, `run` and `aclose`."""
 
 OVERLAPPING = ("after_create_session", "before_run", "run", "after_run")
-"""Phases whose hooks, or operations, go on together; in the others one follows the other."""
+"""Phases whose hooks, or operations, overlap; in the others they run one after the other."""
 
 
 class Cell(NamedTuple):
     """Hook `hook` misbehaves in `phase`; `raises` is what it raises, for errors and clean ends.
 
-    Where hooks suspend, the others in that phase wait for ever if the phase is to be broken off, and those cancelled
-    with the task raise an error of their own on the way out. There the body does not ask `should_stop`, either.
+    If hooks suspend, the others in a phase that is to be interrupted wait until they are cancelled, and those cancelled
+    with the task raise an error of their own on the way out. The body does not ask `should_stop` then, either.
     """
 
     phase: str
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What happened in one cell. `reached` is the object that the caller got, `raised` the one that was raised."""
+    """The outcome of one cell. `reached` is the object that the caller got, `raised` the one that was raised."""
 
     events: list[Event] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -63,8 +63,8 @@ class Outcome:
     left_running: int = 0
 
 
-class Scene:
-    """One cell being tried."""
+class CellRun:
+    """One run of a cell."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
@@ -94,14 +94,14 @@ class Scene:
         self.monitored.request_stop("asked by a hook")
 
     async def perform(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
-        """Records the call, suspends if the cell does, and misbehaves if it is this hook's turn."""
+        """Record the call, suspend if the cell does, and misbehave if this is the hook that does."""
         cell, outcome = self.cell, self.outcome
         if phase == "operation":
             phase = "run"
         else:
             outcome.events.append((phase, number))
         if phase == cell.phase and number != cell.hook and cell.others_wait:
-            await self.wait_for_ever(number)
+            await self.wait_forever(number)
         if cell.suspends:
             await asyncio.sleep(0)
         if (phase, number) != (cell.phase, cell.hook) or self.misbehaved:
@@ -118,7 +118,7 @@ class Scene:
             outcome.raised = cell.raises("misbehaving")
             raise outcome.raised
 
-    async def wait_for_ever(self, number: int) -> None:
+    async def wait_forever(self, number: int) -> None:
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
@@ -127,8 +127,8 @@ class Scene:
                 raise OSError("an error during cleanup") from None
             raise
 
-    async def play(self) -> None:
-        """The user's program."""
+    async def run_program(self) -> None:
+        """Run the user's program."""
         outcome = self.outcome
         before = asyncio.all_tasks()
         self.task = asyncio.current_task()
@@ -141,7 +141,7 @@ class Scene:
                     if session.should_stop() and not self.cell.suspends:
                         break
                     outcome.results.append(await session.run("train"))
-        except BaseException as error:  # what reached the caller is the result, whatever it is
+        except BaseException as error:  # the error that reached the caller is part of the outcome
             outcome.reached = error
         outcome.step = self.steps.latest.step
         outcome.cancelling = self.task.cancelling()
@@ -151,71 +151,71 @@ class Scene:
 class MisbehavingHook(ah.SessionRunHook):
     """Records every call; fetches an operation of its own, so that a run can fail on its account."""
 
-    def __init__(self, scene: Scene, number: int) -> None:
-        self.scene = scene
+    def __init__(self, cell_run: CellRun, number: int) -> None:
+        self.cell_run = cell_run
         self.number = number
 
     async def begin(self) -> None:
-        await self.scene.perform("begin", self.number, self.scene.request_stop)
+        await self.cell_run.perform("begin", self.number, self.cell_run.request_stop)
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self.scene.perform("after_create_session", self.number, coord.request_stop)
+        await self.cell_run.perform("after_create_session", self.number, coord.request_stop)
 
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
-        await self.scene.perform("before_run", self.number, run_context.request_stop)
+        await self.cell_run.perform("before_run", self.number, run_context.request_stop)
         return ah.SessionRunArgs(f"operation_{self.number}")
 
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         assert run_values.results == self.number
-        await self.scene.perform("after_run", self.number, run_context.request_stop)
+        await self.cell_run.perform("after_run", self.number, run_context.request_stop)
 
     async def end(self, session: ah.Session) -> None:
         assert not session.closed
-        await self.scene.perform("end", self.number, self.scene.request_stop)
+        await self.cell_run.perform("end", self.number, self.cell_run.request_stop)
 
     async def close(self, exc: BaseException | None) -> None:
-        self.scene.outcome.closed_with.append(exc)
-        await self.scene.perform("close", self.number, self.scene.request_stop)
-        self.scene.outcome.closed.append(self.number)
+        self.cell_run.outcome.closed_with.append(exc)
+        await self.cell_run.perform("close", self.number, self.cell_run.request_stop)
+        self.cell_run.outcome.closed.append(self.number)
 
 
 class Creator:
-    """Makes sessions that record."""
+    """Makes sessions that record their calls."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
-        self.graph = scene.graph
+    def __init__(self, cell_run: CellRun) -> None:
+        self.cell_run = cell_run
+        self.graph = cell_run.graph
 
     async def create_session(self) -> ah.Session:
-        self.scene.outcome.events.append(("create", 0))
-        return RecordingSession(self.scene)
+        self.cell_run.outcome.events.append(("create", 0))
+        return RecordingSession(self.cell_run)
 
 
 class RecordingSession(ah.Session):
     """Records `run` and `aclose`."""
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene.graph, global_step=scene.steps)
-        self.scene = scene
+    def __init__(self, cell_run: CellRun) -> None:
+        super().__init__(cell_run.graph, global_step=cell_run.steps)
+        self.cell_run = cell_run
 
     async def run(self, fetches: Any, feed_dict: Any = None, **kwargs: Any) -> Any:
-        self.scene.outcome.events.append(("run", 0))
+        self.cell_run.outcome.events.append(("run", 0))
         return await super().run(fetches, feed_dict, **kwargs)
 
     async def aclose(self) -> None:
-        self.scene.outcome.events.append(("aclose", 0))
+        self.cell_run.outcome.events.append(("aclose", 0))
         await super().aclose()
 
 
 def run_cell(cell: Cell, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> Outcome:
-    """Tries one cell in a loop of its own; raises if it hangs."""
+    """Run one cell in a loop of its own; raise if it hangs."""
 
     async def main() -> Outcome:
-        scene = Scene(cell)
-        hanging = await within_ticks(scene.play(), TICK_LIMIT)
+        cell_run = CellRun(cell)
+        hanging = await within_ticks(cell_run.run_program(), TICK_LIMIT)
         if hanging is not None:
             raise AssertionError(f"{cell} {hanging}")
-        return scene.outcome
+        return cell_run.outcome
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(main())
