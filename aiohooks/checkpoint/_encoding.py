@@ -6,6 +6,7 @@ ever looked up, and nothing in a file is ever executed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -43,6 +44,7 @@ _NATIVE = {
     "b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32", "i8": "I64", "u8": "U64",
     "f2": "F16", "f4": "F32", "f8": "F64",
 }  # fmt: skip
+_NATIVE_WIDTH = {dtype: int(dtype[1:]) for dtype in _NATIVE}
 _SUPPORTED = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)", re.ASCII)
 
 
@@ -139,9 +141,6 @@ class ArrayFile:
                     yield data[start : start + CHUNK_BYTES]
 
 
-_NATIVE_WIDTH = {dtype: int(dtype[1:]) for dtype in _NATIVE}
-
-
 def _little_endian_bytes(array: Array, dtype: str) -> memoryview:
     if dtype.startswith(">"):
         array = array.byteswap()
@@ -197,15 +196,12 @@ def _make_array(kind: np.dtype[Any], shape: list[int], data: bytearray) -> Array
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    if not isinstance(text, str) or not _SUPPORTED.fullmatch(text) or len(text) > 40:
-        raise DamagedError("has an unknown dtype")
-    try:
-        found: np.dtype[Any] = np.dtype(text)
-    except (TypeError, ValueError, OverflowError):
-        raise DamagedError("has an unknown dtype") from None
-    if found.str != text:
-        raise DamagedError("has an unknown dtype")
-    return found
+    if isinstance(text, str) and len(text) <= 40 and _SUPPORTED.fullmatch(text):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            found: np.dtype[Any] = np.dtype(text)
+            if found.str == text:
+                return found
+    raise DamagedError("has an unknown dtype")
 
 
 def _parse_shape(value: object) -> list[int]:
@@ -215,7 +211,12 @@ def _parse_shape(value: object) -> list[int]:
     return sizes
 
 
-def _scalar_to_bytes(value: np.generic, place: str) -> tuple[str, bytes]:
+def _is_scalar(value: object) -> bool:
+    # Flexible types are text and bytes, which lose zeros at their end.
+    return isinstance(value, np.generic) and not isinstance(value, np.flexible)
+
+
+def _scalar_to_bytes(value: Any, place: str) -> tuple[str, bytes]:
     array = np.asarray(value)
     dtype = _check_dtype(array.dtype, place)
     return dtype, bytes(_little_endian_bytes(array, dtype))
@@ -297,7 +298,7 @@ class _Encoder:
             return self._extension(_TUPLE, self.bytes_of(self._items(value, path)))
         if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
             return self._extension(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
-        if isinstance(value, np.generic) and not isinstance(value, np.flexible):  # flexible: text loses zeros at its end
+        if _is_scalar(value):
             return self._extension(_SCALAR, self.bytes_of(_scalar_to_bytes(value, _text_of(path))))
         raise self._refused(value, path)
 

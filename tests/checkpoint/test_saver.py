@@ -208,6 +208,22 @@ async def test_what_the_policy_does_not_keep_is_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000000000001.000002", "step-000000000005.000006"]
 
 
+async def test_a_checkpoint_removed_by_the_user_during_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The others that the policy does not keep are removed all the same, without a warning."""
+    [path, _] = saved(tmp_path, 1, 2)
+    fs = WatchedFs()
+
+    def remove_one(name: str, args: tuple[Any, ...]) -> None:
+        if name == "write" and path.exists():
+            shutil.rmtree(path)
+
+    fs.before = remove_one
+    async with saver_over(fs, tmp_path, keep=KeepNewest(1)) as saver:
+        await saver.save(state_of(3), 3)
+    assert names(tmp_path) == ["step-000000000003.000003"]
+    assert caplog.messages == []
+
+
 class Nothing(KeepPolicy):
     """Keeps nothing."""
 
