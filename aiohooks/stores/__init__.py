@@ -1,30 +1,26 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
-    _mark           Position, and which numbers can be steps
-    _snapshot           what an engine tells of a run, and what can be asked of it
-    _damage         that what an engine keeps cannot be read
-    _run_state      what each request does to the state of a run: pure
-    _waiters        who waits, parked under the step waited for
-    _publishers     who may advance, who of them still could, how the last one left
-    _changes        the newest position, again and again
-    _progress       one line a minute about what is waited for
-    _waits           the waiting room: all of these together, and how waits end
-    _store          StepStore: the contract, and all that is the same on every engine
+    _protocol       what stores and engines exchange: Position, Snapshot, requests and answers, damaged_error
+    _run_state      RunState: the effect of each request on the state of a run, without I/O
+    _publishers     Publisher: what may advance a store, which of them still could, how the last one left
+    _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a minute
+    base            StepStore: the contract, and what is the same on every engine
     memory          MemoryStepStore, for one process
-    _writes         the writes of this process, numbered
-    _members        the publishers and the chief's lease of this process, told to an engine
-    _news           what the engine tells of other processes
-    _shared         SharedStepStore: all that is the same where the state is outside the process
-    _remote         RemoteStepStore: the same behind a connection
-    local           LocalStepStore, for the processes of one machine: files
-    redis           RedisStepStore: Redis or Valkey
-    _nats_url, _nats_stream, _nats_commit, _nats_wire: its URL, its stream and messages, compare and set, its connection
-    nats            NatsStepStore: NATS with JetStream
-    ray             RayStepStore: an actor on a Ray cluster
-    _open           open_step_store, by URL
+    _membership     the publishers and the chief of this process, and those of others, for the next two
+    shared          SharedStepStore: the base of stores with their state outside the process
+    remote          RemoteStepStore: the same behind a connection
+    local/          LocalStepStore, for the processes of one machine: files
+    redis/          RedisStepStore: Redis or Valkey
+    nats/           NatsStepStore: NATS with JetStream
+    ray/            RayStepStore: an actor on a Ray cluster
+    open            open_step_store, by URL
 
-Each imports only from those above it. What is for an engine of one's own is in `_shared` and `_remote`; the engines are
-imported where they are asked for.
+Each imports only from those above it; an engine is imported when it is asked for. Write your own engine on `SharedStepStore` or
+`RemoteStepStore`.
+
+An advance goes store.advance -> the engine -> `_observe` -> WaitRegistry.observe -> wake; in another process the engine's
+notification goes to `_observe` there. A wait goes wait_for -> WaitRegistry.wait, which parks it under its step and passes the
+lowest step with a waiter to `_subscribe`.
 """
 
 from aiohooks.stores._protocol import Position as Position

@@ -1,4 +1,4 @@
-"""Opening a step store by its URL, which is how the processes of a run find it."""
+"""open_step_store: the step store of a URL, by which the processes of a run find each other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, cast
 
+from aiohooks._validate import check_instance
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.stores.base import StepStore
 
@@ -27,36 +28,34 @@ _ENGINES = {
 
 
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
-    """Makes the step store that a URL names; it connects when it is first used, or by `async with`.
+    """Return the step store that a URL names; it connects when it is first used, or by `async with`.
 
     `memory://` is a new one for the tasks of one process, `local:///directory` is for the processes of one machine; for several
     machines there are `redis://host:6379` (`rediss://` with TLS, `unix:///socket`), `nats://host:4222` (`tls://` with TLS) and
     `ray://namespace/run`. The packages for these are installed by `pip install 'aiohooks[redis]'`, `[nats]` and `[ray]`.
 
     Args:
-        url: where it is; left out, the environment variable AIOHOOKS_STEP_STORE says it, which launchers set for workers.
-        run: the name of the run, the same in all its processes; left out, AIOHOOKS_RUN says it, and "default" otherwise.
-        options: what that kind of store takes besides.
+        url: the address; if left out, that in the environment variable AIOHOOKS_STEP_STORE, which launchers set for workers.
+        run: the name of the run, the same in all its processes; if left out, that in AIOHOOKS_RUN, or else "default".
+        options: keyword arguments of that kind of store.
 
     Raises:
-        InvalidArgumentError: there is no such kind of store, the URL is not one, or an option is not known.
-        ImportError: the package for it is not installed; the message says which one.
+        InvalidArgumentError: there is no such kind of store, the URL is invalid, or an option is unknown.
+        ImportError: the package for it is not installed; the message names it.
     """
     if url is None:
         url = os.environ.get(URL_VARIABLE)
         if not url:
-            raise InvalidArgumentError(f"no URL of a step store was given, and the environment has no {URL_VARIABLE}; give one")
-    given: object = url
-    if not isinstance(given, str):
-        raise InvalidArgumentError(f"url={url!r}: give the URL of a step store as a text")
+            raise InvalidArgumentError(f"there is no URL of a step store, and {URL_VARIABLE} is not set; give one of them")
+    check_instance(url, str, "url")
     kind, is_url, rest = url.partition("://")
     if not is_url or kind not in _ENGINES:
         if is_url:
-            raise InvalidArgumentError(f"{kind!r} is no kind of step store; {did_you_mean(kind, _ENGINES)}")
-        # Without what follows a colon: there may be a password in it.
+            raise InvalidArgumentError(f"unknown kind of step store {kind!r}; {did_you_mean(kind, _ENGINES)}")
+        # Not the part after a colon: it may hold a password.
         head = kind.partition(":")[0]
         raise InvalidArgumentError(
-            f"{head!r} begins no URL of a step store; give one like local:///directory or redis://host:6379"
+            f"{head!r} is not the beginning of a step store's URL; give one like local:///directory or redis://host:6379"
         )
     module, name = _ENGINES[kind]
     store = cast("type[StepStore]", getattr(importlib.import_module(module), name))
@@ -67,19 +66,19 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
             raise InvalidArgumentError(f"a {kind} step store has no option {option!r}; {advice}")
     address, named = _address_of(kind, url, rest)
     if named and run and named != run:
-        raise InvalidArgumentError(f"run={run!r}, and the URL names {named!r}; give one of them")
+        raise InvalidArgumentError(f"run={run!r}, but the URL names {named!r}; give one of them")
     run = named or (os.environ.get(RUN_VARIABLE) or "default" if run is None else run)
     return cast("Callable[..., StepStore]", store)(*address, run=run, **options)
 
 
 def _address_of(kind: str, url: str, rest: str) -> tuple[tuple[str, ...], str]:
-    """What a kind of store is given of its URL, and the run if that names it."""
+    """Return the arguments for a kind of store, and the run if the URL names it."""
     if kind == "memory":
         return (), ""
     if kind == "local":
         if rest and (not rest.startswith("/") or "\0" in rest):
             raise InvalidArgumentError(
-                f"{url!r} has no absolute path; give local:///directory, so that it is the same one for all processes"
+                f"{url!r} has no absolute path; give local:///directory, so that all processes use the same one"
             )
         return (rest,) if rest else (), ""
     if kind == "ray":
@@ -93,7 +92,7 @@ def _address_of(kind: str, url: str, rest: str) -> tuple[tuple[str, ...], str]:
 
 
 def _options_of(store: type[StepStore]) -> list[str]:
-    """Their names, also of those that a class hands on to its base."""
+    """Return the names of the options of a class, also of those that it passes to its base."""
     names: list[str] = []
     for kind in store.__mro__:
         if "__init__" in vars(kind):

@@ -1,4 +1,4 @@
-"""A check of step stores, for people who write one."""
+"""The conformance suite of step stores, for authors of an engine."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from aiohooks.errors import (
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
+    did_you_mean,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
 
 MakeStore = Callable[[str], StepStore]
-"""Makes a store of the run that it is given the name of, as another process would; in one process, the same again."""
+"""Return a store of the named run, as another process would open it; for a store of one process, the same one again."""
 
 
 class Run:
     """The stores of one run."""
 
     def __init__(self, make: MakeStore, name: str) -> None:
-        """Opens none yet."""
         self._make = make
         self.name = name
         self.stores: list[StepStore] = []
 
     async def open(self) -> StepStore:
-        """One more store, opened."""
+        """Open one more store."""
         store = self._make(self.name)
         if not any(store is other for other in self.stores):
             self.stores.append(store)
         return await store.__aenter__()
 
     async def pair(self) -> tuple[StepStore, StepStore]:
-        """Two of them; in one process these are one."""
+        """Open two stores; for a store of one process they are the same one."""
         return await self.open(), await self.open()
 
 
 @contextlib.asynccontextmanager
 async def opened(make: MakeStore) -> AsyncGenerator[Run]:
-    """A run that nobody has used before, closed and forgotten afterwards."""
-    run = Run(make, f"law-{secrets.token_hex(4)}")
+    """Return a new run; its stores are closed and the run deleted afterwards."""
+    run = Run(make, f"check-{secrets.token_hex(4)}")
     try:
         yield run
     finally:
@@ -61,7 +61,7 @@ async def opened(make: MakeStore) -> AsyncGenerator[Run]:
 
 
 async def parked(store: StepStore, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A task that waits in the store's room; a store that waits for something else first would make this wait for ever."""
+    """Return a task that is parked in the store; a store that waits for something else first would block this indefinitely."""
     before = store.statistics()
     task = asyncio.ensure_future(wait)
     await until(lambda: store.statistics().waits > before.waits or task.done())
@@ -69,29 +69,29 @@ async def parked(store: StepStore, wait: Coroutine[Any, Any, Any]) -> asyncio.Ta
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Lets others run until it is true."""
-    while not true():  # noqa: ASYNC110 - a store has no event for what is asked here
+    """Let other tasks run until `true` returns a true value."""
+    while not true():  # noqa: ASYNC110 - a store has no event for this
         await asyncio.sleep(0)
 
 
 async def sees(store: StepStore, position: Position) -> None:
-    """Waits until news of a position has arrived."""
+    """Wait until the store knows a position."""
     async for seen in store.changes():
         if seen >= position:
             return
 
 
 async def raises(kind: type[BaseException], awaitable: Awaitable[Any]) -> BaseException:
-    """The error of this kind that comes out; nothing else may."""
+    """Return the error of this kind that the call raises; it must raise one."""
     try:
         result = await awaitable
     except kind as error:
         return error
-    raise AssertionError(f"{kind.__name__} was to be raised, and {result!r} came")
+    raise AssertionError(f"expected {kind.__name__}, and the call returned {result!r}")
 
 
 async def counts(run: Run) -> None:
-    """A run begins at step 0; each advance adds, once, and says where it led."""
+    """A run begins at step 0; each advance adds once and returns the step that it led to."""
     a, b = await run.pair()
     assert (await a.value()).step == 0
     assert await a.advance() == 1
@@ -103,7 +103,7 @@ async def counts(run: Run) -> None:
 
 
 async def refuses(run: Run) -> None:
-    """What cannot be meant is refused, and nothing is changed by it."""
+    """Invalid arguments are refused, and change nothing."""
     a, _ = await run.pair()
     for bad in (0, -1, 1.5, "1", None, True, 2**53):
         await raises(InvalidArgumentError, a.advance(bad))  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ async def wakes(run: Run) -> None:
 
 
 async def wakes_many(run: Run) -> None:
-    """A thousand waiters at many steps are each woken when it is their turn, and none is left over."""
+    """A thousand waiters at many steps are each woken at their step, and none is left over."""
     a, b = await run.pair()
     waits = [(step, asyncio.ensure_future(store.wait_for(step))) for store in (a, b) for step in range(1, 51) for _ in range(10)]
     await until(lambda: sum(store.statistics().waiting for store in {a, b}) == len(waits))
@@ -147,7 +147,7 @@ async def wakes_many(run: Run) -> None:
 
 
 async def loses_no_race(run: Run) -> None:
-    """A wait that begins in the moment in which its step is reached ends."""
+    """A wait that begins while its step is being reached ends."""
     a, b = await run.pair()
     for step in range(1, 101):
         wait, raised = asyncio.ensure_future(b.wait_for(step)), asyncio.ensure_future(a.raise_to(step))
@@ -159,7 +159,7 @@ async def loses_no_race(run: Run) -> None:
 
 
 async def survives_cancels(run: Run) -> None:
-    """Waits that are cancelled leave nothing behind, and do not disturb the others."""
+    """Cancelled waits leave nothing behind, and do not disturb the others."""
     a, b = await run.pair()
     kept = await parked(b, b.wait_for(50))
     for round_ in range(5):
@@ -175,7 +175,7 @@ async def survives_cancels(run: Run) -> None:
 
 
 async def cancelled_advance(run: Run) -> None:
-    """An advance that is cancelled was done once or not at all; those beside it are done."""
+    """A cancelled advance counts once or not at all; those beside it count."""
     a, b = await run.pair()
     done = 0
     for ticks in range(12):
@@ -191,7 +191,7 @@ async def cancelled_advance(run: Run) -> None:
 
 
 async def raises_to(run: Run) -> None:
-    """`raise_to` never lowers the step, and twice is the same as once."""
+    """`raise_to` never lowers the step, and has no further effect when repeated."""
     a, b = await run.pair()
     assert await a.raise_to(10) == 10
     assert await b.raise_to(4) == 10
@@ -200,16 +200,16 @@ async def raises_to(run: Run) -> None:
 
 
 async def resets(run: Run) -> None:
-    """A reset begins an epoch: who waits goes on waiting for its step there, or is told; positions never go back."""
+    """A reset begins an epoch: waiters keep waiting for their step in it, or get an error; positions never go back."""
     a, b = await run.pair()
     await a.advance(20)
     kept = await parked(b, b.wait_for(30))
-    strict = await parked(b, b.wait_for(30, on_reset="raise"))
+    raising = await parked(b, b.wait_for(30, on_reset="raise"))
     old = await a.value()
     new = await a.reset(5)
     assert new > old
     assert new.step == 5
-    error = await raises(StepResetError, strict)
+    error = await raises(StepResetError, raising)
     assert isinstance(error, StepResetError)
     assert error.new == new
     assert await b.value() == new
@@ -221,8 +221,8 @@ async def resets(run: Run) -> None:
     assert await above == 100
 
 
-async def tells_changes(run: Run) -> None:
-    """`changes` gives the newest position, without a backlog."""
+async def reports_changes(run: Run) -> None:
+    """`changes` yields the newest position, without a backlog."""
     a, b = await run.pair()
     changes = b.changes()
     first = await anext(changes)
@@ -237,7 +237,7 @@ async def tells_changes(run: Run) -> None:
 
 
 async def times_out(run: Run) -> None:
-    """A wait with a timeout ends with what it wanted and what it had seen."""
+    """The error of a wait with a timeout has the step wanted and the step seen."""
     a, _ = await run.pair()
     await a.advance(2)
     error = await raises(StepTimeoutError, a.wait_for(9, timeout=0.01))
@@ -247,8 +247,8 @@ async def times_out(run: Run) -> None:
     assert a.statistics().waiting == 0
 
 
-async def tells_who_finished(run: Run) -> None:
-    """When the last publisher has finished, waiters everywhere are told who, and where."""
+async def reports_the_last_finished(run: Run) -> None:
+    """When the last publisher has finished, waiters in all processes learn its name and its step."""
     a, b = await run.pair()
     chief = a.publisher("the chief")
     await a.flush()
@@ -263,8 +263,8 @@ async def tells_who_finished(run: Run) -> None:
         pass
 
 
-async def tells_what_failed(run: Run) -> None:
-    """When the last publisher has failed, waiters everywhere are told with what."""
+async def reports_the_last_failed(run: Run) -> None:
+    """When the last publisher has failed, waiters in all processes get its error."""
     a, b = await run.pair()
     trainer = a.publisher("trainer")
     await a.flush()
@@ -275,28 +275,28 @@ async def tells_what_failed(run: Run) -> None:
     assert "a bad batch" in str(error.__cause__), error.__cause__
 
 
-async def waits_for_those_at_work(run: Run) -> None:
-    """As long as one publisher could still advance, nobody is told; when all who are left wait themselves, all are."""
+async def waits_while_one_can_advance(run: Run) -> None:
+    """While one publisher could still advance, waits continue; when all that remain are waiting themselves, all waits end."""
     a, b = await run.pair()
     first, second, third = a.publisher("first"), b.publisher("second"), b.publisher("third")
     await a.flush()
     await b.flush()
-    wait = await parked(b, _acting(second, b, 10))
-    other = await parked(a, _acting(first, a, 12))
+    wait = await parked(b, _wait_as(second, b, 10))
+    other = await parked(a, _wait_as(first, a, 12))
     third.close()
     await b.flush()
-    told = [str(await raises(PublisherFinishedError, each)) for each in (wait, other)]
-    assert any("third finished" in one for one in told), told
+    errors = [str(await raises(PublisherFinishedError, each)) for each in (wait, other)]
+    assert any("third finished" in one for one in errors), errors
 
 
-async def _acting(publisher: Publisher, store: StepStore, step: int) -> int:
-    """A wait on behalf of a publisher, as one inside a session's run is; the session ends with it."""
+async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
+    """Wait on behalf of a publisher, as inside a session's run; the session ends with the wait."""
     run = begin_run(None, publisher)
     try:
         return await store.wait_for(step)
     finally:
         run.active = False
-        publisher.close()  # before the others have heard that it waited, they would wait for it
+        publisher.close()  # otherwise the others, not notified yet that it waited, would wait for it
 
 
 async def fails(run: Run) -> None:
@@ -311,7 +311,7 @@ async def fails(run: Run) -> None:
 
 
 async def leads(run: Run) -> None:
-    """There is one chief at a time, each in a younger term; the next one waits until the lead is free."""
+    """There is one chief at a time, each in a newer term; the next one waits until the lead is free."""
     a, b = await run.pair()
     order: list[str] = []
 
@@ -349,7 +349,7 @@ async def initialises(run: Run) -> None:
 
 
 async def closes(run: Run) -> None:
-    """Closing ends the waits of this store, not those of others; afterwards nothing works, and closing again is harmless."""
+    """Closing ends the waits of this store, not those of others; later calls raise, and closing again is harmless."""
     a, b = await run.pair()
     wait = await parked(b, b.wait_for(5))
     await b.aclose()
@@ -373,7 +373,7 @@ async def keeps_runs_apart(run: Run) -> None:
 
 
 async def advances_for_threads(run: Run) -> None:
-    """`advance_threadsafe` works from threads, as often as it is called."""
+    """`advance_threadsafe` works from threads, each call counts once."""
     a, b = await run.pair()
     await a.value()
     steps = await asyncio.gather(*(asyncio.to_thread(lambda: a.advance_threadsafe().result(30)) for _ in range(20)))
@@ -382,7 +382,7 @@ async def advances_for_threads(run: Run) -> None:
 
 
 async def stays_in_its_process(run: Run) -> None:
-    """A store over processes is neither copied nor pickled: the error says what to do instead."""
+    """A shared store can be neither copied nor pickled: the error says what to do instead."""
     a, _ = await run.pair()
     if isinstance(a, SharedStepStore):
         error = await raises(TypeError, asyncio.to_thread(copy.deepcopy, a))
@@ -390,7 +390,7 @@ async def stays_in_its_process(run: Run) -> None:
 
 
 async def forgets(run: Run) -> None:
-    """A run that was forgotten begins anew, also where its chief forgets it; the store is closed then."""
+    """A forgotten run begins again at its first position, also if its chief forgets it; the store is closed then."""
     a, b = await run.pair()
     if not isinstance(a, SharedStepStore):
         return
@@ -406,42 +406,42 @@ async def forgets(run: Run) -> None:
         assert term.number == 1
 
 
-_Law = Callable[[Run], Coroutine[Any, Any, None]]
-LAWS: dict[str, _Law] = {
-    law.__name__: law
-    for law in (
+_Check = Callable[[Run], Coroutine[Any, Any, None]]
+_CHECKS: dict[str, _Check] = {
+    check.__name__: check
+    for check in (
         *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
-        *(tells_changes, times_out, tells_who_finished, tells_what_failed, waits_for_those_at_work, fails, leads),
-        *(initialises, closes, keeps_runs_apart, advances_for_threads, stays_in_its_process, forgets),
+        *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, waits_while_one_can_advance),
+        *(fails, leads, initialises, closes, keeps_runs_apart, advances_for_threads, stays_in_its_process, forgets),
     )
 }
 
 
-async def check_step_store(make: MakeStore, law: str | None = None, *, limit_secs: float = 60.0) -> None:
-    """Checks that a store keeps the laws, or one of `step_store_checks`.
+async def check_step_store(make: MakeStore, check: str | None = None, *, limit_secs: float = 60.0) -> None:
+    """Run the conformance suite on a step store, or one of its checks.
 
     Args:
-        make: makes a store of the run that it is given the name of, once for each process that is imitated; it must start
-            with nothing. For a store of one process it returns the same one for the same name.
-        law: the name of one law; left out, all of them.
-        limit_secs: how long one law may take.
+        make: returns a store of the named run, called once for each process that is imitated; a new name must begin at step 0.
+            For a store of one process it returns the same one for the same name.
+        check: a name from `step_store_checks`; if left out, all are run.
+        limit_secs: how long one check may take.
 
     Raises:
-        AssertionError: a law is broken; the message names it.
+        AssertionError: a check failed; the message or a note names it.
     """
-    if law is not None and law not in LAWS:
-        raise InvalidArgumentError(f"law={law!r}: there are {', '.join(LAWS)}")
-    for name in LAWS if law is None else [law]:
+    if check is not None and check not in _CHECKS:
+        raise InvalidArgumentError(f"unknown check {check!r}; {did_you_mean(check, _CHECKS)}")
+    for name in _CHECKS if check is None else [check]:
         try:
             async with asyncio.timeout(limit_secs), opened(make) as run:
-                await LAWS[name](run)
+                await _CHECKS[name](run)
         except TimeoutError as error:
-            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {LAWS[name].__doc__}") from error
+            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {_CHECKS[name].__doc__}") from error
         except Exception as error:
-            error.add_note(f"this breaks the law {name}: {LAWS[name].__doc__}")
+            error.add_note(f"this fails the check {name}: {_CHECKS[name].__doc__}")
             raise
 
 
 def step_store_checks() -> list[str]:
-    """The names of the laws, for a parametrised test."""
-    return list(LAWS)
+    """Return the names of the checks, for a parametrised test."""
+    return list(_CHECKS)

@@ -48,7 +48,7 @@ async def test_contract(server: Server, law: str) -> None:
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_contract_in_both_protocols(server: Server, protocol: int) -> None:
     """Replies that have another shape in RESP3 are read."""
-    for law in ("wakes", "resets", "tells_who_finished", "leads"):
+    for law in ("wakes", "resets", "reports_the_last_finished", "leads"):
         await check_step_store(lambda run: RedisStepStore(f"{server.url}?protocol={protocol}", run=run), law)
 
 

@@ -142,10 +142,10 @@ async def test_each_departure_and_each_failure_is_told_once(seed: int) -> None:
 def test_bad_url() -> None:
     """A URL that names no store is refused with those that do; an option that the store does not take, by name."""
     for url, message in {
-        "redos://h": "'redos' is no kind of step store; did you mean 'redis'",
-        "nothing": "'nothing' begins no URL",
-        "redis:/user:secret@h": "'redis' begins no URL of a step store; give one like",
-        "": "'' begins no URL",
+        "redos://h": "unknown kind of step store 'redos'; did you mean 'redis'",
+        "nothing": "'nothing' is not the beginning of",
+        "redis:/user:secret@h": "'redis' is not the beginning of a step store's URL; give one like",
+        "": "'' is not the beginning of",
         "local://runs": "'local://runs' has no absolute path; give local:///directory",
         "ray://head:10001": "not of the form ray://namespace/run; .* address='host:6379'",
     }.items():
@@ -159,9 +159,9 @@ def test_bad_url() -> None:
     }.items():
         with pytest.raises(ah.errors.InvalidArgumentError, match=message):
             ah.open_step_store(url, hartbeat=3)
-    with pytest.raises(ah.errors.InvalidArgumentError, match="run='other', and the URL names 'digits'"):
+    with pytest.raises(ah.errors.InvalidArgumentError, match="run='other', but the URL names 'digits'"):
         ah.open_step_store("ray://space/digits", run="other")
-    with pytest.raises(ah.errors.InvalidArgumentError, match="url=7"):
+    with pytest.raises(ah.errors.InvalidArgumentError, match="url is 7"):
         ah.open_step_store(7)  # type: ignore[arg-type]
 
 
