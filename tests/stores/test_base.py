@@ -1,4 +1,4 @@
-"""Step stores: positions, writing, waiting, timeouts, resets."""
+"""The contract of step stores, on the one in memory: positions, writing, waiting, timeouts, resets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MAX_STEP = 2**53 - 1
 # --- positions and writing
 
 
-def test_marks_are_ordered_by_epoch_and_then_step() -> None:
+def test_positions_are_ordered_by_epoch_and_then_step() -> None:
     """A later epoch is later, whatever its step."""
     assert Position(1, 90) < Position(1, 91) < Position(2, 0)
 
 
-async def test_advance_adds_and_tells() -> None:
+async def test_advance_adds_and_returns_the_step() -> None:
     """`advance` adds and returns the step it led to; `latest` and `value` show it."""
     store = MemoryStepStore(5, run="test")
     assert store.latest == Position(1, 5)
@@ -37,7 +37,7 @@ async def test_advance_adds_and_tells() -> None:
 
 
 async def test_writing_in_memory_never_suspends() -> None:
-    """An inline store's writes are one moment with what is around them."""
+    """The writes of an inline store never suspend, so nothing runs between them and the code around them."""
     store = MemoryStepStore()
     assert store.inline
     assert not StepStore.inline
@@ -80,7 +80,7 @@ async def test_reset_begins_an_epoch() -> None:
 
 @pytest.mark.parametrize("bad", [True, 1.0, "1", None, -1, MAX_STEP + 1])
 async def test_bad_steps_are_refused(bad: Any) -> None:
-    """A step that cannot be meant is refused by every method, with the value, before any effect."""
+    """An invalid step is refused by every method, with the value, before any effect."""
     store = MemoryStepStore(5)
     for call in (store.advance, store.raise_to, store.reset):
         with pytest.raises(InvalidArgumentError, match=rf"{bad!r}.*: give a whole number from [01] to {MAX_STEP}"):
@@ -114,8 +114,8 @@ async def test_bad_increments_and_options_are_refused() -> None:
         store.fail("broken")  # type: ignore[arg-type]
 
 
-async def test_the_last_step_is_the_last() -> None:
-    """A step above the highest is refused, and the store stays where it is, waiters or not."""
+async def test_a_step_above_the_highest_is_refused() -> None:
+    """A step above the highest is refused, and the store does not move, with waiters or without."""
     store = MemoryStepStore(MAX_STEP - 1)
     task = await parked(store.wait_for(MAX_STEP))
     with pytest.raises(InvalidArgumentError, match=f"advance by 2 would lead to step {MAX_STEP + 1}"):
@@ -166,7 +166,7 @@ async def test_wait_ends_when_the_step_is_reached() -> None:
 
 
 async def test_one_advance_wakes_all_it_passes() -> None:
-    """Several thresholds, one of them twice, passed at once: all are woken in order, later ones are not."""
+    """Several thresholds, one of them twice, passed by one advance: all are woken in order, later ones are not."""
     store = MemoryStepStore()
     woken: list[str] = []
 
@@ -184,7 +184,7 @@ async def test_one_advance_wakes_all_it_passes() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_woken_once_seen_at_that_moment() -> None:
+async def test_a_wait_returns_the_step_that_woke_it() -> None:
     """A wait returns the step that woke it, also if more came before its task ran, or a reset."""
     store = MemoryStepStore()
     task = await parked(store.wait_for(2))
@@ -238,8 +238,8 @@ async def test_cancel_storm_leaves_nothing() -> None:
         assert await store.advance(500) == 500
 
 
-async def test_cancelled_thresholds_do_not_pile_up() -> None:
-    """However many different steps were waited for and given up, what is kept of them stays bounded."""
+async def test_cancelled_thresholds_do_not_accumulate() -> None:
+    """However many different steps were waited for and cancelled, the memory for them stays bounded."""
     store = MemoryStepStore()
     steady = await parked(store.wait_for(1))
     most = 0
@@ -256,8 +256,8 @@ async def test_cancelled_thresholds_do_not_pile_up() -> None:
     assert len(store._waits.waiters._heap) == 0
 
 
-async def test_same_threshold_parked_and_given_up_over_and_over() -> None:
-    """A threshold that comes and goes beside a lower one keeps no trace of each time."""
+async def test_one_threshold_parked_and_cancelled_repeatedly() -> None:
+    """A threshold that is added and removed repeatedly beside a lower one leaves no entry for each time."""
     store = MemoryStepStore()
     low = await parked(store.wait_for(1))
     for _ in range(500):
@@ -273,8 +273,8 @@ async def test_same_threshold_parked_and_given_up_over_and_over() -> None:
 # --- timeouts
 
 
-async def test_timeout_says_what_was_wanted() -> None:
-    """A wait whose time is up ends with wanted, seen, how long, and who publishes."""
+async def test_the_timeout_error_has_what_was_wanted() -> None:
+    """The error of a wait whose time is up has the step wanted, the step seen, the duration and the publishers."""
     with ManualClock() as clock:
         store = MemoryStepStore(run="digits")
         store.publisher("chief")
@@ -293,8 +293,8 @@ async def test_timeout_says_what_was_wanted() -> None:
         assert (store.statistics().waiting, clock.pending) == (0, 0)
 
 
-async def test_timeout_zero_asks_without_waiting() -> None:
-    """With `timeout=0` a step not reached is an error at once; with infinity there is no limit."""
+async def test_timeout_zero_never_suspends() -> None:
+    """With `timeout=0` a step not reached is an error without suspending; with infinity there is no limit."""
     with ManualClock() as clock:
         store = MemoryStepStore()
         with pytest.raises(StepTimeoutError, match="not reached in 0 s: seen step 0, no publisher"):
@@ -321,7 +321,7 @@ async def test_timeout_and_wake_in_one_tick() -> None:
 
 
 async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
-    """A store made in no loop has timeouts in the one that uses it."""
+    """The timeouts of a store made outside of any loop use the clock of the loop that uses the store."""
     store = await to_thread.run_sync(MemoryStepStore)
     with pytest.raises(StepTimeoutError):
         await store.wait_for(1, timeout=0.001)
@@ -343,12 +343,12 @@ async def test_reset_below_keeps_waiters() -> None:
 
 
 async def test_reset_above_wakes() -> None:
-    """A reset to a step at or above a threshold wakes its waiter, whatever it asked for."""
+    """A reset to a step at or above a threshold wakes its waiter, whatever its `on_reset`."""
     store = MemoryStepStore(8)
-    keep, strict = await parked(store.wait_for(10)), await parked(store.wait_for(10, on_reset="raise"))
+    keep, raising = await parked(store.wait_for(10)), await parked(store.wait_for(10, on_reset="raise"))
     beyond = await parked(store.wait_for(30, on_reset="raise"))
     await store.reset(20)
-    assert await asyncio.gather(keep, strict) == [20, 20]
+    assert await asyncio.gather(keep, raising) == [20, 20]
     with pytest.raises(StepResetError):
         await beyond
 
@@ -357,11 +357,11 @@ async def test_reset_raises_where_asked() -> None:
     """`on_reset="raise"` ends the wait with the positions before and after; the others stay."""
     async with no_leaks():
         store = MemoryStepStore(8, run="digits")
-        strict, keep = await parked(store.wait_for(10, on_reset="raise")), await parked(store.wait_for(10))
+        raising, keep = await parked(store.wait_for(10, on_reset="raise")), await parked(store.wait_for(10))
         await store.reset(2)
         await store.reset(3)
         with pytest.raises(StepResetError, match="digits was reset from step 8 to step 2") as error:
-            await strict
+            await raising
         assert (error.value.old, error.value.new) == (Position(1, 8), Position(2, 2))
         assert store.statistics().waiting == 1
         await store.raise_to(10)

@@ -1,4 +1,4 @@
-"""The memory store against a model of dictionaries: any sequence of calls leads both to the same place."""
+"""The memory store against a simple model: any sequence of calls leads both to the same state."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TIMEOUTS = st.sampled_from([None, None, 0, 5, 20])
 
 @dataclass
 class Wait:
-    """A wait that the model believes to be parked, or what it must have ended with."""
+    """A wait that the model expects to be parked, or how it must have ended."""
 
     step: int
-    strict: bool
+    raise_on_reset: bool
     deadline: float | None
     publisher: Publisher | None
     task: asyncio.Task[int]
@@ -42,7 +42,7 @@ class Wait:
 
 @dataclass
 class Model:
-    """What the store should be."""
+    """The expected state of the store."""
 
     position: Position = field(default_factory=lambda: Position(1, 0))
     closed: bool = False
@@ -64,11 +64,11 @@ class Model:
         for wait in self.parked():
             if wait.step <= position.step:
                 wait.end = position.step
-            elif reset and wait.strict:
+            elif reset and wait.raise_on_reset:
                 wait.end = StepResetError
 
-    def nobody(self) -> type[Exception] | None:
-        """The error of a wait, if nobody is left who could answer it."""
+    def unreachable(self) -> type[Exception] | None:
+        """Return the error of a wait, if no publisher is left that could reach its step."""
         waiting = {id(wait.publisher) for wait in self.parked()}
         return self.last_exit if all(id(publisher) in waiting for publisher in self.publishers) else None
 
@@ -80,16 +80,16 @@ class Model:
             wait.end = self.position.step
         elif self.failed_at == self.position:
             wait.end = PublisherFailedError
-        elif wait.publisher is None and (kind := self.nobody_without(wait)) is not None:
+        elif wait.publisher is None and (kind := self.unreachable_without(wait)) is not None:
             wait.end = kind
         elif wait.deadline is not None and wait.deadline <= now:
             wait.end = StepTimeoutError
-        elif (kind := self.nobody()) is not None:
+        elif (kind := self.unreachable()) is not None:
             self.end_all(kind)
 
-    def nobody_without(self, wait: Wait) -> type[Exception] | None:
+    def unreachable_without(self, wait: Wait) -> type[Exception] | None:
         self.waits.remove(wait)
-        kind = self.nobody()
+        kind = self.unreachable()
         self.waits.append(wait)
         return kind
 
@@ -99,12 +99,12 @@ class Model:
             if wait.publisher is publisher:
                 wait.publisher = None
         self.last_exit = kind
-        if (end := self.nobody()) is not None:
+        if (end := self.unreachable()) is not None:
             self.end_all(end)
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
-    """Each rule calls both, lets the loop come to rest, and compares."""
+    """Each rule calls both, lets the loop run until it is idle, and compares."""
 
     waits = Bundle("waits")
     publishers = Bundle("publishers")
@@ -165,8 +165,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.model.move(Position(self.model.position.epoch + 1, step))
         assert self.do(lambda: self.store.reset(step)) == self.model.position
 
-    def wait(self, step: int, timeout: float | None, strict: bool, publisher: Publisher | None) -> Wait:
-        on_reset: Literal["keep", "raise"] = "raise" if strict else "keep"
+    def wait(self, step: int, timeout: float | None, raise_on_reset: bool, publisher: Publisher | None) -> Wait:
+        on_reset: Literal["keep", "raise"] = "raise" if raise_on_reset else "keep"
 
         async def waiting() -> int:
             begin_run(None, publisher)
@@ -175,18 +175,18 @@ class StoreAgainstModel(RuleBasedStateMachine):
         deadline = None if timeout is None else self.clock.now() + timeout
         owner = publisher if publisher in self.model.publishers else None
         task = self.loop.create_task(waiting())
-        wait = Wait(step, strict, deadline, owner, task)
+        wait = Wait(step, raise_on_reset, deadline, owner, task)
         self.model.begin(wait, self.clock.now())
         self.do(lambda: None)
         return wait
 
-    @rule(target=waits, step=STEPS, timeout=TIMEOUTS, strict=st.booleans())
-    def wait_as_anybody(self, step: int, timeout: float | None, strict: bool) -> Wait:
-        return self.wait(step, timeout, strict, None)
+    @rule(target=waits, step=STEPS, timeout=TIMEOUTS, raise_on_reset=st.booleans())
+    def wait_without_publisher(self, step: int, timeout: float | None, raise_on_reset: bool) -> Wait:
+        return self.wait(step, timeout, raise_on_reset, None)
 
-    @rule(target=waits, step=STEPS, timeout=TIMEOUTS, strict=st.booleans(), publisher=publishers)
-    def wait_as_publisher(self, step: int, timeout: float | None, strict: bool, publisher: Publisher) -> Wait:
-        return self.wait(step, timeout, strict, publisher)
+    @rule(target=waits, step=STEPS, timeout=TIMEOUTS, raise_on_reset=st.booleans(), publisher=publishers)
+    def wait_as_publisher(self, step: int, timeout: float | None, raise_on_reset: bool, publisher: Publisher) -> Wait:
+        return self.wait(step, timeout, raise_on_reset, publisher)
 
     @rule(wait=waits)
     def cancel(self, wait: Wait) -> None:

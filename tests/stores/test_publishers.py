@@ -1,4 +1,4 @@
-"""Publishers: who may advance a store, and what those who wait are told when nobody is left who could."""
+"""Publishers: what may advance a store, and how waits end when no publisher is left that could."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from aiohooks.errors import (
 )
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
 from aiohooks.testing.clock import ManualClock
-from tests.support.waiting import parked, result_without_suspending, ticks
+from tests.support.waiting import result_without_suspending, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
 T = TypeVar("T")
 
 
-async def acting(publisher: Publisher, call: Callable[[], Awaitable[T]]) -> T:
-    """What a session does: a run of its own, in which it may advance the store as `publisher`."""
+async def run_as(publisher: Publisher, call: Callable[[], Awaitable[T]]) -> T:
+    """Call it in a run of its own that may advance the store as `publisher`, as a session does."""
     run = begin_run(None, publisher)
     try:
         assert current_publisher() is publisher
@@ -38,16 +38,16 @@ async def acting(publisher: Publisher, call: Callable[[], Awaitable[T]]) -> T:
         assert current_publisher() is None
 
 
-async def waits(publisher: Publisher, store: MemoryStepStore, step: int) -> asyncio.Task[int]:
-    """A publisher's own wait, parked."""
-    return await parked(acting(publisher, lambda: store.wait_for(step)))
+async def wait_as(publisher: Publisher, store: MemoryStepStore, step: int) -> asyncio.Task[int]:
+    """Park a publisher's own wait."""
+    return await parked(run_as(publisher, lambda: store.wait_for(step)))
 
 
 # --- registration
 
 
 async def test_registered_until_closed() -> None:
-    """A publisher is known from its registration to its closing, and closing twice is harmless."""
+    """A publisher counts from its registration to its closing, and closing twice is harmless."""
     store = MemoryStepStore()
     chief, worker = store.publisher("chief"), store.publisher("worker")
     twin = store.publisher("chief")
@@ -64,8 +64,8 @@ async def test_registered_until_closed() -> None:
     assert repr(store.publisher("new")) == "<Publisher 'new', at work>"
 
 
-async def test_block_closes_with_what_leaves_it() -> None:
-    """`with store.publisher(...)` leaves with the block's error, or in good order."""
+async def test_a_block_closes_with_its_error() -> None:
+    """`with store.publisher(...)` closes it with the block's error, or without one."""
     store = MemoryStepStore(7)
     with store.publisher("first") as publisher:
         assert not publisher.closed
@@ -78,11 +78,11 @@ async def test_block_closes_with_what_leaves_it() -> None:
     assert isinstance(error.value.__cause__, KeyError)
 
 
-# --- nobody is left
+# --- no publisher is left
 
 
-async def test_before_the_first_departure_nobody_is_told() -> None:
-    """A store without publishers, or whose publishers are at work, lets everybody wait: one may still come."""
+async def test_before_the_first_exit_waits_continue() -> None:
+    """Without publishers, or while they are at work, waits continue: a publisher may still register."""
     store = MemoryStepStore()
     early = await parked(store.wait_for(2))
     chief = store.publisher("chief")
@@ -97,7 +97,7 @@ async def test_before_the_first_departure_nobody_is_told() -> None:
 
 
 async def test_finished_publisher_ends_waits_cleanly() -> None:
-    """When the only publisher has finished, present and later waits end with a clean end that says who and where."""
+    """When the only publisher has finished, current and later waits end with a clean end that names it and its step."""
     store = MemoryStepStore(1000)
     chief = store.publisher("chief")
     tasks = [await parked(store.wait_for(step)) for step in (1386, 2000)]
@@ -142,8 +142,8 @@ async def test_failed_publisher_ends_waits_with_its_error(cause: BaseException) 
     assert ends[0] is not ends[1]
 
 
-async def test_the_last_departure_decides() -> None:
-    """Others may come and go; waits end when the last one leaves, and hear how that one left."""
+async def test_the_last_exit_decides() -> None:
+    """Waits end when the last publisher leaves, with how that one left, whatever the earlier ones did."""
     store = MemoryStepStore()
     first, second = store.publisher("first"), store.publisher("second")
     task = await parked(store.wait_for(5))
@@ -157,8 +157,8 @@ async def test_the_last_departure_decides() -> None:
         await task
 
 
-async def test_a_newcomer_gives_hope_again() -> None:
-    """A publisher that registers after the others have left lets later waits wait again."""
+async def test_waits_can_begin_again_with_a_new_publisher() -> None:
+    """After the others have left, a newly registered publisher lets later waits be parked again."""
     store = MemoryStepStore()
     store.publisher("first").close()
     with pytest.raises(PublisherFinishedError):
@@ -172,7 +172,7 @@ async def test_a_newcomer_gives_hope_again() -> None:
         await store.wait_for(2)
 
 
-async def test_what_is_reached_wins() -> None:
+async def test_a_step_that_was_reached_wins() -> None:
     """A wait whose step was reached in the tick in which the last publisher left returns it."""
     store = MemoryStepStore()
     chief = store.publisher("chief")
@@ -184,15 +184,15 @@ async def test_what_is_reached_wins() -> None:
         await not_reached
 
 
-# --- everybody who is left waits
+# --- all remaining publishers wait
 
 
-async def test_everybody_left_waits() -> None:
-    """When one has left and all the others wait themselves, nobody will come: all waits end at once."""
+async def test_waits_end_when_all_remaining_publishers_wait() -> None:
+    """When one has left and all the others wait themselves, the step cannot advance: all waits end immediately."""
     store = MemoryStepStore(100)
     chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
     watcher = await parked(store.wait_for(101))
-    first, second = await waits(one, store, 500), await waits(two, store, 600)
+    first, second = await wait_as(one, store, 500), await wait_as(two, store, 600)
     assert (chief.waiting, one.waiting, two.waiting) == (0, 1, 1)
     assert repr(one) == "<Publisher 'one', 1 waiting>"
     assert not first.done()
@@ -203,26 +203,26 @@ async def test_everybody_left_waits() -> None:
     assert store.statistics().waiting == 0
 
 
-async def test_the_last_one_to_wait_is_told_at_once() -> None:
+async def test_the_last_publisher_to_wait_gets_the_error_immediately() -> None:
     """When the others have left or wait, a publisher's own wait ends without suspending, and ends theirs."""
     store = MemoryStepStore(100)
     chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
-    first = await waits(one, store, 500)
+    first = await wait_as(one, store, 500)
     chief.close(cause := ValueError("broken"))
     await ticks(3)
     assert not first.done()
     with pytest.raises(PublisherFailedError, match="chief failed at step 100, wanted 600") as error:
-        result_without_suspending(acting(two, lambda: store.wait_for(600)))
+        result_without_suspending(run_as(two, lambda: store.wait_for(600)))
     assert error.value.__cause__ is cause
     with pytest.raises(PublisherFailedError, match="wanted 500"):
         await first
 
 
-async def test_waiting_ends_with_the_answer_not_with_the_resumption() -> None:
+async def test_a_publisher_is_at_work_once_its_wait_is_answered() -> None:
     """A publisher whose wait was answered counts as at work before its task runs."""
     store = MemoryStepStore()
     chief, worker = store.publisher("chief"), store.publisher("worker")
-    own, other = await waits(worker, store, 1), await parked(store.wait_for(5))
+    own, other = await wait_as(worker, store, 1), await parked(store.wait_for(5))
     await store.advance()
     assert worker.waiting == 0
     chief.close()
@@ -234,13 +234,13 @@ async def test_waiting_ends_with_the_answer_not_with_the_resumption() -> None:
         await other
 
 
-async def test_a_cancelled_or_late_wait_is_no_wait() -> None:
+async def test_a_publisher_is_at_work_once_its_wait_is_cancelled_or_late() -> None:
     """A publisher whose wait was cancelled, or ran out of time, is at work in the same tick."""
     with ManualClock() as clock:
         store = MemoryStepStore()
         chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
-        cancelled = await waits(one, store, 5)
-        late = await parked(acting(two, lambda: store.wait_for(5, timeout=1)))
+        cancelled = await wait_as(one, store, 5)
+        late = await parked(run_as(two, lambda: store.wait_for(5, timeout=1)))
         other = await parked(store.wait_for(5))
         cancelled.cancel()
         clock.advance(1)
@@ -260,8 +260,8 @@ async def test_several_waits_of_one_publisher() -> None:
     chief, worker = store.publisher("chief"), store.publisher("worker")
     changes = store.changes()
     await anext(changes)
-    first, second = await waits(worker, store, 1), await waits(worker, store, 9)
-    change = await parked(acting(worker, lambda: anext(changes, None)))
+    first, second = await wait_as(worker, store, 1), await wait_as(worker, store, 9)
+    change = await parked(run_as(worker, lambda: anext(changes, None)))
     assert worker.waiting == 3
     await store.advance()
     assert worker.waiting == 1
@@ -273,15 +273,15 @@ async def test_several_waits_of_one_publisher() -> None:
 
 
 async def test_leaving_while_waiting() -> None:
-    """A wait that outlives its publisher is anybody's wait."""
+    """A wait that outlives its publisher counts as a wait without one."""
     store = MemoryStepStore()
     chief, worker = store.publisher("chief"), store.publisher("worker")
-    task = await waits(worker, store, 2)
+    task = await wait_as(worker, store, 2)
     worker.close()
     await store.advance()
     await ticks(3)
     assert not task.done()
-    again = await waits(worker, store, 2)
+    again = await wait_as(worker, store, 2)
     assert worker.waiting == 1
     chief.close()
     ends = await asyncio.gather(task, again, return_exceptions=True)
@@ -289,10 +289,10 @@ async def test_leaving_while_waiting() -> None:
 
 
 async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> None:
-    """A wait in a task that a run has started counts for the publisher as long as that run goes on."""
+    """A wait in a task that a run has started counts for the publisher as long as that run is active."""
     store = MemoryStepStore()
     chief, worker = store.publisher("chief"), store.publisher("worker")
-    task = await acting(worker, lambda: parked(store.wait_for(1)))
+    task = await run_as(worker, lambda: parked(store.wait_for(1)))
     assert worker.waiting == 0
     chief.close()
     await ticks(3)
@@ -305,7 +305,7 @@ async def test_publishers_of_other_stores_do_not_count() -> None:
     """A wait counts for a publisher only in the publisher's own store."""
     store, other = MemoryStepStore(), MemoryStepStore()
     chief, worker = store.publisher("chief"), store.publisher("worker")
-    task = await parked(acting(worker, lambda: other.wait_for(1)))
+    task = await parked(run_as(worker, lambda: other.wait_for(1)))
     assert worker.waiting == 0
     waiting = await parked(store.wait_for(1))
     chief.close()
@@ -316,42 +316,42 @@ async def test_publishers_of_other_stores_do_not_count() -> None:
     assert await asyncio.gather(task, waiting) == [1, 1]
 
 
-async def test_all_waiting_and_none_left_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """When all publishers wait and none has left, one line says so, once each time it comes to that; nobody is told."""
+async def test_a_warning_when_all_wait_and_none_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    """When all publishers wait and none has left, one line says so, each time it happens; the waits continue."""
     caplog.set_level(logging.WARNING, "aiohooks.stores")
     store = MemoryStepStore(3, run="digits")
     one, two = store.publisher("one"), store.publisher("two")
-    first = await waits(one, store, 5)
+    first = await wait_as(one, store, 5)
     assert caplog.messages == []
-    second, more = await waits(two, store, 6), await waits(two, store, 7)
+    second, more = await wait_as(two, store, 6), await wait_as(two, store, 7)
     line = "run digits: at step 3 every registered publisher is itself waiting for a step: one, two"
     assert caplog.messages == [line]
     second.cancel()
     more.cancel()
     await asyncio.wait([second, more])
-    third = await waits(two, store, 6)
+    third = await wait_as(two, store, 6)
     assert caplog.messages == [line, line]
     assert not first.done()
     await store.advance(3)
     assert await asyncio.gather(first, third) == [6, 6]
-    fourth = await waits(one, store, 7)
+    fourth = await wait_as(one, store, 7)
     assert len(caplog.messages) == 2
     await store.advance()
     assert await fourth == 7
 
 
-async def test_starting_order_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers that register and wait one after the other, before the chief comes, are one warning, not one each."""
+async def test_workers_that_start_first_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Workers that register and wait one after the other, before the chief registers, cause one warning, not one each."""
     store = MemoryStepStore()
-    tasks = [await waits(store.publisher(f"worker {number}"), store, 1) for number in range(20)]
+    tasks = [await wait_as(store.publisher(f"worker {number}"), store, 1) for number in range(20)]
     assert len(caplog.messages) == 1
     with store.publisher("chief"):
         await store.advance()
     assert await asyncio.gather(*tasks) == [1] * 20
 
 
-async def test_closed_store_lets_publishers_leave() -> None:
-    """A publisher may leave a store that was closed before it, from wherever it is."""
+async def test_a_publisher_may_leave_a_closed_store() -> None:
+    """A publisher may leave a store that was closed before, from any loop or thread."""
     store = MemoryStepStore()
     publisher = store.publisher("chief")
     await store.aclose()
@@ -360,7 +360,7 @@ async def test_closed_store_lets_publishers_leave() -> None:
 
 
 def test_leaving_in_another_loop_is_refused() -> None:
-    """A publisher leaves in the store's own loop; elsewhere nothing happens."""
+    """A publisher can leave in the store's own loop only; from another one the call changes nothing."""
     store = MemoryStepStore()
 
     async def register() -> Publisher:

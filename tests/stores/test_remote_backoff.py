@@ -1,4 +1,4 @@
-"""How often a store behind a connection tries to connect again, on a clock that the test moves."""
+"""How often a store behind a connection tries to reconnect, on a manual clock."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def test_reconnected_stores_have_no_storm() -> None:
             await store.aclose()
 
 
-async def test_a_link_that_fails_as_soon_as_it_is_made_is_tried_less_often(clock: ManualClock) -> None:
-    """A hundred seconds of connections that are cut at once are some tens of tries, not thousands."""
+async def test_a_connection_that_fails_immediately_is_retried_less_often(clock: ManualClock) -> None:
+    """A hundred seconds of connections that are cut immediately are some tens of attempts, not thousands."""
     engine = FakeEngine()
     async with FakeStepStore(engine):
         before = engine.connections
@@ -42,8 +42,8 @@ async def test_a_link_that_fails_as_soon_as_it_is_made_is_tried_less_often(clock
         assert 20 <= engine.connections - before <= 60
 
 
-async def test_a_link_that_was_of_use_is_made_again_at_once(clock: ManualClock) -> None:
-    """Cut after each step, it is there again within the shortest pause, however often."""
+async def test_a_connection_that_was_of_use_is_made_again_immediately(clock: ManualClock) -> None:
+    """A connection that is cut after each step is there again within the shortest pause, however often."""
     engine = FakeEngine()
     async with FakeStepStore(engine) as store, FakeStepStore(engine) as other:
         for step in range(1, 101):

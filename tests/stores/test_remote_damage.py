@@ -1,4 +1,4 @@
-"""Stores behind a connection that find something else than a run: on an engine in memory, a real Redis, NATS, a Ray actor."""
+"""Stores behind a connection that find a damaged run: on an engine in memory, a real Redis, NATS, a Ray actor."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ async def _stream() -> None:
     await first_stream()
 
 
-# --- what all of them do
+# --- on every engine
 
 
-async def test_all_calls_and_waits_end_with_it() -> None:
-    """A run that is damaged meanwhile: no try is made again, each caller has an error of its own, and closing is quick."""
+async def test_all_calls_and_waits_end_with_the_damage() -> None:
+    """A run that is damaged while in use: nothing is retried, each caller has an error of its own, and closing is quick."""
     engine = FakeEngine()
     async with FakeStepStore(engine) as a:
         await a.advance()
@@ -55,8 +55,8 @@ async def test_all_calls_and_waits_end_with_it() -> None:
         engine.damaged.clear()
 
 
-async def test_nothing_is_tried_again() -> None:
-    """Also where it is found out when the connection is made again."""
+async def test_nothing_is_retried_after_reconnecting() -> None:
+    """Damage that is found when the connection is made again ends everything, too."""
     with ManualClock() as clock:
         engine = FakeEngine()
         async with FakeStepStore(engine) as a:
@@ -74,8 +74,8 @@ async def test_nothing_is_tried_again() -> None:
                     await call
 
 
-async def test_a_session_ends_at_once() -> None:
-    """It does not recover: each new session would find the same."""
+async def test_a_session_does_not_recover_from_damage() -> None:
+    """Each new session would find the same."""
     engine = FakeEngine()
     runs = 0
 
@@ -93,7 +93,7 @@ async def test_a_session_ends_at_once() -> None:
 
 
 async def damaged_and_forgotten(store: RemoteStepStore, again: RemoteStepStore) -> StoreDamagedError:
-    """What the first call says; the run can be deleted all the same, and begins anew."""
+    """Check the error of the first call, and that the run can be deleted and begins again."""
     with pytest.raises(StoreDamagedError, match=r"found .*, expected .*stop its processes.*forget\(\)") as caught:
         await store.value()
     assert caught.value.found
@@ -105,7 +105,7 @@ async def damaged_and_forgotten(store: RemoteStepStore, again: RemoteStepStore) 
     return caught.value
 
 
-async def test_forgetting() -> None:
+async def test_a_damaged_run_can_be_forgotten() -> None:
     """By a store that could not open it, and by one that had it open."""
     engine = FakeEngine()
     store = FakeStepStore(engine)
@@ -168,7 +168,7 @@ async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) 
 
 
 async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
-    """Who waits is told: the read that waits ends when its key is deleted or becomes another one."""
+    """Waiters are notified: the blocking read ends when its key is deleted or replaced."""
     pytest.importorskip("redis")
     import redis
 
@@ -210,7 +210,7 @@ async def nats_publish(server: Server, subject: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"mine", b"2 abc 0 {}", b'1 abc 0 {"position": 7}'])
 async def test_nats(nats_server: Server, data: bytes) -> None:
-    """A message that no store wrote, or one of another version."""
+    """A message that was not written by a store, or by another version."""
     from aiohooks.stores.nats import NatsStepStore
 
     run = f"damaged-{next(NUMBERS)}"
@@ -223,7 +223,7 @@ async def test_nats(nats_server: Server, data: bytes) -> None:
 
 
 async def test_nats_damaged_meanwhile(nats_server: Server) -> None:
-    """Who waits is told at once."""
+    """Waiters are notified immediately."""
     from aiohooks.stores.nats import NatsStepStore
 
     run = f"damaged-{next(NUMBERS)}"
@@ -243,7 +243,7 @@ async def test_nats_damaged_meanwhile(nats_server: Server) -> None:
 
 @pytest.mark.parametrize("answer", [b"[]", b'["life","snapshot",7,1,[]]', b"no", None])
 async def test_an_actor_of_another_version(answer: bytes | None) -> None:
-    """One that answers something else, or cannot be asked at all."""
+    """An actor that answers something else, or has not the method."""
     pytest.importorskip("ray")
     from tests.support.fake_ray import FakeCluster
 

@@ -11,7 +11,7 @@ from aiohooks.stores._run_state import RunState
 
 
 def test_state_as_text_is_the_same() -> None:
-    """What is dumped and loaded shows the same snapshot and answers a repeated request in the same way."""
+    """A state that was dumped and loaded has the same snapshot and gives a repeated request the same answer."""
     state = RunState()
     member = Member("p/1", "näme", 10.0)
     requests: list[Request] = [
@@ -47,7 +47,7 @@ def test_state_refuses_an_older_term() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_repeated_request_changes_nothing(seed: int) -> None:
-    """A process asks one thing after the other, each as often as it takes; others ask in between: it is done once."""
+    """Each process repeats its requests, with those of others in between: each takes effect once."""
     draw = random.Random(seed)
     once, often = RunState(), RunState()
     last: dict[str, Request] = {}

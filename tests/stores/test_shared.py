@@ -1,20 +1,24 @@
-"""A store over processes belongs to its process, and checks what it is given."""
+"""The base of stores over processes: forks, options, refreshing before a wait fails, closing."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 
 import pytest
 
 import aiohooks as ah
+from aiohooks.stores import SharedStepStore
+from aiohooks.stores._protocol import Snapshot
 from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
 
 async def test_a_forked_store_is_refused() -> None:
-    """A forked child cannot use its parent's store, and is told what to do; the parent's goes on."""
+    """A forked child cannot use its parent's store, and the error says what to do; the parent still can."""
     async with FakeStepStore(FakeEngine()) as store:
         child = os.fork()
         if child == 0:
@@ -45,7 +49,61 @@ async def test_a_forked_store_is_refused() -> None:
         ({"run": ""}, "run="),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    """An option that cannot be meant is refused by name before anything is opened."""
+def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
+    """An invalid option is refused by name before anything is opened."""
     with pytest.raises(ah.errors.InvalidArgumentError, match=message):
         FakeStepStore(FakeEngine(), **options)  # type: ignore[arg-type]
+
+
+class Counted(FakeStepStore):
+    """Counts its reads of the run."""
+
+    reads = 0
+
+    async def _read_run_once(self) -> Snapshot:
+        self.reads += 1
+        return await super()._read_run_once()
+
+
+async def finish(store: SharedStepStore) -> None:
+    """Let the only publisher finish, so that the step can advance no more."""
+    with store.publisher("trainer"):
+        await store.flush()
+    await store.flush()
+
+
+async def test_a_wait_in_another_loop_is_refused_before_a_refresh() -> None:
+    """The engine is not read from another loop than the store's own, which would break its connection."""
+    async with Counted(FakeEngine()) as store:
+        await finish(store)
+        before = store.reads
+        with pytest.raises(ah.errors.WrongLoopError, match="another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(store.wait_for(5)))
+        assert store.reads == before
+        with pytest.raises(ah.errors.PublisherFinishedError):
+            await store.wait_for(5)
+
+
+async def test_concurrent_waits_share_a_refresh() -> None:
+    """However many unreachable waits begin at the same time, the run is read once or twice."""
+    async with Counted(FakeEngine()) as store:
+        await finish(store)
+        before = store.reads
+        waits = [asyncio.ensure_future(store.wait_for(5)) for _ in range(500)]
+        ended = Counter(map(type, await asyncio.gather(*waits, return_exceptions=True)))
+        assert ended == {ah.errors.PublisherFinishedError: 500}
+        assert store.reads - before <= 2
+
+
+async def test_closing_ends_calls_that_wait_for_the_engine() -> None:
+    """Pending calls end with StoreClosedError, not with the unavailability of the engine."""
+    engine = FakeEngine()
+    store = FakeStepStore(engine)
+    await store.advance()
+    await finish(store)
+    engine.go()
+    calls = [store.value(), store.wait_for(5), store.advance(), store.raise_to(9), store.lead().__aenter__()]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await ticks(20)
+    await store.aclose()
+    assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {ah.errors.StoreClosedError}

@@ -1,4 +1,4 @@
-"""Step stores: changes, failing and closing, loops and threads, what can be seen of them."""
+"""The contract of step stores, on the one in memory: changes, failing, closing, loops and threads, statistics, subscriptions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MAX_STEP = 2**53 - 1
 # --- changes
 
 
-async def test_changes_begin_with_the_current_mark_and_skip() -> None:
-    """The first item is the position as it is; then only the newest, at once if it is new already."""
+async def test_changes_begin_with_the_current_position_and_skip() -> None:
+    """The first item is the current position; then only the newest, immediately if it has changed already."""
     store = MemoryStepStore(3)
     changes = store.changes()
     assert result_without_suspending(anext(changes)) == Position(1, 3)
@@ -40,7 +40,7 @@ async def test_changes_begin_with_the_current_mark_and_skip() -> None:
     assert store.statistics().watching == 0
 
 
-async def test_every_iteration_of_changes_is_its_own() -> None:
+async def test_iterations_of_changes_are_independent() -> None:
     """Several iterations, also of one iterator by two tasks, see the newest position; a cancelled one loses nothing."""
     store = MemoryStepStore()
     first, second = store.changes(), store.changes()
@@ -58,7 +58,7 @@ async def test_every_iteration_of_changes_is_its_own() -> None:
 
 
 async def test_changes_end_by_aclose() -> None:
-    """`aclose` of an iteration ends it, also for a task that waits on it; the store goes on."""
+    """`aclose` of an iteration ends it, also for a task that waits on it; other iterations continue."""
     async with no_leaks():
         store = MemoryStepStore()
         changes, other = store.changes(), store.changes()
@@ -78,7 +78,7 @@ async def test_changes_end_by_aclose() -> None:
 
 
 async def test_fail_ends_waits_until_something_happens() -> None:
-    """After `fail` present and later waits get the error as the cause, until the step moves or a publisher comes."""
+    """After `fail` current and later waits get the error as the cause, until the step moves or a publisher registers."""
     store = MemoryStepStore(4, run="digits")
     cause = ValueError("out of memory")
     changes = store.changes()
@@ -106,7 +106,7 @@ async def test_fail_ends_waits_until_something_happens() -> None:
 
 
 async def test_close_ends_waits_and_later_calls() -> None:
-    """`aclose` ends each wait with `StoreClosedError`, and so ends every later call; twice is harmless."""
+    """`aclose` ends each wait with `StoreClosedError`, and so fails every later call; twice is harmless."""
     async with no_leaks():
         async with MemoryStepStore(4, run="digits") as store:
             publisher = store.publisher("chief")
@@ -144,7 +144,7 @@ def test_other_loop_is_refused_before_any_effect() -> None:
     store = MemoryStepStore()
     assert asyncio.run(store.advance()) == 1
 
-    async def elsewhere() -> None:
+    async def use() -> None:
         for coro in (
             store.advance(),
             store.raise_to(5),
@@ -162,14 +162,14 @@ def test_other_loop_is_refused_before_any_effect() -> None:
         with pytest.raises(WrongLoopError):
             store.fail(ValueError())
 
-    asyncio.run(elsewhere())
+    asyncio.run(use())
     assert store.latest == Position(1, 1)
     with pytest.raises(WrongLoopError, match=r"event loop of .* is closed: make a new store"):
         store.advance_threadsafe()
 
 
-def test_without_a_loop_only_looking_is_allowed() -> None:
-    """Outside of any loop `latest`, `statistics` and the repr work; what would need a loop says so."""
+def test_without_a_loop_only_reading_is_allowed() -> None:
+    """Outside of any loop `latest`, `statistics` and the repr work; a call that needs a loop is refused."""
     store = MemoryStepStore(3)
     assert store.latest == store.statistics().latest == Position(1, 3)
     for call in (lambda: store.publisher("chief"), lambda: store.fail(ValueError())):
@@ -183,7 +183,7 @@ def test_without_a_loop_only_looking_is_allowed() -> None:
 
 
 async def test_threads_advance_through_the_loop() -> None:
-    """`advance_threadsafe` from threads counts each call once, wakes waiters, and tells the thread the step."""
+    """`advance_threadsafe` from threads counts each call once, wakes waiters, and returns the step to the thread."""
     store = MemoryStepStore()
     task = await parked(store.wait_for(200))
     seen: list[int] = []
@@ -223,8 +223,8 @@ async def test_other_threads_are_refused() -> None:
     assert store.latest.step == 1
 
 
-async def test_thread_learns_of_errors() -> None:
-    """A thread's advance that fails fails its future; one that it gave up is not made."""
+async def test_a_thread_gets_the_error() -> None:
+    """An advance that fails ends its future with the error; a cancelled one is not made."""
     store = MemoryStepStore(MAX_STEP - 1)
     await store.value()
     too_far, given_up, good = (store.advance_threadsafe(by) for by in (2, 1, 1))
@@ -238,11 +238,11 @@ async def test_thread_learns_of_errors() -> None:
     assert isinstance(late.exception(0), StoreClosedError)
 
 
-# --- what can be seen
+# --- log lines, statistics, subscriptions
 
 
 async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """While somebody waits one line a minute says for what; when nobody does there is none, and no timer."""
+    """While there is a wait, one line a minute says for what; without one there is no line and no timer."""
     caplog.set_level(logging.INFO, "aiohooks.stores")
     with ManualClock() as clock:
         store = MemoryStepStore(10, run="digits")
@@ -274,7 +274,7 @@ async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture
 
 
 async def test_statistics_count() -> None:
-    """Statistics say what is there and how many waits there were; the repr says it in a line."""
+    """Statistics have the current state and the number of waits so far; the repr has it in a line."""
     store = MemoryStepStore(run="digits")
     names = [f"worker {number}" for number in range(7)]
     for name in names:
@@ -297,13 +297,13 @@ async def test_statistics_count() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_engine_is_told_what_to_look_out_for() -> None:
-    """`_subscribe` hears of each change of the lowest wanted step: 0 for any change, None for nothing."""
-    armed: list[int | None] = []
+async def test_an_engine_is_notified_of_the_next_threshold() -> None:
+    """`_subscribe` is called with each new lowest step with a waiter: 0 for any change, None without a waiter."""
+    subscribed: list[int | None] = []
 
     class Engine(MemoryStepStore):
         def _subscribe(self, step: int | None) -> None:
-            armed.append(step)
+            subscribed.append(step)
 
     store = Engine()
     changes = store.changes()
@@ -316,9 +316,9 @@ async def test_engine_is_told_what_to_look_out_for() -> None:
     store._observe(Position(1, 3))
     store._observe(Position(1, 9))
     await asyncio.gather(*tasks, change, return_exceptions=True)
-    assert armed == [9, 5, 0, 7, 9, None]
+    assert subscribed == [9, 5, 0, 7, 9, None]
     await anext(changes)
     change = await parked(anext(changes))
     change.cancel()
     await asyncio.wait([change])
-    assert armed[6:] == [0, None]
+    assert subscribed[6:] == [0, None]

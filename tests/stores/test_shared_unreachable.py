@@ -1,4 +1,4 @@
-"""When a store over processes ends waits as hopeless: only after its engine has said so, for others may have moved meanwhile."""
+"""Unreachable waits of stores over processes fail only after the run was read again: others may have advanced meanwhile."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Two = Callable[[], AbstractAsyncContextManager[Pair]]
 Wait = Callable[[SharedStepStore], Coroutine[Any, Any, object]]
 
 
-class Deaf(FakeStepStore):
-    """Hears of nothing that others do: all that it knows it has asked for."""
+class Unnotified(FakeStepStore):
+    """Gets no notifications: it knows only what it has read."""
 
     async def _watch(self) -> None:
         await asyncio.Event().wait()
 
 
-class DeafLocal(LocalStepStore):
+class UnnotifiedLocal(LocalStepStore):
     """The same in files."""
 
     def _on_inotify(self) -> None:
@@ -42,35 +42,35 @@ class DeafLocal(LocalStepStore):
 
 @pytest.fixture(params=["fake", "local"])
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Two:
-    """Two stores of one run, the first of them deaf."""
+    """Two stores of one run; the first gets no notifications."""
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Pair]:
         engine = FakeEngine()
         if request.param == "fake":
-            async with Deaf(engine) as a, FakeStepStore(engine) as b:
+            async with Unnotified(engine) as a, FakeStepStore(engine) as b:
                 yield a, b
         else:
-            async with DeafLocal(tmp_path) as a, LocalStepStore(tmp_path) as b:
+            async with UnnotifiedLocal(tmp_path) as a, LocalStepStore(tmp_path) as b:
                 yield a, b
 
     return opened
 
 
 def wait_for_step(store: SharedStepStore) -> Coroutine[Any, Any, object]:
-    """As a worker waits."""
+    """Wait as a worker does."""
     return store.wait_for(5)
 
 
 async def wait_for_change(store: SharedStepStore) -> object:
-    """As one that watches waits."""
+    """Wait for a change, as an observer does."""
     changes = store.changes()
     await anext(changes)
     return (await anext(changes)).step
 
 
 async def wait_initialised(store: SharedStepStore) -> object:
-    """As a worker waits for its chief."""
+    """Wait for the chief, as a worker does."""
     await store.wait_initialised()
     return store.latest.step
 
@@ -79,8 +79,8 @@ WAITS = [wait_for_step, wait_for_change, wait_initialised]
 
 
 @pytest.mark.parametrize("wait", WAITS)
-async def test_who_leaves_does_not_end_a_wait_that_was_served(two: Two, wait: Wait) -> None:
-    """A publisher leaves here, and another process was there already where the wait goes to: the wait ends well."""
+async def test_an_exit_does_not_end_a_wait_whose_step_was_reached(two: Two, wait: Wait) -> None:
+    """A publisher leaves here after another process has reached the step waited for: the wait succeeds."""
     async with two() as (a, b):
         publisher = a.publisher("trainer")
         await a.flush()
@@ -95,8 +95,8 @@ async def test_who_leaves_does_not_end_a_wait_that_was_served(two: Two, wait: Wa
 
 
 @pytest.mark.parametrize("wait", WAITS)
-async def test_a_wait_that_begins_asks_first(two: Two, wait: Wait) -> None:
-    """Nobody is left as far as is known here, and another process has come since, whose work is waited for."""
+async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
+    """No publisher is left as far as is known here, but another process has registered one since: the wait continues."""
     async with two() as (a, b):
         with a.publisher("trainer"):
             await a.flush()
@@ -113,8 +113,8 @@ async def test_a_wait_that_begins_asks_first(two: Two, wait: Wait) -> None:
             assert await waits in (0, 5)
 
 
-async def test_a_publisher_that_waits_itself_asks_first(two: Two) -> None:
-    """The last one here that could work begins to wait; one that is not known here yet is at work elsewhere."""
+async def test_a_waiting_publisher_reads_the_run_first(two: Two) -> None:
+    """The last publisher at work here begins to wait, while one that is not known here yet is at work in another process."""
     async with two() as (a, b):
         with a.publisher("early"):
             await a.flush()
@@ -136,8 +136,8 @@ async def test_a_publisher_that_waits_itself_asks_first(two: Two) -> None:
         assert await waits == 5
 
 
-async def test_hopeless_waits_end(two: Two) -> None:
-    """When the engine says the same, they end, each with an error of its own; those that come later at once."""
+async def test_unreachable_waits_fail(two: Two) -> None:
+    """When the engine confirms it, they fail, each with an error of its own; later ones immediately."""
     async with two() as (a, _):
         publisher = a.publisher("trainer")
         waits = [asyncio.ensure_future(wait(a)) for wait in WAITS]
@@ -148,8 +148,8 @@ async def test_hopeless_waits_end(two: Two) -> None:
                 await each
 
 
-async def test_waits_do_not_end_while_nobody_can_say() -> None:
-    """While the engine is away the waits stay; when it is back they end, or end well."""
+async def test_waits_continue_while_the_engine_is_unavailable() -> None:
+    """While the run cannot be read the waits continue; when the engine is back they fail or succeed."""
     engine = FakeEngine()
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         publisher = a.publisher("trainer")
@@ -166,26 +166,26 @@ async def test_waits_do_not_end_while_nobody_can_say() -> None:
 
 
 class Slow(FakeStepStore):
-    """Its looks take until they are let go, and it is deaf."""
+    """Its reads last until they are released, and it gets no notifications."""
 
-    looks = 0
+    reads = 0
 
     def __init__(self, engine: FakeEngine) -> None:
         super().__init__(engine)
-        self.let = asyncio.Event()
+        self.release = asyncio.Event()
 
     async def _watch(self) -> None:
         await asyncio.Event().wait()
 
     async def _read_run_once(self) -> Snapshot:
         snapshot = await super()._read_run_once()
-        self.looks += 1
-        await self.let.wait()
+        self.reads += 1
+        await self.release.wait()
         return snapshot
 
 
-async def test_what_was_read_before_does_not_count() -> None:
-    """A look that began before the last publisher left does not say that nobody is left: another one is made."""
+async def test_a_read_from_before_the_exit_does_not_count() -> None:
+    """A read that began before the last publisher left proves nothing: the run is read again."""
     engine = FakeEngine()
     async with Slow(engine) as a, FakeStepStore(engine) as b:
         first = a.publisher("first")
@@ -194,8 +194,8 @@ async def test_what_was_read_before_does_not_count() -> None:
         first.close()
         await ticks(20)
         second = a.publisher("second")
-        second.close()  # while the answer is on its way
+        second.close()  # while the first read is pending
         await b.advance(5)
-        a.let.set()
+        a.release.set()
         assert await waits == 5
-        assert a.looks == 2
+        assert a.reads == 2

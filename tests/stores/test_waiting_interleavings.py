@@ -20,14 +20,14 @@ from tests.support.interleavings import Schedule, Violation, explore, main, repl
 
 @pytest.mark.parametrize("story", SMALL, ids=lambda story: story.__name__)
 def test_small_scenarios_hold_in_every_order(story: type[Story]) -> None:
-    """No wake-up is lost, nobody released too early, nothing left, in any order of the scenario's tasks."""
+    """No wake-up is lost, no waiter woken too early, nothing left, in any order of the scenario's tasks."""
     explored = explore(story)
     assert explored.exhausted
     assert explored.schedules >= 20
 
 
-def test_a_larger_scenario_holds_as_far_as_it_is_tried() -> None:
-    """The first thousands of orders of a scenario that is too large to exhaust here."""
+def test_a_larger_scenario_holds_in_its_first_orders() -> None:
+    """The first two thousand orders of a scenario that is too large to exhaust here."""
     assert explore(Crowd, limit=2000).schedules == 2000
 
 
@@ -35,14 +35,14 @@ def test_a_larger_scenario_holds_as_far_as_it_is_tried() -> None:
 
 
 class Race(Story):
-    """Three tasks that only note their names, each twice."""
+    """Three tasks that only record their names, each twice."""
 
     orders: set[str] = set()  # noqa: RUF012 - collected over all schedules
 
     def actors(self) -> Mapping[str, Actor]:
         self.order = ""
 
-        def noting(name: str) -> Actor:
+        def recording(name: str) -> Actor:
             async def act() -> None:
                 self.order += name
                 await asyncio.sleep(0)
@@ -50,7 +50,7 @@ class Race(Story):
 
             return act
 
-        return {name: noting(name) for name in "abc"}
+        return {name: recording(name) for name in "abc"}
 
     def at_rest(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
         super().at_rest(tasks)
@@ -58,18 +58,18 @@ class Race(Story):
 
 
 def test_explorer_tries_all_orders_once() -> None:
-    """Three tasks of two parts each can be woven in 6! / 2!^3 = 90 ways: all of these, and no one twice."""
+    """Three tasks of two parts each have 6! / 2!^3 = 90 orders: each is tried once."""
     explored = explore(Race)
     assert (explored.schedules, explored.exhausted, len(Race.orders)) == (90, True, 90)
 
 
 def test_explorer_stops_at_its_limit() -> None:
-    """With a limit it says that it did not exhaust the scenario."""
+    """With a limit the result says that the scenario is not exhausted."""
     explored = explore(Race, limit=10)
     assert (explored.schedules, explored.exhausted) == (10, False)
 
 
-def test_schedules_go_on_depth_first() -> None:
+def test_schedules_continue_depth_first() -> None:
     """The next schedule changes the last choice that had another option."""
     schedule: Schedule | None = Schedule()
     seen: list[list[int]] = []
@@ -85,7 +85,7 @@ def test_schedules_go_on_depth_first() -> None:
 
 
 class ChecksThenParks(MemoryStepStore):
-    """Looks at the step, suspends, and parks: an advance in between is missed."""
+    """Checks the step, suspends, and parks: an advance in between is missed."""
 
     async def wait_for(self, step: int, **options: Any) -> int:
         if self.latest.step >= step:
@@ -95,7 +95,7 @@ class ChecksThenParks(MemoryStepStore):
 
 
 class WakesTooEarly(MemoryStepStore):
-    """Wakes everybody at every advance."""
+    """Wakes all waiters at every advance."""
 
     async def advance(self, by: int = 1) -> int:
         step = await super().advance(by)
@@ -105,50 +105,50 @@ class WakesTooEarly(MemoryStepStore):
         return step
 
 
-class _Careless(WaitersByThreshold):
+class _DiscardsAll(WaitersByThreshold):
     def discard(self, threshold: int, waiter: Waiter) -> bool:
         self._buckets.get(threshold, {}).clear()
         return super().discard(threshold, waiter)
 
 
 class CancelTakesAll(MemoryStepStore):
-    """A cancelled waiter takes the others at its threshold away with it."""
+    """A cancelled waiter removes the others at its threshold."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._waits.waiters = _Careless()
+        self._waits.waiters = _DiscardsAll()
 
 
-class _Hoarding(WaitersByThreshold):
+class _DiscardsNone(WaitersByThreshold):
     def discard(self, threshold: int, waiter: Waiter) -> bool:
         return False
 
 
 class KeepsTheCancelled(MemoryStepStore):
-    """A cancelled waiter stays where it was."""
+    """A cancelled waiter stays parked."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._waits.waiters = _Hoarding()
+        self._waits.waiters = _DiscardsNone()
 
 
-class _Unconcerned(WaitRegistry):
+class _IgnoresPublishers(WaitRegistry):
     def _park_publisher(self, wait: asyncio.Future[Any], step: int) -> None:
         return None
 
 
 class OverlooksWaitingPublishers(MemoryStepStore):
-    """Tells nobody when those who are left only wait for each other."""
+    """Does not fail the waits when the remaining publishers only wait for each other."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._waits = _Unconcerned(
+        self._waits = _IgnoresPublishers(
             self.run, self.latest, current_clock(), self._subscribe, self._on_publisher_waits, self._on_unreachable
         )
 
 
 class LeavesATask(MemoryStepStore):
-    """Starts a task for each advance that nobody ends."""
+    """Starts a task for each advance that is never ended."""
 
     async def advance(self, by: int = 1) -> int:
         self.task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
@@ -177,14 +177,14 @@ def test_seeded_faults_are_found(fault: type[MemoryStepStore], story: str, messa
 
 
 class NeverEnds(TwoWaitersTwoWriters):
-    """A task that waits for something that nobody brings."""
+    """A task that waits indefinitely."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {"hanging": lambda: asyncio.Event().wait()}
 
 
 class Complains(TwoWaitersTwoWriters):
-    """An error that goes to the loop instead of anybody who looks at it."""
+    """An error that reaches the loop's exception handler."""
 
     def actors(self) -> Mapping[str, Actor]:
         async def act() -> None:
@@ -197,8 +197,8 @@ class Complains(TwoWaitersTwoWriters):
     ("story", "message"),
     [(NeverEnds, r"hanging hangs, in schedule \[\]"), (Complains, "the loop was told .*ZeroDivisionError")],
 )
-def test_what_hangs_or_is_lost_is_found(story: type[Story], message: str) -> None:
-    """A deadlock and an unheard error are violations."""
+def test_a_hang_and_a_lost_error_are_found(story: type[Story], message: str) -> None:
+    """A deadlock and an unhandled error are violations."""
     with pytest.raises(Violation, match=message):
         explore(story)
 
@@ -207,7 +207,7 @@ def test_what_hangs_or_is_lost_is_found(story: type[Story], message: str) -> Non
 
 
 def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m tests.support.interleavings` says for each scenario how many orders were tried, and whether all."""
+    """`python -m tests.support.interleavings` prints for each scenario how many orders were tried, and whether all."""
     assert main(["--limit", "20", "EveryoneLeftWaits", "Crowd"]) == 0
     head, first, second, last = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["scenario", "schedules", "exhausted"]

@@ -1,0 +1,48 @@
+"""open_step_store: the step store of a URL."""
+
+from __future__ import annotations
+
+import pytest
+
+import aiohooks as ah
+
+pytestmark = pytest.mark.every_python
+
+
+def test_invalid_urls_and_options_are_refused() -> None:
+    """A URL of no kind of store is refused with a suggestion; an unknown option, by name."""
+    for url, message in {
+        "redos://h": "unknown kind of step store 'redos'; did you mean 'redis'",
+        "nothing": "'nothing' is not the beginning of",
+        "redis:/user:secret@h": "'redis' is not the beginning of a step store's URL; give one like",
+        "": "'' is not the beginning of",
+        "local://runs": "'local://runs' has no absolute path; give local:///directory",
+        "ray://head:10001": "not of the form ray://namespace/run; .* address='host:6379'",
+    }.items():
+        with pytest.raises(ah.errors.InvalidArgumentError, match=message):
+            ah.open_step_store(url)
+    for url, message in {
+        "memory://": "a memory step store has no option 'hartbeat'; it takes none",
+        "local://": "a local step store has no option 'hartbeat'; known are: join_grace_secs, lease_secs, on_lost",
+        "redis://h": "a redis step store has no option 'hartbeat'; did you mean 'heartbeat'",
+        "nats://h": "a nats step store has no option 'hartbeat'; did you mean 'heartbeat'",
+    }.items():
+        with pytest.raises(ah.errors.InvalidArgumentError, match=message):
+            ah.open_step_store(url, hartbeat=3)
+    with pytest.raises(ah.errors.InvalidArgumentError, match="run='other', but the URL names 'digits'"):
+        ah.open_step_store("ray://space/digits", run="other")
+    with pytest.raises(ah.errors.InvalidArgumentError, match="url is 7"):
+        ah.open_step_store(7)  # type: ignore[arg-type]
+
+
+def test_url_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If left out, URL and run come from the environment."""
+    monkeypatch.delenv("AIOHOOKS_STEP_STORE", raising=False)
+    with pytest.raises(ah.errors.InvalidArgumentError, match="AIOHOOKS_STEP_STORE"):
+        ah.open_step_store()
+    monkeypatch.setenv("AIOHOOKS_STEP_STORE", "memory://")
+    monkeypatch.setenv("AIOHOOKS_RUN", "digits-7")
+    store = ah.open_step_store()
+    assert isinstance(store, ah.MemoryStepStore)
+    assert store.run == "digits-7"
+    assert ah.open_step_store(run="other").run == "other"

@@ -1,0 +1,42 @@
+"""The conformance suite itself: which check failed, which hangs, which is unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.stores import MemoryStepStore
+from aiohooks.testing import check_step_store
+
+pytestmark = pytest.mark.every_python
+
+
+async def test_a_failed_check_is_named() -> None:
+    """An error out of a check has a note with its name and its description."""
+
+    class Forgetful(MemoryStepStore):
+        async def raise_to(self, step: int) -> int:
+            return step
+
+    stores: dict[str, MemoryStepStore] = {}
+    with pytest.raises(AssertionError) as caught:
+        await check_step_store(lambda run: stores.setdefault(run, Forgetful(run=run)), "raises_to")
+    assert "this fails the check raises_to" in caught.value.__notes__[0]
+
+
+async def test_a_check_that_hangs_is_named() -> None:
+    """A check that never ends fails after its limit, by name."""
+
+    class NeverWakes(MemoryStepStore):
+        async def wait_for(self, step: int, **_: object) -> int:
+            return await super().wait_for(10**9)
+
+    stores: dict[str, MemoryStepStore] = {}
+    with pytest.raises(AssertionError, match=r"loses_no_race: stuck for 0\.05 s"):
+        await check_step_store(lambda run: stores.setdefault(run, NeverWakes(run=run)), "loses_no_race", limit_secs=0.05)
+
+
+async def test_an_unknown_check_is_refused() -> None:
+    """The error lists known ones."""
+    with pytest.raises(InvalidArgumentError, match="unknown check 'x'; known are: advances_for_threads, "):
+        await check_step_store(lambda run: MemoryStepStore(run=run), "x")
