@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from typing import Protocol
@@ -41,10 +42,13 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    for obj in tuple(_objects):
-        obj.after_fork()
     for lock in _locks:
         lock.release()
+    for obj in tuple(_objects):
+        try:
+            obj.after_fork()
+        except Exception as error:  # the other objects must be released all the same
+            sys.excepthook(type(error), error, error.__traceback__)
 
 
 if hasattr(os, "register_at_fork"):  # a system without fork has nothing to let go of

@@ -20,7 +20,7 @@ from aiohooks.errors import (
 )
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
 from aiohooks.testing.clock import ManualClock
-from tests.support.waiting import result_without_suspending, parked, ticks
+from tests.support.waiting import parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
 

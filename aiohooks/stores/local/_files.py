@@ -579,7 +579,7 @@ class RunFiles:
         for fd in (self._position_fd, self._notify_fd):
             if fd >= 0:
                 os.close(fd)
-        self._alive_fd = self._position_fd = self._notify_fd = -1
+        self.run_fd = self._alive_fd = self._position_fd = self._notify_fd = -1
 
     def after_fork(self) -> None:
         """Close the descriptors that a child has inherited; `_lock` closes that of the file in `alive/`."""
