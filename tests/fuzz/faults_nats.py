@@ -1,4 +1,4 @@
-"""What the NATS store does when servers, links and processes fail, counted; see `tests.support.store_faults`.
+"""Faults of the NATS store's server, connections and processes, each counted; see `tests.support.store_faults`.
 
     python -m tests.fuzz.faults_nats --count 119 [--seed 1]
 
@@ -24,19 +24,19 @@ from tests.support.store_trials import play, report
 
 
 async def played(count: int, seed: int, directory: Path, only: Sequence[str] = ()) -> tuple[Counter[str], list[str]]:
-    """So many trials."""
+    """Run `count` trials; return the verdicts and the problems."""
     monitor = free_port()
 
-    def told(what: str) -> Any:
+    def monitored(what: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/{what}", timeout=10) as reply:
             return json.load(reply)
 
-    def counted() -> str:
-        clients, consumers = told("connz")["num_connections"], told("jsz")["consumers"]
+    def count_left() -> str:
+        clients, consumers = monitored("connz")["num_connections"], monitored("jsz")["consumers"]
         return f"{clients} connections and {consumers} consumers are left" if clients or consumers else ""
 
     async def left() -> str:
-        return await asyncio.to_thread(counted)
+        return await asyncio.to_thread(count_left)
 
     server = Server("nats", directory, ["-m", str(monitor)])
     await asyncio.to_thread(server.start)
@@ -45,7 +45,7 @@ async def played(count: int, seed: int, directory: Path, only: Sequence[str] = (
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=7 * len(FAULTS))
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""The NATS store on a real server: the laws, what is left in the server, and what breaks a connection."""
+"""The NATS store on a real server: the contract, what is left in the server, and broken connections."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ numbers = itertools.count(1)
 
 @pytest.fixture
 def name() -> str:
-    """Of a run or stream that no other test has, nor this one on another loop."""
+    """A name for a run or stream of this test, on this loop."""
     return f"test-{next(numbers)}"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for the tests that do it no harm."""
+    """A server for the tests that leave it running."""
     with running("nats", tmp_path_factory.mktemp("nats")) as one:
         yield one
 
@@ -53,18 +53,18 @@ async def _stream() -> None:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
-    """One to be killed."""
+    """A server to be killed."""
     with running("nats", tmp_path) as one:
         yield one
 
 
 def store_of(port: int, **options: Any) -> NatsStepStore:
-    """A store with times short enough for tests."""
+    """Return a store with short times."""
     return NatsStepStore(f"nats://127.0.0.1:{port}", **{"heartbeat": 0.5, "lease_secs": 2.0, **options})
 
 
-async def in_server(server: Server, what: str, body: Any = None) -> Any:
-    """What the server itself says."""
+async def request_api(server: Server, what: str, body: Any = None) -> Any:
+    """Return the server's reply to a request of JetStream's API."""
     client = Client()
     await client.connect(server.url)
     reply = await client.request(f"$JS.API.{what}", json.dumps(body or {}).encode(), timeout=5)
@@ -73,13 +73,13 @@ async def in_server(server: Server, what: str, body: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("law", step_store_checks())
-async def test_it_keeps_the_laws(server: Server, law: str, name: str) -> None:
-    """The store keeps each law that all step stores keep."""
+async def test_contract(server: Server, law: str, name: str) -> None:
+    """Every check of a step store passes."""
     await check_step_store(lambda run: NatsStepStore(server.url, run=run, stream=name), law)
 
 
 async def test_it_is_opened_by_its_url(server: Server, name: str) -> None:
-    """`open_step_store` makes it, with its options."""
+    """`open_step_store` creates it, with its options."""
     store = open_step_store(server.url, run=name, stream=name)
     assert isinstance(store, NatsStepStore)
     async with store:
@@ -87,7 +87,7 @@ async def test_it_is_opened_by_its_url(server: Server, name: str) -> None:
 
 
 async def test_runs_of_strange_names_never_meet(server: Server, name: str) -> None:
-    """Each run has a subject of its own, whatever characters are in its name."""
+    """Each run has its own subject, whatever characters are in its name."""
     names = ["a.b", "a b", "a%2Eb", "a*b", "a>b", "*", ">", "ä", "a/b"]
     for count, run in enumerate(names, 1):
         async with store_of(server.port, run=run, stream=name) as store:
@@ -104,19 +104,19 @@ async def test_nothing_is_left_in_the_server(server: Server, name: str) -> None:
         await store.__aenter__()
     waits = [asyncio.ensure_future(store.wait_for(5)) for store in stores for _ in range(20)]
     await stores[0].advance(2)
-    info = await in_server(server, f"STREAM.INFO.{name}")
+    info = await request_api(server, f"STREAM.INFO.{name}")
     assert info["state"]["consumer_count"] == 0
     assert info["state"]["messages"] == 1
     await stores[1].advance(3)
     assert await asyncio.gather(*waits) == [5] * 60
     for store in stores:
         await store.aclose()
-    info = await in_server(server, f"STREAM.INFO.{name}")
+    info = await request_api(server, f"STREAM.INFO.{name}")
     assert info["state"]["consumer_count"] == 0
 
 
-async def test_waking_needs_no_heartbeat(server: Server, name: str) -> None:
-    """With a heartbeat of an hour every wake comes, and costs one message: nothing is asked meanwhile."""
+async def test_a_wake_is_one_message(server: Server, name: str) -> None:
+    """With a heartbeat of an hour each wake costs one message, and no request."""
     async with store_of(server.port, run=name, heartbeat=3600) as a, store_of(server.port, run=name, heartbeat=3600) as b:
         connection = b._connection
         assert connection is not None
@@ -132,18 +132,18 @@ async def test_waking_needs_no_heartbeat(server: Server, name: str) -> None:
 
 
 async def test_concurrent_advances_are_one_message(server: Server, name: str) -> None:
-    """A hundred advances of one process at once cost two messages, not a hundred."""
+    """A hundred simultaneous advances of a process cost two messages, not a hundred."""
     async with store_of(server.port, run=name, stream=name) as store:
         await store.advance()
-        before = (await in_server(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
+        before = (await request_api(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
         steps = await asyncio.gather(*(store.advance() for _ in range(100)))
         assert sorted(steps) == list(range(2, 102))
-        after = (await in_server(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
+        after = (await request_api(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
         assert after - before <= 2
 
 
 async def test_it_survives_a_killed_server(own_server: Server) -> None:
-    """The server is killed and comes back with its data: waits go on, writes are repeated, each is done once."""
+    """The server is killed and comes back with its data: waits continue, writes are repeated, each counts once."""
     async with store_of(own_server.port) as a, store_of(own_server.port) as b:
         wait = asyncio.ensure_future(b.wait_for(20))
         await a.advance(10)
@@ -156,8 +156,8 @@ async def test_it_survives_a_killed_server(own_server: Server) -> None:
     own_server.kill()
 
 
-async def test_a_server_without_its_data_is_lifted(own_server: Server) -> None:
-    """The server comes back empty: the step jumps to what the stores have seen, members are known again."""
+async def test_a_server_without_its_data_is_raised(own_server: Server) -> None:
+    """The server comes back empty: the step jumps to what the stores have seen, and members are announced again."""
     async with store_of(own_server.port) as a, store_of(own_server.port) as b:
         wait = asyncio.ensure_future(b.wait_for(20))
         with a.publisher("trainer"):
@@ -174,7 +174,7 @@ async def test_a_server_without_its_data_is_lifted(own_server: Server) -> None:
 
 
 async def test_a_lost_answer_is_not_counted_twice(server: Server, name: str) -> None:
-    """The server has done what it was asked, and the answer is lost: the repeated request is not done again."""
+    """The server has applied a request, and the answer is lost: the repeated request is not applied again."""
     async with Proxy.to(server.port) as proxy, store_of(proxy.port, run=name) as store:
         for count in range(1, 6):
             proxy.drop_answer(f"run.{name}".encode())
@@ -184,8 +184,8 @@ async def test_a_lost_answer_is_not_counted_twice(server: Server, name: str) -> 
 
 
 @pytest.mark.parametrize("fault", ["cut", "black hole", "in mid-message"])
-async def test_a_broken_link_is_made_again(server: Server, fault: str, name: str) -> None:
-    """The step is crossed while the link of the waiter is broken, in three ways: it is woken once the link is back."""
+async def test_a_broken_connection_is_replaced(server: Server, fault: str, name: str) -> None:
+    """A step crossed while the waiter's connection is broken, in three ways, wakes it when the connection is back."""
     async with Proxy.to(server.port) as proxy, store_of(proxy.port, run=name) as b, store_of(server.port, run=name) as a:
         wait = asyncio.ensure_future(b.wait_for(5))
         await a.advance(2)
@@ -201,19 +201,19 @@ async def test_a_broken_link_is_made_again(server: Server, fault: str, name: str
         assert await wait == 5
 
 
-async def test_a_run_that_was_deleted_under_a_store_is_written_again(server: Server, name: str) -> None:
-    """The stream is deleted while stores use it: they notice, make it again, and lift the step."""
+async def test_a_deleted_stream_is_made_again(server: Server, name: str) -> None:
+    """The stream is deleted while stores use it: they notice, create it again, and raise the step."""
     async with store_of(server.port, stream=name) as a, store_of(server.port, stream=name) as b:
         await a.advance(7)
         await b.wait_for(7)
         wait = asyncio.ensure_future(b.wait_for(9))
-        assert (await in_server(server, f"STREAM.DELETE.{name}"))["success"]
+        assert (await request_api(server, f"STREAM.DELETE.{name}"))["success"]
         assert await a.advance(2) == 9
         assert await wait == 9
 
 
 async def test_a_dead_process_is_found_by_its_lease(server: Server, name: str) -> None:
-    """A publisher killed -9 is missed within its lease time, and waiters are told."""
+    """A publisher killed by SIGKILL is found within its lease time, and waiters are notified."""
     program = f"""
         import asyncio
         from aiohooks.stores import open_step_store
@@ -243,8 +243,8 @@ async def test_a_dead_process_is_found_by_its_lease(server: Server, name: str) -
         output.close()
 
 
-async def test_an_outage_that_is_too_long_ends_waits_and_writes(own_server: Server) -> None:
-    """With `max_outage_secs` waits and writes end with the typed error; without a server opening does as well."""
+async def test_max_outage_secs(own_server: Server) -> None:
+    """A longer outage ends waits and writes with the typed error; without a server, so does opening."""
     async with store_of(own_server.port, max_outage_secs=0.3) as store:
         wait = asyncio.ensure_future(store.wait_for(5))
         await asyncio.sleep(0)
@@ -258,8 +258,8 @@ async def test_an_outage_that_is_too_long_ends_waits_and_writes(own_server: Serv
     assert caught.value.__cause__ is not None
 
 
-async def test_a_store_that_came_by_a_fork_says_so(server: Server, name: str) -> None:
-    """A forked store is refused in the child, and works on in the parent."""
+async def test_a_forked_store_is_refused(server: Server, name: str) -> None:
+    """A forked store is refused in the child, and still works in the parent."""
     async with store_of(server.port, run=name) as store:
         store._waits.forked = True
         with pytest.raises(WrongLoopError, match="open_step_store"):

@@ -1,4 +1,4 @@
-"""Each fault of the programme once: nobody is stuck, nothing is counted twice, nothing is left in the server."""
+"""Each fault of the fault program once: no process is stuck, nothing counts twice, nothing is left in the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.store_faults import FAULTS
 
 @pytest.mark.slow
 def test_each_fault_is_survived(tmp_path: Path) -> None:
-    """Every fault ends in "resumed" or in the typed error that is to be expected, within its bound."""
+    """Every fault ends in "resumed" or in the expected typed error, within its time limit."""
     verdicts, problems = asyncio.run(played(len(FAULTS), 7, tmp_path))
     assert problems == []
     assert {name.partition(": ")[0] for name in verdicts} == set(FAULTS)
@@ -30,9 +30,9 @@ def test_each_fault_is_survived(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_leader_of_three_servers_is_killed(tmp_path: Path) -> None:
-    """No step that was acknowledged is lost, each is counted once, waiters are woken; the dead server comes back."""
+    """No acknowledged step is lost, each counts once, waiters are woken; the dead server comes back."""
 
-    async def play_on_three() -> None:
+    async def on_three_servers() -> None:
         with running_cluster(tmp_path) as cluster:
             options: dict[str, Any] = {"replicas": 3, "lease_secs": 30.0, "connect_timeout": 40.0}
             async with NatsStepStore(cluster.url, **options) as a, NatsStepStore(cluster.url, **options) as b:
@@ -47,4 +47,4 @@ def test_the_leader_of_three_servers_is_killed(tmp_path: Path) -> None:
                     await asyncio.to_thread(leader.start)
                 assert (await b.value()).step == 60
 
-    asyncio.run(play_on_three())
+    asyncio.run(on_three_servers())

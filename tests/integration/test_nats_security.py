@@ -1,4 +1,4 @@
-"""The NATS store and who may come in: TLS with real certificates, users, tokens, keys, rights; what is refused is typed."""
+"""Security of the NATS store: TLS with real certificates, users, tokens, keys, rights; refusals have a type."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def openssl(directory: Path, *args: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority and a certificate of it for localhost and 127.0.0.1."""
+    """A folder with an authority, and its certificate for localhost and 127.0.0.1."""
     folder = tmp_path_factory.mktemp("certificates")
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     authority = ["-addext", "keyUsage=critical,keyCertSign"]
@@ -56,7 +56,7 @@ async def works(store: NatsStepStore) -> None:
 
 
 async def refused(store: NatsStepStore, why: str) -> StoreUnavailableError:
-    """At once: long before the time for connecting is up."""
+    """Return the refusal, which comes long before the time for connecting is up."""
     store._connect_timeout = 3600.0
     with pytest.raises(StoreUnavailableError, match=why) as caught:
         await store.__aenter__()
@@ -71,15 +71,15 @@ async def _stream() -> None:
 
 @contextmanager
 def configured(directory: Path, text: str) -> Iterator[Server]:
-    """A server with a configuration file."""
+    """Run a server with a configuration file."""
     file = directory / "nats.conf"
     file.write_text(text, encoding="utf-8")
     with running("nats", directory, ["-c", str(file)]) as server:
         yield server
 
 
-async def test_tls_with_an_authority_of_ones_own(tmp_path: Path, certificates: Path) -> None:
-    """TLS works with the certificate's authority given; without it, and by another name, the server is not trusted."""
+async def test_tls_with_a_private_authority(tmp_path: Path, certificates: Path) -> None:
+    """TLS works with the given authority; without it, and by another name, the server is not trusted."""
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     with running("nats", tmp_path, [*tls_options(certificates), "--user", "us", "--pass", "a@b"]) as server:
         await works(store_of(server, "tls", tls=context, user="us:a%40b@"))
@@ -91,7 +91,7 @@ async def test_tls_with_an_authority_of_ones_own(tmp_path: Path, certificates: P
 
 
 async def test_no_password_goes_to_a_server_without_tls(tmp_path: Path, certificates: Path) -> None:
-    """Where TLS was asked for, a server that offers none is sent nothing: someone may have taken the offer away."""
+    """With TLS required, a server that offers none is sent nothing: an attacker may have removed the offer."""
     got: list[bytes] = []
 
     async def bare(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,7 +112,7 @@ async def test_no_password_goes_to_a_server_without_tls(tmp_path: Path, certific
 
 
 async def test_a_user_a_token_and_a_key(tmp_path: Path) -> None:
-    """The ways to say who one is: in the URL, by options; what is wrong is refused at once, and no secret is in the message."""
+    """Credentials in the URL and in options work; wrong ones are refused immediately, without a secret in the message."""
     with running("nats", tmp_path, ["--user", "us", "--pass", "secret"]) as server:
         await works(store_of(server, user="us:secret@"))
         await works(store_of(server, user="us:old@", password="secret"))
@@ -126,7 +126,7 @@ async def test_a_user_a_token_and_a_key(tmp_path: Path) -> None:
 
 
 async def test_nkeys(tmp_path: Path) -> None:
-    """A user known by a key: the seed is read from a file."""
+    """A user with a key, whose seed is read from a file."""
     nkeys = pytest.importorskip("nkeys")
     seed = nkeys.encode_seed(b"0123456789abcdef0123456789abcdef", nkeys.PREFIX_BYTE_USER)
     (tmp_path / "seed").write_bytes(seed)
@@ -142,18 +142,18 @@ authorization: { users: [
   { user: worker, password: w, permissions: {
       publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
       subscribe: [ "AIOHOOKS.news.mine", "_INBOX.>", "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.AIOHOOKS" ] } }
-  { user: deaf, password: d, permissions: {
+  { user: no_subscription, password: d, permissions: {
       publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
       subscribe: [ "_INBOX.>" ] } }
-  { user: plain, password: p, permissions: {
+  { user: no_elections, password: p, permissions: {
       publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
       subscribe: [ "AIOHOOKS.news.mine", "_INBOX.>" ] } }
 ] }
 """
 
 
-async def test_the_rights_that_are_needed(tmp_path: Path) -> None:
-    """A worker needs the rights of the page and no more: not to make the stream, not for other runs."""
+async def test_the_rights_of_the_page(tmp_path: Path) -> None:
+    """A worker needs the rights of the page and no more: not those to create the stream, or for other runs."""
     with configured(tmp_path, RIGHTS) as server:
         await refused(store_of(server, user="worker:w@", run="mine"), "does not allow it")  # there is no stream yet
         await works(store_of(server, user="admin:a@", run="mine"))
@@ -163,13 +163,13 @@ async def test_the_rights_that_are_needed(tmp_path: Path) -> None:
                 await b.raise_to(5)
                 assert await wait == 5
             assert await a.advance() == 6
-        await works(store_of(server, user="plain:p@", run="mine"))
-        await refused(store_of(server, user="deaf:d@", run="mine"), "does not allow it .*violation for subscription")
+        await works(store_of(server, user="no_elections:p@", run="mine"))
+        await refused(store_of(server, user="no_subscription:d@", run="mine"), "does not allow it .*violation for subscription")
         await refused(store_of(server, user="worker:w@", run="another"), "does not allow it")
 
 
 async def test_a_server_without_jetstream(tmp_path: Path) -> None:
-    """JetStream that is not enabled, for the server or the account, is said at once."""
+    """JetStream that is not enabled, for the server or the account, is refused immediately."""
     server = Server("nats", tmp_path)
     server._command = [server._command[0], "-a", "127.0.0.1", "-p", str(server.port)]
     server.start()
@@ -182,8 +182,8 @@ async def test_a_server_without_jetstream(tmp_path: Path) -> None:
         await refused(store_of(server, user="a:a@"), "JetStream")
 
 
-async def test_a_stream_of_somebody_else(tmp_path: Path) -> None:
-    """A stream of that name with another purpose is left alone."""
+async def test_a_foreign_stream(tmp_path: Path) -> None:
+    """A stream of that name with another purpose is refused, and not changed."""
     from nats.aio.client import Client
 
     with running("nats", tmp_path) as server:
@@ -197,7 +197,7 @@ async def test_a_stream_of_somebody_else(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_is_too_old(tmp_path: Path) -> None:
-    """The version is looked at before anything else."""
+    """The version is checked before anything else."""
     info = b'INFO {"server_id":"x","version":"2.8.4","headers":true,"jetstream":true,"max_payload":1048576}\r\n'
 
     async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -231,8 +231,8 @@ async def test_a_server_that_is_too_old(tmp_path: Path) -> None:
         ("nats://host", {"run": "x" * 600}, "too long"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, Any], why: str) -> None:
-    """Bad values are refused when the store is made, without the secrets in them."""
+def test_invalid_arguments(url: str, options: dict[str, Any], why: str) -> None:
+    """They are refused when the store is created, without the secrets in them."""
     with pytest.raises(InvalidArgumentError, match=why) as caught:
         NatsStepStore(url, **options)
     assert "secret" not in str(caught.value)

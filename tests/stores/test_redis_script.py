@@ -9,10 +9,11 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiohooks.stores._protocol import MAX_STEP, Answer, Fail, Join, Lead, Leave, Member, Position, Request, Snapshot, Write
+from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Position, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.redis._script import SCRIPT, Keys, parse_answer, parse_snapshot, script_arguments
 from tests.support.redis_servers import KINDS, server_of
+from tests.support.run_requests import REQUESTS
 
 
 class Scripted:
@@ -43,32 +44,6 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for server in server_of(request.param, tmp_path_factory.mktemp("script")):
         with redis.Redis(port=server.port) as client:
             yield client
-
-
-STEPS = st.sampled_from([0, 1, 2, 3, 10, MAX_STEP - 1, MAX_STEP])
-TEXTS = st.text(max_size=8) | st.sampled_from(["chief", "ünï\n", 'with "quotes" \\ and 12 34'])
-IDS = st.sampled_from(["a:1:x/1", "a:1:x/2", "b:2:y/1"])
-TERMS = st.integers(0, 3)
-EXIT_WRITERS = st.sampled_from(["a:1:x/", "b:2:y/"])
-NAMES = TEXTS.map(lambda text: text or "worker")
-
-WRITES = st.builds(
-    Write,
-    st.sampled_from(["advance", "raise", "reset"]),
-    STEPS,
-    st.builds(Position, st.integers(1, 3), STEPS),
-    TERMS,
-    st.sampled_from(["a:1:x", "b:2:y", "c 3 z"]),
-    st.integers(1, 5),
-)
-MEMBERS = st.builds(Member, IDS, NAMES, st.sampled_from([10.0, 60.5]), STEPS, TERMS, st.booleans(), st.just(0))
-REQUESTS = st.one_of(
-    WRITES,
-    st.builds(Join, MEMBERS),
-    st.builds(Leave, IDS, st.just("") | NAMES, STEPS, TEXTS, EXIT_WRITERS, st.integers(0, 3)),
-    st.builds(Lead, MEMBERS.map(lambda member: member._replace(term=0, ready=False))),
-    st.builds(Fail, TEXTS, EXIT_WRITERS, st.integers(0, 3)),
-)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,4 +1,4 @@
-"""Three NATS servers on the loopback that keep every stream three times; whoever leads a stream can be found and killed."""
+"""A cluster of three NATS servers on the loopback; the leader of a stream can be found and killed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Of all of them."""
+        """The URL of all of them."""
         return "nats://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers.values())
 
     async def leader(self, stream: str) -> str:
-        """The name of the one that leads a stream."""
+        """Return the name of the server that leads a stream."""
         client = Client()
         await client.connect(self.url.split(","), reconnect_time_wait=0)
         try:
@@ -36,14 +36,14 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster(directory: Path) -> Iterator[Cluster]:
-    """Three servers for the time of the block."""
+    """Run three servers for the block."""
     routes = {name: free_port() for name in ("one", "two", "three")}
-    everyone = ",".join(f"nats://127.0.0.1:{port}" for port in routes.values())
+    all_routes = ",".join(f"nats://127.0.0.1:{port}" for port in routes.values())
     servers = {
         name: Server(
             "nats",
             directory,
-            ["-n", name, "--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", everyone],
+            ["-n", name, "--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", all_routes],
         )
         for name, port in routes.items()
     }

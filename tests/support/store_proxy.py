@@ -3,11 +3,11 @@
     async with Proxy.to(server.port) as proxy:
         f"redis://127.0.0.1:{proxy.port}"
         proxy.cut()                    # all connections are reset, new ones refused, until heal()
-        proxy.black_hole()             # nothing passes any more, and nobody is told; new connections too, until heal()
+        proxy.black_hole()             # nothing passes any more, without a notice; new connections too, until heal()
         proxy.cut_in_message(7)        # the next answer ends after 7 bytes, and so does its connection
-        proxy.drop_answer(b"EVALSHA")  # the answer to the next request with this in it is lost, with its connection
+        proxy.drop_answer(b"EVALSHA")  # the answer to the next request that contains this is lost, with its connection
 
-A connection that a black hole has swallowed stays dead: what comes back after `heal` are new ones.
+A connection that a black hole has swallowed stays dead; `heal` lets new ones pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection through the proxy: hands on what it gets to the other end."""
+    """One end of a connection through the proxy; passes its data to the other end."""
 
     def __init__(self, proxy: Proxy, pair: _Pair, *, server: bool) -> None:
         self.proxy = proxy
@@ -54,13 +54,13 @@ class _End(asyncio.Protocol):
         if self.transport is None:
             return
         with contextlib.suppress(OSError, AttributeError):
-            # At once, by RST: the other side learns of it when it looks, like from a router that is gone.
+            # By RST, as from a router that has been restarted.
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 
 class _Pair:
-    """A connection through the proxy: its two ends, and whether it still passes anything on."""
+    """A connection through the proxy: its two ends, and whether it still passes data."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -110,7 +110,7 @@ class _Pair:
         if proxy.most_bytes is not None:
             most, proxy.most_bytes = proxy.most_bytes, None
             self.client.write(data[:most])
-            # What was written goes out first: a reset could overtake it.
+            # Not by a reset, which could overtake the written data.
             self.client.transport.close()
             self.server.reset()
             return
@@ -119,7 +119,7 @@ class _Pair:
     def lost(self, end: _End) -> None:
         self.proxy.pairs.pop(self, None)
         if self.dead:
-            # Nobody learns of the other side's end through a black hole.
+            # The end of one side does not pass a black hole.
             return
         other = self.client if end is self.server else self.server
         if other.transport is not None:
@@ -133,7 +133,7 @@ class _Pair:
 
 
 class Proxy:
-    """Listens on a port of its own and passes on what it gets; see the module."""
+    """Listens on its own port and passes data to the target; see the module."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -144,16 +144,16 @@ class Proxy:
         self.most_bytes: int | None = None
         self.lost_answer: bytes | None = None
         self.accepted = 0
-        """How many connections it has taken so far."""
+        """The number of connections accepted so far."""
         self.lost_answers = 0
-        """How many answers it has swallowed so far."""
+        """The number of answers lost so far."""
         self._dead: list[_Pair] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
     async def to(cls, target: int) -> AsyncIterator[Proxy]:
-        """A proxy to this port of the loopback, for the time of the block."""
+        """Run a proxy to this port of the loopback for the block."""
         proxy = cls(target)
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(lambda: _Pair(proxy).client, "127.0.0.1", 0)
@@ -170,43 +170,43 @@ class Proxy:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def spawn(self, coro: Any) -> None:
-        """A task that ends with the proxy."""
+        """Start a task that ends with the proxy."""
         task = asyncio.get_running_loop().create_task(coro)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     @property
     def connections(self) -> int:
-        """How many connections pass something on."""
+        """The number of connections that pass data."""
         return sum(not pair.dead for pair in self.pairs)
 
     def cut(self, *, refuse: bool = True) -> None:
-        """Resets all connections; refuses new ones until `heal`, unless told otherwise."""
+        """Reset all connections; with `refuse`, refuse new ones until `heal`."""
         self.refuses = refuse
         for pair in tuple(self.pairs):
             pair.cut()
 
     def black_hole(self, *, swallow_new: bool = True) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Let nothing pass any more, without closing anything."""
         self.swallows = swallow_new
         for pair in self.pairs:
             pair.dead = True
             self._dead.append(pair)
 
     def cut_in_message(self, most_bytes: int) -> None:
-        """The next answer is cut off after so many bytes."""
+        """Cut the next answer off after so many bytes."""
         self.most_bytes = most_bytes
 
     def drop_answer(self, request: bytes = b"") -> None:
-        """The next request with `request` in it reaches the server, its answer is lost."""
+        """Let the next request that contains `request` reach the server, and lose its answer."""
         self.lost_answer = request
 
     def heal(self) -> None:
-        """New connections pass again, and nothing more is planned."""
+        """Let new connections pass again, and plan no further faults."""
         self.refuses = self.swallows = False
         self.most_bytes = self.lost_answer = None
 
     def end_all(self) -> None:
-        """Ends all connections, at the server's side also those that a black hole has swallowed."""
+        """End all connections, also the server's side of those that a black hole has swallowed."""
         for pair in (*self.pairs, *self._dead):
             pair.cut()

