@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from aiohooks._aio.cancel import CancelScope, current_task
-from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._aio.clock import current_clock
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError
 from aiohooks.stores import Position, StepStore
@@ -50,11 +50,14 @@ class AdmissionQueue:
     Each one waits in its own task, so that a cancelled one leaves nothing behind, and each gets an error of its own.
     """
 
-    __slots__ = ("_clock", "_ledger", "_listener", "_waiters")
+    __slots__ = ("_clock", "_ledger", "_listener", "_waiters", "max_waiting", "waited_secs", "waits")
 
-    def __init__(self, ledger: AdmissionLedger, clock: Clock) -> None:
+    def __init__(self, ledger: AdmissionLedger) -> None:
+        self.waits = 0
+        self.max_waiting = 0
+        self.waited_secs = 0.0
         self._ledger = ledger
-        self._clock = clock
+        self._clock = current_clock()
         self._waiters: dict[_Waiter, None] = {}
         self._listener: _Waiter | None = None
         ledger.on_room = self.admit_waiters
@@ -71,19 +74,22 @@ class AdmissionQueue:
             waiter.admitted = True
             waiter.wake()
 
-    async def wait(self, secs: float | None, until: Until | None, timeout_error: Callable[[], StepTimeoutError]) -> None:
+    async def wait(self, secs: float | None, until: Until | None) -> None:
         """Wait at the end of the queue until admitted.
 
-        Args:
-            secs: the time limit; `timeout_error()` is raised then.
-            until: see `Until`.
-            timeout_error: makes that error.
+        Raises:
+            StepTimeoutError: that took longer than `secs`.
         """
+        since = self._clock.now()
+        if secs == 0:
+            raise self._timeout_error(since)
         waiter = _Waiter()
         self._waiters[waiter] = None
+        self.waits += 1
+        self.max_waiting = max(self.max_waiting, len(self._waiters))
         timer = None if secs is None else self._clock.call_later(secs, waiter.expire)
         try:
-            admitted = self._wait_admitted(waiter, timeout_error)
+            admitted = self._wait_admitted(waiter, since)
             await (admitted if until is None else until(admitted))
         except BaseException:
             if waiter.admitted:
@@ -92,14 +98,15 @@ class AdmissionQueue:
         finally:
             if timer is not None:
                 timer.cancel()
+            self.waited_secs += self._clock.now() - since
             self._waiters.pop(waiter, None)
             if self._listener is None and self._waiters:
                 next(iter(self._waiters)).wake()  # to wait on the store in its turn
 
-    async def _wait_admitted(self, waiter: _Waiter, timeout_error: Callable[[], StepTimeoutError]) -> None:
+    async def _wait_admitted(self, waiter: _Waiter, since: float) -> None:
         while not waiter.admitted:
             if waiter.expired:
-                raise timeout_error()
+                raise self._timeout_error(since)
             if self._listener is None:
                 await self._wait_on_store(waiter)
             else:
@@ -135,6 +142,12 @@ class AdmissionQueue:
             scope.settle()
             self._listener = waiter.scope = None
         self._ledger.sync()
+
+    def _timeout_error(self, since: float) -> StepTimeoutError:
+        versions, secs = self._ledger.versions, self._clock.now() - since
+        seen, publishers = versions.latest.step, versions.statistics().publishers
+        problem = f"{self._ledger!r} has no room until version {seen + 1} is published or an item is dropped; not admitted"
+        return step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers)
 
 
 class Admission:
@@ -229,12 +242,8 @@ class VersionGate:
         self.max_lag: int = checked_step(max_lag, "max_lag")
         self.per_version: int = checked_step(per_version, "per_version", least=1)
         self.versions: StepStore = versions
-        self._clock = current_clock()
         self._ledger = AdmissionLedger(versions, self.max_lag, self.per_version)
-        self._queue = AdmissionQueue(self._ledger, self._clock)
-        self._waits = 0
-        self._max_waiting = 0
-        self._waited_secs = 0.0
+        self._queue = AdmissionQueue(self._ledger)
 
     def admit(self, *, timeout: float | None = None, until: Until | None = None) -> Admission:
         """Admit an item: `async with gate.admit() as ticket`. Suspends only while there is no room for it.
@@ -260,28 +269,10 @@ class VersionGate:
         ledger = self._ledger
         ledger.enter()
         if len(self._queue) or ledger.room <= 0:
-            await self._wait_for_room(secs, until)
+            await self._queue.wait(secs, until)
             ledger.sync()
             ledger.entering -= 1
         return ledger.issue_ticket()
-
-    async def _wait_for_room(self, secs: float | None, until: Until | None) -> None:
-        since = self._clock.now()
-
-        def timeout_error() -> StepTimeoutError:
-            waited, seen = self._clock.now() - since, self.versions.latest.step
-            problem = f"{self!r} has no room until version {seen + 1} is published or an item is dropped; not admitted"
-            publishers = self.versions.statistics().publishers
-            return step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=waited, publishers=publishers)
-
-        if secs == 0:
-            raise timeout_error()
-        self._waits += 1
-        self._max_waiting = max(self._max_waiting, len(self._queue) + 1)
-        try:
-            await self._queue.wait(secs, until, timeout_error)
-        finally:
-            self._waited_secs += self._clock.now() - since
 
     @property
     def due(self) -> int:
@@ -321,9 +312,9 @@ class VersionGate:
             invalidated=ends["invalidated"],
             abandoned=ends["abandoned"],
             waiting=len(self._queue),
-            max_waiting=self._max_waiting,
-            waits=self._waits,
-            waited_secs=self._waited_secs,
+            max_waiting=self._queue.max_waiting,
+            waits=self._queue.waits,
+            waited_secs=self._queue.waited_secs,
             lag_mean=ledger.lag_sum / good if good else 0.0,
             lag_max=ledger.lag_max,
         )

@@ -1,4 +1,4 @@
-"""The local store over real processes: together, forked, killed, stopped, for long."""
+"""The local store with real processes: concurrent, forked, killed, stopped, for a long time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.source import ROOT
 
 pytestmark = pytest.mark.every_python
 
-# What forks runs in a process of its own: that of the tests has threads.
+# Programs that fork run in a process of their own, as the process of the tests has threads.
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,17 +30,17 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str) -> None:
-    """What the scenario's docstring says."""
+    """See the docstring of the scenario."""
     done = _run("tests.fuzz.local_scenarios", name)
     if name == "without_inotify" and ("unshare" in done.stderr or "max_inotify_instances" in done.stderr):
-        pytest.skip("this system lets nobody try to be without inotify")
+        pytest.skip("this system does not let a user be without inotify")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults(kind: str) -> None:
-    """A killed or stopped process leaves nobody stuck, nothing lost, nothing counted twice and nothing behind."""
+    """After a process was killed or stopped no other is stuck, no step is lost or counted twice, and nothing is left over."""
     done = _run("tests.fuzz.faults_local", "--count", "3", "--kinds", kind)
     assert "3 faults in" in done.stdout
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -48,7 +48,7 @@ def test_faults(kind: str) -> None:
 
 @pytest.mark.slow
 def test_soak() -> None:
-    """Waiting and advancing for long makes nothing grow."""
+    """Memory, files, watches and tasks do not grow while processes wait and advance for a long time."""
     done = _run("tests.fuzz.local_soak", "--count", "8000")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "8000 waits and as many advances" in done.stdout

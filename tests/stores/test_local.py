@@ -16,23 +16,23 @@ import pytest
 import aiohooks as ah
 from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
-from aiohooks.stores.local._notify import Inotify
+from aiohooks.stores.local._notify import InotifyWatcher
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 
 pytestmark = pytest.mark.every_python
 
 
-class NoInotify(Inotify):
+class NoInotify(InotifyWatcher):
     """As where the user has reached the limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
 
 class WithoutInotify(LocalStepStore):
     """As where inotify is missing, or its limit is reached."""
 
-    _inotify_class: ClassVar[type[Inotify]] = NoInotify
+    _inotify_class: ClassVar[type[InotifyWatcher]] = NoInotify
 
 
 @pytest.mark.parametrize("law", step_store_checks())

@@ -112,14 +112,17 @@ class RunEvents(NamedTuple):
 _NOTIFIED = RunEvents(notified=True, ended=set(), removed=set())
 
 
-class InotifyWatcher:
-    """Watches the files of a run; `fd` becomes readable when there are events."""
+class InotifyWatcher(Inotify):
+    """Watches the files of the run in `path`."""
 
-    def __init__(self, path: Path, inotify: Inotify) -> None:
-        self.fd: int = inotify.fd
-        self._inotify = inotify
-        self._notify_watch = inotify.add(path / "notify", MODIFY)
-        self._alive_watch = inotify.add(path / "alive", CLOSE_WRITE | DELETE)
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        try:
+            self._notify_watch = self.add(path / "notify", MODIFY)
+            self._alive_watch = self.add(path / "alive", CLOSE_WRITE | DELETE)
+        except BaseException:
+            self.close()
+            raise
         self._only_notified = _EVENT.pack(self._notify_watch, MODIFY, 0, 0)
 
     def read_events(self) -> RunEvents:
@@ -137,21 +140,13 @@ class InotifyWatcher:
         removed = {event.name for event in events if event.watch == self._alive_watch and event.mask & DELETE}
         return RunEvents(overflow or notified, None if overflow else ended, removed)
 
-    def close(self) -> None:
-        """Stop watching."""
-        self._inotify.close()
 
-
-def watch_run(path: Path, run: str, inotify_class: type[Inotify]) -> InotifyWatcher | None:
+def watch_run(path: Path, run: str, watcher_class: type[InotifyWatcher]) -> InotifyWatcher | None:
     """Watch the files of a run; return None, with a warning, where inotify is not available: use a `Fifo` then."""
-    inotify = None
     try:
-        inotify = inotify_class()
-        return InotifyWatcher(path, inotify)
-    except BaseException as error:
-        if inotify is not None:
-            inotify.close()
-        if not isinstance(error, OSError) or error.errno not in _UNAVAILABLE:
+        return watcher_class(path)
+    except OSError as error:
+        if error.errno not in _UNAVAILABLE:
             raise
         logger.warning(
             "run %s: inotify is not available (%s: %s): using named pipes, and polling once a second",

@@ -28,7 +28,7 @@ from aiohooks.stores._protocol import (
 )
 from aiohooks.stores.local._files import RunFiles, RunRecord, default_directory, run_file_name
 from aiohooks.stores.local._lock import FileLock
-from aiohooks.stores.local._notify import Inotify, InotifyWatcher, watch_run
+from aiohooks.stores.local._notify import InotifyWatcher, watch_run
 from aiohooks.stores.shared import OnLost, SharedStepStore
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class LocalStepStore(SharedStepStore):
     """
 
     _leased: ClassVar[bool] = False
-    _inotify_class: ClassVar[type[Inotify]] = Inotify
+    _inotify_class: ClassVar[type[InotifyWatcher]] = InotifyWatcher
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LocalStepStore(SharedStepStore):
             snapshot = await self._open_once()
         self._observe_snapshot(snapshot)
         self._ready = True
-        self._subscribe_now()
+        self._subscribe(self._wanted_step)
 
     async def _open_once(self) -> Snapshot | None:
         """Open the run; return None if it was deleted meanwhile."""
@@ -245,18 +245,13 @@ class LocalStepStore(SharedStepStore):
     # Notifications.
 
     def _subscribe(self, step: int | None) -> None:
-        self._wanted_step = step
-        if self._ready:
-            self._subscribe_now()
-
-    def _subscribe_now(self) -> None:
-        wanted, files = self._wanted_step, self._files
-        if wanted == self._subscribed_step or files is None or self._deleted:
+        self._wanted_step, files = step, self._files
+        if not self._ready or step == self._subscribed_step or files is None or self._deleted:
             return
-        subscribed, self._subscribed_step = self._subscribed_step, wanted
+        subscribed, self._subscribed_step = self._subscribed_step, step
         try:
-            if wanted is not None:
-                record = files.subscribe(wanted)
+            if step is not None:
+                record = files.subscribe(step)
             elif subscribed == 0 or (subscribed is not None and subscribed > self._waits.latest.step):
                 files.unsubscribe()
                 return
