@@ -228,12 +228,7 @@ class EvaluatorHook(SessionRunHook):
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Evaluate if it is due, or start it in the background.
-
-        Raises:
-            HookTimeoutError: it took longer than `timeout_secs`.
-            BaseException: the evaluation failed.
-        """
+        """Evaluate if it is due, or start it in the background; raise its error, or `HookTimeoutError`."""
         step = run_context.global_step
         if not self._timer.due(step, self._clock.now()):
             return
@@ -270,11 +265,7 @@ class EvaluatorHook(SessionRunHook):
         return {"evaluated_step": self._evaluated, "counted_from": self._timer.last_step or 0, "unfinished": unfinished}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from this state: `after_create_session` repeats an unfinished evaluation.
-
-        Raises:
-            InvalidArgumentError: not the state of an EvaluatorHook.
-        """
+        """Continue from this state: `after_create_session` repeats an unfinished evaluation."""
         check_mapping(state, "state", optional=False)
         try:
             self._resumed = state["evaluated_step"], state["counted_from"], state["unfinished"]

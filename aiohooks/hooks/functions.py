@@ -148,16 +148,9 @@ class LambdaHook(SessionRunHook):
             InvalidHookError: the name is not a method of a hook, or a function does not take the method's arguments.
             InvalidArgumentError: no function, or options that do not go with those given.
         """
+        given: dict[str, Function | None] = {name: value for name, value in locals().items() if name in HOOK_METHODS}
         for wrong in unknown:
             raise _no_such_method(wrong)
-        given: dict[str, Function | None] = {
-            "begin": begin,
-            "after_create_session": after_create_session,
-            "before_run": before_run,
-            "after_run": after_run,
-            "end": end,
-            "close": close,
-        }
         functions = {method: fn for method, fn in given.items() if fn is not None}
         if not functions:
             raise InvalidArgumentError(f"no function was given; give one or more of {', '.join(HOOK_METHODS)}")
@@ -264,12 +257,8 @@ class _DueRuns:
 
     def methods(self) -> dict[str, Function]:
         """Return the methods that replace the hook's functions."""
-        replaced: dict[str, Function] = {
-            "begin": self.begin,
-            "after_create_session": self.after_create_session,
-            "after_run": self.after_run,
-        }
-        return replaced | ({"before_run": self.before_run} if self._requests else {})
+        names = ("begin", "after_create_session", "after_run", *(("before_run",) if self._requests else ()))
+        return {name: getattr(self, name) for name in names}
 
     async def begin(self) -> None:
         self._clock = current_clock()

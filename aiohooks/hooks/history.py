@@ -100,11 +100,7 @@ class HistoryHook(SessionRunHook):
         return self._args if self._sampling.ask(run_context.global_step) else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Keep the values.
-
-        Raises:
-            InvalidArgumentError: a value is not a single number.
-        """
+        """Keep the values; raise `InvalidArgumentError` if one is not a single number."""
         if not self._sampling.take(run_context.global_step):
             return
         numbers = {tag: checked_number(value, tag) for tag, value in run_values.results.items()}

@@ -120,11 +120,7 @@ class NanHook(SessionRunHook):
         return SessionRunArgs(self._value)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Check the value.
-
-        Raises:
-            NanLossDuringTrainingError: something in it is bad, and `fail_on_nan_loss` is set.
-        """
+        """Check the value; raise `NanLossDuringTrainingError`, or request a stop."""
         bad = next(filter(self._is_bad, _numbers(run_values.results)), None)
         if bad is None:
             return

@@ -99,11 +99,7 @@ class ProfilerHook(SessionRunHook):
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """End the window after its last run, and write it.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """End the window after its last run, and write it."""
         self._warm = True
         step = run_context.global_step
         due = self._sampling.take(step)

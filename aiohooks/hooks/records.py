@@ -391,11 +391,7 @@ class _WritingHook(SessionRunHook):
         self._writer = BackgroundWriter(write, what=what, max_queue=self._max_queue, on_write_error=self._on_write_error)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Fetch the values if this run is to be written.
-
-        Raises:
-            OSError: an earlier write failed.
-        """
+        """Raise the error of a failed write; fetch the values if this run is to be written."""
         if self._writer is not None:
             self._writer.raise_failure()
         return self._args if self._sampling.ask(run_context.global_step) else None
@@ -412,11 +408,7 @@ class _WritingHook(SessionRunHook):
         return values
 
     async def end(self, session: Session) -> None:
-        """Wait until all records are written.
-
-        Raises:
-            OSError: a write failed.
-        """
+        """Wait until all records are written; raise the error of a failed write."""
         if self._writer is not None:
             await self._writer.drain()
 
@@ -480,9 +472,7 @@ class _RecordsHook(_WritingHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Open the file, and remove the lines after the step at which the session starts; also after a recovery.
 
-        Raises:
-            InvalidArgumentError: the file was not written by this hook, or has other columns.
-            OSError: it cannot be opened.
+        Raise `InvalidArgumentError` if the file was not written by this hook, or has other columns.
         """
         step = session.global_step.latest.step
         restored, self._restored = self._restored, []
@@ -491,11 +481,7 @@ class _RecordsHook(_WritingHook):
             await to_thread(self._file.open_at, step, restored, grace_secs=DEFAULT_GRACE_SECS)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Hand the record to the writer.
-
-        Raises:
-            InvalidArgumentError: a value cannot be written, or the file has no such column.
-        """
+        """Queue the record; raise `InvalidArgumentError` if the file cannot hold it."""
         values = self._values_to_write(run_context, run_values)
         if values is not None and self._writer is not None:
             plain = {str(tag): plain_value(value, str(tag)) for tag, value in values.items()}
@@ -638,11 +624,7 @@ class SummarySaverHook(_WritingHook):
         self._restart: int | None = None
 
     async def begin(self) -> None:
-        """Open the file.
-
-        Raises:
-            OSError: the directory or the file cannot be created.
-        """
+        """Create the directory, and open the file."""
         self._restart = None
         self._writer = None
         file = self._tensorboard.EventFile(self.output_dir)
@@ -657,11 +639,7 @@ class SummarySaverHook(_WritingHook):
             self._restart = step + 1
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Hand the numbers to the writer.
-
-        Raises:
-            InvalidArgumentError: a value is not a single number.
-        """
+        """Queue the numbers; raise `InvalidArgumentError` if a value is not a single number."""
         values = self._values_to_write(run_context, run_values)
         if values is not None and self._writer is not None:
             numbers = {str(tag): float(checked_number(value, str(tag))) for tag, value in values.items()}

@@ -154,11 +154,7 @@ class StopAtTimeHook(SessionRunHook):
         return {"elapsed_secs": self.elapsed_secs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add the time of the resumed run, with `keep_elapsed`; a recovery changes nothing.
-
-        Raises:
-            InvalidArgumentError: not the state of a StopAtTimeHook.
-        """
+        """Add the time of the resumed run, with `keep_elapsed`; a recovery changes nothing."""
         check_mapping(state, "state", optional=False)
         elapsed = state.get("elapsed_secs")
         check_secs(elapsed, "elapsed_secs in the state of a StopAtTimeHook")
@@ -174,11 +170,7 @@ class StopAtTimeHook(SessionRunHook):
             self._timer = self._clock.call_later(self.remaining_secs, self._request_stop)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Refuse a run that would begin too late, when the event loop was too busy for the timer.
-
-        Raises:
-            StopRequestedError: the time is up; a clean end.
-        """
+        """Raise `StopRequestedError`, a clean end, if the time is up and the event loop was too busy for the timer."""
         if self._is_over():
             run_context.request_stop(self._reason())
             raise StopRequestedError(self._reason())
@@ -354,11 +346,7 @@ class EarlyStoppingHook(SessionRunHook):
         return SessionRunArgs(self._monitor) if self._fetching else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Observe the value.
-
-        Raises:
-            InvalidArgumentError: not a single number.
-        """
+        """Observe the value; raise `InvalidArgumentError` if it is not a single number."""
         if self._fetching and self._timer is not None:
             self._fetching = False
             self._timer.mark(run_context.global_step, self._clock.now())
@@ -458,11 +446,7 @@ class EarlyStoppingHook(SessionRunHook):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with these counts; the state of another `monitor` or `mode` is ignored with a warning.
-
-        Raises:
-            InvalidArgumentError: not the state of an EarlyStoppingHook.
-        """
+        """Continue with these counts; the state of another `monitor` or `mode` is ignored with a warning."""
         check_mapping(state, "state", optional=False)
         missing = self.state_dict().keys() - state.keys()
         if missing:

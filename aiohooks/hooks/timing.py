@@ -45,12 +45,10 @@ class BlockedLoopWatch:
     """
 
     def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object]) -> None:
-        """Create a watch of the running loop; call it in the loop's thread.
+        """Create a watch of the running loop, in its thread.
 
-        Args:
-            secs: how long the loop may be blocked.
-            on_blocked: called in the watching thread, once for each block, with the frames that the loop is running, the
-                outermost first, and for how long it has not answered.
+        `on_blocked` is called in the watching thread, once for each block, with the frames that the loop is running, the
+        outermost first, and for how long it has not answered.
         """
         self._secs = secs
         self._on_blocked = on_blocked

@@ -9,11 +9,11 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.functions import LambdaHook, hook
+from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, counting_graph
 
-METHODS = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 ARGUMENTS = (0, 2, 1, 2, 1, 1)
 
 
@@ -39,14 +39,14 @@ async def test_each_function_is_called_as_its_method(is_async: bool) -> None:
 
         return waits if is_async else plain
 
-    await run([LambdaHook(**{method: function(method) for method in METHODS})])
-    assert calls == list(zip(METHODS, ARGUMENTS, strict=True))
+    await run([LambdaHook(**{method: function(method) for method in HOOK_METHODS})])
+    assert calls == list(zip(HOOK_METHODS, ARGUMENTS, strict=True))
 
 
 async def test_methods_without_a_function_are_not_called() -> None:
     """A method without a function is not overridden, so the session has nothing to call."""
     quiet = LambdaHook(end=lambda session: None)
-    assert {*METHODS} & quiet.__dict__.keys() == {"end"}
+    assert {*HOOK_METHODS} & quiet.__dict__.keys() == {"end"}
     session = ah.AsyncMonitoredSession(counting_graph(), [quiet])
     assert (session._hooks.before_run, session._hooks.after_run, session._hooks.after_create_session) == ((), (), ())
     await run([quiet])
@@ -141,16 +141,17 @@ async def test_steps_after_a_recovery_are_due_again() -> None:
     assert seen == [2, 4, 2, 4]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", HOOK_METHODS)
 def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
     """A function that does not take the method's arguments is refused when the hook is created, with both signatures."""
 
     def other(one: int, two: int, three: int) -> None: ...
 
-    parameters = {0: "()", 1: "(", 2: ", "}[ARGUMENTS[METHODS.index(method)]]
+    count = ARGUMENTS[HOOK_METHODS.index(method)]
+    parameters = {0: "()", 1: "(", 2: ", "}[count]
     with refused(ah.errors.InvalidHookError, f"{method} is", "takes (one", "is called with", parameters, "missing a required"):
         hook(method)(other)
-    fitting: Any = functools.partial(other, **dict.fromkeys(["three", "two", "one"][: 3 - ARGUMENTS[METHODS.index(method)]], 1))
+    fitting: Any = functools.partial(other, **dict.fromkeys(["three", "two", "one"][: 3 - count], 1))
     assert isinstance(hook(method)(fitting), LambdaHook)
 
 
