@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import multiprocessing
 import os
 import shutil
@@ -17,22 +18,18 @@ from multiprocessing.process import parent_process
 from typing import Any, TypeVar
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import shielded, to_thread
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.cancel import TimeLimit, shielded, to_thread
+from aiohooks._aio.clock import wake
 from aiohooks._validate import check_secs
 from aiohooks.distributed.task import (
-    Task,
     TaskResult,
     TaskSpec,
-    absolute_path,
-    check_task_options,
     forget_run,
-    new_run_name,
+    make_spec,
     run_task,
     supervise,
     task_name,
     unwrap_result,
-    with_store_defaults,
 )
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import MemoryStepStore, open_step_store
@@ -68,14 +65,13 @@ async def run_tasks(
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
     """
-    check_task_options(main, args, num_workers)
-    directory = absolute_path(checkpoint_dir)
+    spec = make_spec(main, args, num_workers, run, checkpoint_dir)
     async with MemoryStepStore(run=run) as store:
 
-        def attempt(task_id: int, number: int) -> Coroutine[Any, Any, T]:
-            return main(Task(task_id, num_workers, store, directory, number), *args)
+        def run_attempt(spec: TaskSpec) -> Coroutine[Any, Any, T]:
+            return main(spec.task(store), *args)
 
-        return await supervise(attempt, num_tasks=num_workers + 1, max_restarts=0, backoff=Backoff(), grace_secs=10.0)
+        return await supervise(run_attempt, spec, max_restarts=0, backoff=Backoff(), grace_secs=10.0)
 
 
 async def run_processes(
@@ -119,26 +115,20 @@ async def run_processes(
         ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
         InvalidArgumentError: an argument is invalid; nothing was started.
     """
-    check_task_options(main, args, num_workers, max_restarts, backoff)
+    spec = make_spec(main, args, num_workers, run, checkpoint_dir, max_restarts, backoff, store_options)
     check_secs(stop_grace_secs, "stop_grace_secs")
-    options, directory = with_store_defaults(store_options), absolute_path(checkpoint_dir)
-    name = new_run_name() if run is None else run
     if str(store).startswith("memory:"):
         raise InvalidArgumentError(f"store={store!r} is for one process; leave it out, or give local:///directory")
     # Made here as well, so that invalid options are refused once, before any process is started.
-    opened = open_step_store("local://" if store is None else store, run=name, **options)
+    opened = open_step_store("local://" if store is None else store, run=spec.run, **spec.store_options)
     own_dir = None
     if store is None:
         own_dir = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
-    spec = TaskSpec(main, args, store or f"local://{own_dir}", name, num_workers, directory, options)
-
-    async def attempt(task_id: int, number: int) -> T:
-        result: T = await run_in_process(dataclasses.replace(spec, task_id=task_id, attempt=number), stop_grace_secs)
-        return result
-
+    spec = dataclasses.replace(spec, url=store or f"local://{own_dir}")
+    run_attempt = functools.partial(run_in_process, grace_secs=stop_grace_secs)
     try:
-        grace = 2 * stop_grace_secs + 5.0
-        return await supervise(attempt, num_tasks=num_workers + 1, max_restarts=max_restarts, backoff=backoff, grace_secs=grace)
+        grace_secs = 2 * stop_grace_secs + 5.0
+        return await supervise(run_attempt, spec, max_restarts=max_restarts, backoff=backoff, grace_secs=grace_secs)
     finally:
         if own_dir is not None:
             await to_thread(lambda: shutil.rmtree(own_dir, ignore_errors=True), grace_secs=stop_grace_secs)
@@ -211,7 +201,10 @@ async def _end_process(process: SpawnProcess, grace_secs: float, *, terminate: b
     """Wait for the end of a process, kill it after the grace period, and return its exit code."""
     if terminate:
         process.terminate()
-    if not await _wait_readable(process.sentinel, grace_secs):
+    try:
+        with TimeLimit(grace_secs, process.name):
+            await _wait_readable(process.sentinel)
+    except TimeoutError:
         process.kill()
         await _wait_readable(process.sentinel)
     with _start_lock:
@@ -221,23 +214,15 @@ async def _end_process(process: SpawnProcess, grace_secs: float, *, terminate: b
     return code
 
 
-async def _wait_readable(fd: int, secs: float | None = None) -> bool:
-    """Wait until the file has data or is at its end; return False after `secs` without."""
+async def _wait_readable(fd: int) -> None:
+    """Wait until the file has data or is at its end."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[bool] = loop.create_future()
-
-    def finish(readable: bool) -> None:
-        if not ready.done():
-            ready.set_result(readable)
-
-    timer = None if secs is None else current_clock().call_later(secs, lambda: finish(False))
-    loop.add_reader(fd, finish, True)
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, wake, readable)
     try:
-        return await ready
+        await readable
     finally:
         loop.remove_reader(fd)
-        if timer is not None:
-            timer.cancel()
 
 
 def _describe_exit(code: int | None) -> str:

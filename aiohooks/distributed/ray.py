@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
@@ -14,15 +15,12 @@ from aiohooks._validate import check_mapping, check_secs
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,
-    absolute_path,
-    check_task_options,
     forget_run,
-    new_run_name,
+    make_spec,
     run_task,
     supervise,
     task_name,
     unwrap_result,
-    with_store_defaults,
 )
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
@@ -52,19 +50,14 @@ async def run(
     """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster, with a `RayStepStore`.
 
     A task whose process or node dies is restarted, where there is room, with the next `attempt`. An exception of `main` is
-    final, and ends the other tasks. Ray ends them also when this process ends.
+    final, and ends the other tasks. Ray ends them also when this process ends. Arguments that are not listed here are those of
+    `aiohooks.distributed.local.run_processes`.
 
     Args:
-        main: a coroutine function that takes the `Task`.
-        num_workers: the number of workers besides the chief.
-        args: further arguments of `main`.
         address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine; "local" starts one for the
             duration of the run, which listens on the loopback interface only. A process that is part of a cluster uses that one.
         namespace: the Ray namespace of the run's actor.
-        run: the name of the run; by default a new one, which is forgotten afterwards.
         checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all of them share.
-        max_restarts: how often each task may be restarted.
-        backoff: the pauses before restarts.
         stop_grace_secs: how long a task may take to end after it was interrupted.
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, ...
         init_options: options of `ray.init`.
@@ -77,14 +70,12 @@ async def run(
         ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
         StoreUnavailableError: there is no such cluster.
     """
-    check_task_options(main, args, num_workers, max_restarts, backoff)
+    spec = make_spec(main, args, num_workers, run, checkpoint_dir, max_restarts, backoff, store_options)
     check_secs(stop_grace_secs, "stop_grace_secs")
     check_mapping(task_options, "task_options")
     check_mapping(init_options, "init_options")
-    options, directory = with_store_defaults(store_options), absolute_path(checkpoint_dir)
-    name = new_run_name() if run is None else run
-    spec = TaskSpec(main, args, f"ray://{namespace}", name, num_workers, directory, options)
-    store = open_step_store(spec.url, run=name, **options)
+    spec = dataclasses.replace(spec, url=f"ray://{namespace}")
+    store = open_step_store(spec.url, run=spec.run, **spec.store_options)
     resources = {"num_cpus": 1, **(task_options or {})}
     for reserved in ("max_retries", "retry_exceptions", "num_returns"):
         if reserved in resources:
@@ -95,18 +86,13 @@ async def run(
         own_cluster = {"num_cpus": max(os.cpu_count() or 1, int(cpus + 1)), "include_dashboard": False}
     init = {**own_cluster, **(init_options or {})}
 
-    async def attempt(task_id: int, number: int) -> T:
-        result: T = await _run_on_cluster(dataclasses.replace(spec, task_id=task_id, attempt=number), resources, stop_grace_secs)
-        return result
-
+    run_attempt = functools.partial(_run_on_cluster, resources=resources, grace_secs=stop_grace_secs)
     await to_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
     try:
         async with store:
-            grace = 2 * stop_grace_secs + 5.0
+            grace_secs = 2 * stop_grace_secs + 5.0
             try:
-                return await supervise(
-                    attempt, num_tasks=num_workers + 1, max_restarts=max_restarts, backoff=backoff, grace_secs=grace
-                )
+                return await supervise(run_attempt, spec, max_restarts=max_restarts, backoff=backoff, grace_secs=grace_secs)
             finally:
                 if run is None:
                     await forget_run(store, stop_grace_secs)

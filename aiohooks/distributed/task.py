@@ -8,14 +8,14 @@ import os
 import secrets
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import current_task, shielded, wait_done
-from aiohooks._aio.clock import sleep
+from aiohooks._aio.clock import sleep, wake
 from aiohooks._validate import check_callable, check_instance, check_int, check_mapping
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError
 from aiohooks.graph.graph import is_coroutine_function
@@ -70,19 +70,33 @@ class TaskSpec:
 
     main: Callable[..., Coroutine[Any, Any, Any]]
     args: tuple[Any, ...]
-    url: str
-    run: str
     num_workers: int
+    run: str
     checkpoint_dir: Path | None
-    store_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    store_options: Mapping[str, Any]
+    url: str = ""
     task_id: int = 0
     attempt: int = 1
 
+    def task(self, store: StepStore) -> Task:
+        """Return the argument of `main`."""
+        return Task(self.task_id, self.num_workers, store, self.checkpoint_dir, self.attempt)
 
-def check_task_options(
-    main: object, args: object, num_workers: object, max_restarts: object = 0, backoff: object = Backoff()
-) -> None:
-    """Raise `InvalidArgumentError` unless the arguments that all launchers share are valid."""
+
+def make_spec(
+    main: object,
+    args: object,
+    num_workers: object,
+    run: str | None,
+    checkpoint_dir: object,
+    max_restarts: object = 0,
+    backoff: object = Backoff(),
+    store_options: Mapping[str, Any] | None = None,
+) -> TaskSpec:
+    """Return the spec of the tasks of a run; raise `InvalidArgumentError` if an argument of the launcher is invalid.
+
+    Without a name the run gets a random one. By default waiters in its stores keep waiting for a task that is restarted.
+    """
     check_callable(main, "main")
     if not is_coroutine_function(main):
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`) that takes the Task")
@@ -90,27 +104,17 @@ def check_task_options(
     check_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
     check_instance(args, tuple, "args")
     check_instance(backoff, Backoff, "backoff")
-
-
-def absolute_path(directory: object) -> Path | None:
-    """Return a checkpoint directory as other processes, with another working directory, can use it."""
-    if directory is not None and not isinstance(directory, str | os.PathLike):
-        raise InvalidArgumentError(f"checkpoint_dir is {directory!r}; give the path of a directory, or leave it out")
-    return None if directory is None else Path(os.path.abspath(cast("str | os.PathLike[str]", directory)))
-
-
-def with_store_defaults(store_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options of the step stores of all processes: by default waiters keep waiting for one that is restarted."""
     check_mapping(store_options, "store_options")
     for reserved in ("url", "run"):
         if reserved in (store_options or {}):
             raise InvalidArgumentError(f"store_options has {reserved!r}, which is an argument of the launcher")
-    return {"on_lost": "keep", **(store_options or {})}
-
-
-def new_run_name() -> str:
-    """Return a random name for a run that was given none."""
-    return f"run-{secrets.token_hex(4)}"
+    if checkpoint_dir is not None and not isinstance(checkpoint_dir, str | os.PathLike):
+        raise InvalidArgumentError(f"checkpoint_dir is {checkpoint_dir!r}; give the path of a directory, or leave it out")
+    # Absolute, because other processes may have another working directory.
+    directory = None if checkpoint_dir is None else Path(os.path.abspath(cast("str | os.PathLike[str]", checkpoint_dir)))
+    name = f"run-{secrets.token_hex(4)}" if run is None else run
+    options = {"on_lost": "keep", **(store_options or {})}
+    return TaskSpec(cast("Any", main), cast("Any", args), cast("int", num_workers), name, directory, options)
 
 
 async def forget_run(store: StepStore, grace_secs: float) -> None:
@@ -156,7 +160,7 @@ async def _call_main(spec: TaskSpec) -> Any:
     # The asyncio task gets the name because it is part of a session's messages, and each process has a Task-1.
     current_task().set_name(task_name(spec.task_id))
     async with open_step_store(spec.url, run=spec.run, **spec.store_options) as store:
-        return await spec.main(Task(spec.task_id, spec.num_workers, store, spec.checkpoint_dir, spec.attempt), *spec.args)
+        return await spec.main(spec.task(store), *spec.args)
 
 
 def _picklable(error: Exception) -> Exception:
@@ -180,34 +184,53 @@ def unwrap_result(result: TaskResult, spec: TaskSpec) -> Any:
 
 # In the launcher.
 
-Attempt = Callable[[int, int], Coroutine[Any, Any, T]]
-"""Runs a task, given its id and the number of the attempt. Cancelled, it ends the process that it has started.
 
-Raises `TaskDiedError` if the process ends without a result.
-"""
-
-
-async def supervise(attempt: Attempt[T], *, num_tasks: int, max_restarts: int, backoff: Backoff, grace_secs: float) -> list[T]:
-    """Run all tasks, restart those that die, and return their results by task id.
+async def supervise(
+    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]],
+    spec: TaskSpec,
+    *,
+    max_restarts: int,
+    backoff: Backoff,
+    grace_secs: float,
+) -> list[T]:
+    """Run the chief and all workers, restart those that die, and return their results, the chief's first.
 
     When one fails the others are cancelled.
+
+    Args:
+        run_attempt: runs one attempt of a task. It raises `TaskDiedError` if the process of the task ends without a result;
+            cancelled, it ends that process.
+        spec: the spec of all tasks.
+        max_restarts: how often each task may be restarted.
+        backoff: the pauses before restarts.
+        grace_secs: how long the tasks may take to end after a cancellation.
 
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
     """
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    async def run_with_restarts(task_id: int) -> T:
+        attempt = 1
+        while True:
+            try:
+                return await run_attempt(replace(spec, task_id=task_id, attempt=attempt))
+            except TaskDiedError as error:
+                if attempt > max_restarts:
+                    error.add_note(f"not restarted again after {max_restarts} restarts")
+                    raise
+                secs = backoff.pause_secs(attempt)
+                _logger.warning("%s; restarting it in %.1f s, attempt %d", error, secs, attempt + 1)
+            await sleep(secs)
+            attempt += 1
 
     def task_done(task: asyncio.Task[T]) -> None:
         failed = task.cancelled() or task.exception() is not None
-        if not ended.done() and (failed or all(one.done() for one in tasks)):
-            ended.set_result(None)
+        if failed or all(one.done() for one in tasks):
+            wake(ended)
 
-    tasks = [
-        asyncio.get_running_loop().create_task(
-            _run_with_restarts(attempt, task_id, max_restarts, backoff), name=task_name(task_id)
-        )
-        for task_id in range(num_tasks)
-    ]
+    tasks = [loop.create_task(run_with_restarts(number), name=task_name(number)) for number in range(spec.num_workers + 1)]
     for task in tasks:
         task.add_done_callback(task_done)
     try:
@@ -220,20 +243,5 @@ async def supervise(attempt: Attempt[T], *, num_tasks: int, max_restarts: int, b
     if not errors and any(task.cancelled() for task in tasks):
         errors = [TaskDiedError(f"the {task.get_name()} was cancelled from outside") for task in tasks if task.cancelled()]
     if errors:
-        raise BaseExceptionGroup(f"{len(errors)} of {num_tasks} tasks failed", errors)
+        raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} tasks failed", errors)
     return [task.result() for task in tasks]
-
-
-async def _run_with_restarts(attempt: Attempt[T], task_id: int, max_restarts: int, backoff: Backoff) -> T:
-    number = 1
-    while True:
-        try:
-            return await attempt(task_id, number)
-        except TaskDiedError as error:
-            if number > max_restarts:
-                error.add_note(f"not restarted again after {max_restarts} restarts")
-                raise
-            secs = backoff.pause_secs(number)
-            _logger.warning("%s; restarting it in %.1f s, attempt %d", error, secs, number + 1)
-        await sleep(secs)
-        number += 1

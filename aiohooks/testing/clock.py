@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import heapq
 import math
@@ -78,18 +79,13 @@ class ManualClock:
         return f"<ManualClock at {self._now} s, {self.pending} pending>"
 
 
+@dataclasses.dataclass(order=True, slots=True)
 class _Timer:
     """A scheduled call; `call` is None once it was made or cancelled."""
 
-    __slots__ = ("_number", "call", "when")
-
-    def __init__(self, when: float, number: int, call: Callable[[], object]) -> None:
-        self.when: float = when
-        self._number = number
-        self.call: Callable[[], object] | None = call
+    when: float
+    number: int
+    call: Callable[[], object] | None = dataclasses.field(compare=False)
 
     def cancel(self) -> None:
         self.call = None
-
-    def __lt__(self, other: _Timer) -> bool:
-        return (self.when, self._number) < (other.when, other._number)

@@ -27,7 +27,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from aiohooks.stores import StepStore
 
 # A closed transport closes its socket in the next tick, and notifies its protocol in the one after.
 _TICKS = 3
@@ -43,36 +46,6 @@ _WORKER_FILES = (
 _WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
 
-class _Statistics(Protocol):
-    """The figures of a store that the check needs."""
-
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def watching(self) -> int: ...
-    @property
-    def publishers(self) -> tuple[str, ...]: ...
-
-
-class _HasStatistics(Protocol):
-    """The part of a step store that the check needs."""
-
-    def statistics(self) -> _Statistics: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Leaks:
-    """The leaks of a block, one line each; false when there are none."""
-
-    lines: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.lines)
-
-    def __str__(self) -> str:
-        return "leaks:\n" + "\n".join(f"  - {line}" for line in self.lines) if self.lines else "no leaks"
-
-
 class no_leaks:
     """Checks that a block leaves nothing behind: `async with no_leaks(): ...`; the module lists what counts as a leak.
 
@@ -85,10 +58,10 @@ class no_leaks:
                 await session.run("train")
     """
 
-    def __init__(self, *, stores: Iterable[_HasStatistics] = ()) -> None:
+    def __init__(self, *, stores: Iterable[StepStore] = ()) -> None:
         """Check also the waiters and publishers of `stores`."""
-        self.leaks: Leaks = Leaks()
-        """The leaks that were found; set after the block."""
+        self.leaks: tuple[str, ...] = ()
+        """The leaks that were found, one line each; set after the block."""
         self._stores = tuple(stores)
         self._before: _State
         self._errors: list[str] = []
@@ -119,13 +92,14 @@ class no_leaks:
         finally:
             while self._restore:
                 self._restore.pop()()
-        self.leaks = Leaks(tuple(found))
+        self.leaks = tuple(found)
         if cancel is not None and not isinstance(error, asyncio.CancelledError):
             error = cancel  # a cancellation that was pending when the block ended is raised here, as by any await
         if self.leaks:
+            message = "\n  - ".join(("leaks:", *self.leaks))
             if error is None:
-                raise AssertionError(str(self.leaks))
-            error.add_note(str(self.leaks))
+                raise AssertionError(message)
+            error.add_note(message)
         if error is cancel and cancel is not None:
             raise cancel
 
@@ -173,10 +147,10 @@ class _State:
     files: Mapping[int, str]
     threads: frozenset[threading.Thread]
     handlers: Mapping[int, Any]
-    stores: tuple[tuple[_HasStatistics, int, tuple[str, ...]], ...]
+    stores: tuple[tuple[StepStore, int, tuple[str, ...]], ...]
 
     @classmethod
-    def current(cls, stores: Iterable[_HasStatistics]) -> Self:
+    def current(cls, stores: Iterable[StepStore]) -> Self:
         return cls(
             tasks=frozenset(asyncio.all_tasks()),
             cancelling=_running_task().cancelling(),
@@ -253,7 +227,7 @@ def _signal_handlers() -> dict[int, Any]:
     return {int(number): signal.getsignal(number) for number in signal.valid_signals()}
 
 
-def _waiters_and_publishers(store: _HasStatistics) -> tuple[int, tuple[str, ...]]:
+def _waiters_and_publishers(store: StepStore) -> tuple[int, tuple[str, ...]]:
     statistics = store.statistics()
     return statistics.waiting + statistics.watching, statistics.publishers
 

@@ -99,7 +99,7 @@ async def nothing_left() -> AsyncIterator[None]:
             yield
             passed = True
     except AssertionError:
-        if not passed or not all("open on socket:" in line for line in check.leaks.lines):
+        if not passed or not all("open on socket:" in line for line in check.leaks):
             raise
 
 

@@ -163,57 +163,46 @@ _WRITE_TIMEOUT_SECS = 30.0
 """How long a client may take to read an event."""
 
 
-class EventStream:
-    """The events of one client: `progress`, then one `end`; always the newest state, never a backlog."""
+async def write_events(reporter: SessionReporter, refresh_secs: float, write: Callable[[bytes], Awaitable[None]]) -> None:
+    """Write `progress` events until the session has ended, then one `end`: always the newest state, never a backlog.
 
-    def __init__(self, reporter: SessionReporter, refresh_secs: float) -> None:
-        self._reporter = reporter
-        self._refresh_secs = refresh_secs
-        self._store: StepStore | None = None
-        self._changes: Changes | None = None
+    Raises:
+        TimeoutError: the client takes too long to read an event.
+    """
+    store: StepStore | None = None
+    changes: Changes | None = None
+    while True:
+        current = store_of(reporter.session)
+        if current is not None and current is not store and not reporter.session.should_stop():
+            # Subscribed before the report is made, so that no change is missed.
+            with contextlib.suppress(Exception):  # a closed store has no more changes
+                subscription = current.changes()
+                await anext(subscription)  # the current position
+                store, changes = current, subscription
+        report = reporter.progress()
+        last = _has_ended(reporter, report["state"])
+        with TimeLimit(_WRITE_TIMEOUT_SECS, "writing an event"):
+            await write(b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report)))
+        if last:
+            return
+        await sleep(refresh_secs)
+        with contextlib.suppress(TimeoutError), TimeLimit(_KEEPALIVE_SECS, "the next step"):
+            await _wait_for_change(reporter, changes)
 
-    async def write_to(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write events until the session has ended.
 
-        Raises:
-            TimeoutError: the client takes too long to read an event.
-        """
-        while True:
-            await self._subscribe()
-            report = self._reporter.progress()
-            last = self._has_ended(report["state"])
-            with TimeLimit(_WRITE_TIMEOUT_SECS, "writing an event"):
-                await write(b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report)))
-            if last:
-                return
-            await sleep(self._refresh_secs)
-            with contextlib.suppress(TimeoutError), TimeLimit(_KEEPALIVE_SECS, "the next step"):
-                await self._wait_for_change()
+def _has_ended(reporter: SessionReporter, state: str) -> bool:
+    if reporter.runner is not None:
+        return reporter.runner.ended.is_set()
+    return state == "finished" or (state == "failed" and reporter.session.status().state == "closed")
 
-    async def _subscribe(self) -> None:
-        """Subscribe to the store's changes, before the report is made, so that no change is missed."""
-        session = self._reporter.session
-        store = store_of(session)
-        if store is not None and store is not self._store and not session.should_stop():
-            changes = store.changes()
-            try:
-                await anext(changes)  # the current position
-            except Exception:  # the store is closed: it has no more changes
-                return
-            self._store, self._changes = store, changes
 
-    def _has_ended(self, state: str) -> bool:
-        if self._reporter.runner is not None:
-            return self._reporter.runner.ended.is_set()
-        return state == "finished" or (state == "failed" and self._reporter.session.status().state == "closed")
-
-    async def _wait_for_change(self) -> None:
-        """Wait for the next step, or for another state of the session."""
-        session, runner = self._reporter.session, self._reporter.runner
-        if runner is not None and (not runner.opened.is_set() or session.should_stop()):
-            await (runner.ended if runner.opened.is_set() else runner.opened).wait()
-        elif store_of(session) is None or self._changes is None or session.should_stop():
-            await sleep(_POLL_SECS)
-        else:
-            with contextlib.suppress(Exception):  # a stop or a failure: the next report says which
-                await session.until(anext(self._changes))
+async def _wait_for_change(reporter: SessionReporter, changes: Changes | None) -> None:
+    """Wait for the next step, or for another state of the session."""
+    session, runner = reporter.session, reporter.runner
+    if runner is not None and (not runner.opened.is_set() or session.should_stop()):
+        await (runner.ended if runner.opened.is_set() else runner.opened).wait()
+    elif store_of(session) is None or changes is None or session.should_stop():
+        await sleep(_POLL_SECS)
+    else:
+        with contextlib.suppress(Exception):  # a stop or a failure: the next report says which
+            await session.until(anext(changes))

@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohooks._validate import check_callable, check_instance, check_int, check_secs
 from aiohooks.adapters.asgi._access import AccessPolicy, JsonReply, error_reply, safe_text
-from aiohooks.adapters.asgi._events import EventStream, WhileConnected, reached_reply, store_of, wait_for_step
+from aiohooks.adapters.asgi._events import WhileConnected, reached_reply, store_of, wait_for_step, write_events
 from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
 from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
 from aiohooks.adapters.asgi._report import SessionReporter, encode_json
@@ -188,7 +188,7 @@ class SessionService:
             Route("/ready", self._serve_ready),
             Route("/progress", self._serve_progress),
             Route("/steps/{n}", self._serve_step),
-            Route("/events", _Endpoint(self._serve_events), methods=["GET", "HEAD"]),
+            Route("/events", self._serve_events),
             *(Route(f"/{path}", self._file_endpoint(*file)) for path, file in _FILES.items()),
         ]
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
@@ -251,14 +251,13 @@ class SessionService:
             self._waiters -= 1
         return _response(reply)
 
-    async def _serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._access.check_client(scope)
+    async def _serve_events(self, request: Request) -> Any:
+        refusal = self._access.check_client(request.scope)
         if refusal is None and self._streams >= self._max_streams:
             refusal = error_reply(503, "too_many", f"{self._max_streams} clients follow the events already", retry=True)
-        if refusal is not None:
-            await _response(refusal)(scope, receive, send)
-            return
+        return self._stream_events if refusal is None else _response(refusal)
 
+    async def _stream_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -268,7 +267,7 @@ class SessionService:
             self._streams += 1
             try:
                 async with WhileConnected(receive):
-                    await EventStream(self._reporter, self._refresh_secs).write_to(write)
+                    await write_events(self._reporter, self._refresh_secs, write)
             except TimeoutError:
                 return  # the client does not read, so the end of the body would not arrive either
             finally:
@@ -277,16 +276,6 @@ class SessionService:
 
     def __repr__(self) -> str:
         return f"<SessionService {self.health().state}, {self._waiters} waiters, {self._streams} streams>"
-
-
-class _Endpoint:
-    """Wraps a method so that Starlette takes it for an ASGI application, and not for a function of a request."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
 
 
 def _response(reply: JsonReply) -> Response:
