@@ -50,14 +50,19 @@ async def run(
     """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster, with a `RayStepStore`.
 
     A task whose process or node dies is restarted, where there is room, with the next `attempt`. An exception of `main` is
-    final, and ends the other tasks. Ray ends them also when this process ends. Arguments that are not listed here are those of
-    `aiohooks.distributed.local.run_processes`.
+    final, and ends the other tasks. Ray ends them also when this process ends.
 
     Args:
+        main: a coroutine function that takes the `Task`.
+        num_workers: the number of workers besides the chief.
+        args: further arguments of `main`.
         address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine; "local" starts one for the
             duration of the run, which listens on the loopback interface only. A process that is part of a cluster uses that one.
         namespace: the Ray namespace of the run's actor.
+        run: the name of the run; by default a new one, which is forgotten afterwards.
         checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all of them share.
+        max_restarts: how often each task may be restarted.
+        backoff: the pauses before restarts.
         stop_grace_secs: how long a task may take to end after it was interrupted.
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, ...
         init_options: options of `ray.init`.

@@ -15,7 +15,6 @@ import pytest
 
 from aiohooks.session import runner
 from tests.support import processes
-from tests.support.source import ROOT
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
 
@@ -192,16 +191,17 @@ FORKS = """
 def test_forked_children_have_default_handlers() -> None:
     """A child that multiprocessing forks has the default handlers and no wakeup fd, and may open sessions of its own."""
     command = [sys.executable, "-c", textwrap.dedent(FORKS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False)
-    assert done.stdout.splitlines() == [
+    with processes.start(command) as process:
+        output, errors = process.communicate(timeout=TIMEOUT_SECS)
+    assert output.splitlines() == [
         "[True, True] -1",
         "-15 False",
         "[True, True] -1",
         "SIGTERM received",
         "5 False",
         "SIGTERM received",
-    ], done.stderr
-    assert done.returncode == 143
+    ], errors
+    assert process.returncode == 143
 
 
 def test_ctrl_c_twice_in_the_example() -> None:
