@@ -1,11 +1,11 @@
-"""Every async test runs on each event loop, and leaves nothing behind on it.
+"""Run every async test on each event loop, and check that it leaks nothing.
 
 Options:
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
 
 Markers:
-    may_leak: nothing is checked after this test, because it leaves something behind on purpose.
+    may_leak: nothing is checked after this test, because it leaks on purpose.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from pytest_asyncio import is_async_test
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
 
-# A guard against hanging for ever, not a measurement.
+# A guard against hanging, not a measurement.
 HANG_SECS = 45
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--loop`."""
+    """Add `--loop`."""
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Says on which loops the tests run, so that a missing uvloop is seen."""
+    """Name the loops on which the tests run, so that a missing uvloop is seen."""
     return f"event loops: {', '.join(loop_factories(config.getoption('--loop')))}" + (
         "" if HAS_UVLOOP else " (uvloop is not installed)"
     )
 
 
 def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The wanted loops by name; where uvloop is missing, "both" is asyncio alone."""
+    """Return the wanted loops by name; if uvloop is missing, "both" is asyncio alone."""
     found: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {}
     if wanted != "uvloop":
         found["asyncio"] = asyncio.new_event_loop
@@ -55,38 +55,38 @@ def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventL
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tells pytest-asyncio to run each async test once on every loop."""
+    """Make pytest-asyncio run each async test once on every loop."""
     return loop_factories(config.getoption("--loop"))
 
 
 @pytest.fixture
 def clock() -> Iterator[ManualClock]:
-    """Time by hand."""
+    """Make a clock current that the test moves."""
     with ManualClock() as clock:
         yield clock
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_collections() -> None:
-    """Puts what exists so far out of the collector's sight: `no_leaks` collects after each test, in no time then."""
+    """Freeze existing objects, so that the garbage collection of `no_leaks` after each test is quick."""
     gc.collect()
     gc.freeze()
 
 
 @contextlib.asynccontextmanager
-async def not_for_ever(item: pytest.Item) -> AsyncIterator[None]:
-    """Cancels a test that hangs, and tells first where its tasks are: a stack of the thread shows only the loop."""
+async def with_time_limit(item: pytest.Item) -> AsyncIterator[None]:
+    """Cancel a test that hangs, after printing its tasks: a stack of the thread shows only the loop."""
     loop = asyncio.get_running_loop()
     capture = item.config.pluginmanager.getplugin("capturemanager")
     assert capture is not None
 
-    def tell() -> None:
+    def print_tasks() -> None:
         with capture.global_and_fixture_disabled():
             print(f"\n{item.nodeid} hangs:", file=sys.stderr)
             for task in asyncio.all_tasks(loop):
                 task.print_stack(file=sys.stderr)
 
-    timer = loop.call_later(HANG_SECS, tell)
+    timer = loop.call_later(HANG_SECS, print_tasks)
     try:
         async with asyncio.timeout(HANG_SECS + 1):
             yield
@@ -96,17 +96,17 @@ async def not_for_ever(item: pytest.Item) -> AsyncIterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Runs the body of an async test inside `no_leaks`; what its fixtures opened is theirs to close."""
+    """Run the body of an async test inside `no_leaks`; fixtures close what they opened."""
     if not is_async_test(item) or item.get_closest_marker("may_leak"):
         return (yield)
-    # Hypothesis keeps the coroutine function that it calls for each example; so does pytest-asyncio find it.
+    # Hypothesis keeps the coroutine function that it calls for each example; pytest-asyncio finds it there, too.
     hypothesis = getattr(item.obj, "hypothesis", None)
     holder, name = (item, "obj") if hypothesis is None else (hypothesis, "inner_test")
     test: Callable[..., Coroutine[Any, Any, None]] = getattr(holder, name)
 
     @functools.wraps(test)
     async def checked(*args: Any, **kwargs: Any) -> None:
-        async with not_for_ever(item), no_leaks():
+        async with with_time_limit(item), no_leaks():
             await test(*args, **kwargs)
 
     setattr(holder, name, checked)

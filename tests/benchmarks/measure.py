@@ -67,7 +67,7 @@ class Setup:
 MOST_TRIES = 20
 """How often a disturbed slice is run again, at most."""
 MOST_SECS = 0.05
-"""How long one lane goes on trying in one round; what takes longer than this is hardly ever undisturbed."""
+"""How long one lane keeps trying in one round; longer work is hardly ever undisturbed."""
 
 Row = Callable[[Counts], AbstractAsyncContextManager[Setup]]
 """Opens what a row needs, and closes it afterwards."""

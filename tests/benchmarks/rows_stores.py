@@ -1,4 +1,4 @@
-"""Rows about the step store: advancing past parked waiters, and waking many at once."""
+"""Rows about the step store: advancing past parked waiters, and waking many together."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ class Peers:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(b"%d\n" % step)
-        assert set(await self.heard()) == {b"armed\n"}
+        assert set(await self.read_lines()) == {b"armed\n"}
 
     async def woken(self) -> float:
         """Return the time at which the last waiter of all was woken; all processes have the same clock."""
-        return max(map(float, await self.heard()))
+        return max(map(float, await self.read_lines()))
 
-    async def heard(self) -> list[bytes]:
+    async def read_lines(self) -> list[bytes]:
         """Read a line of each."""
         return await asyncio.gather(*(one.stdout.readline() for one in self._processes if one.stdout is not None))
 
@@ -56,7 +56,7 @@ async def peers(name: str, kind: str, url: str, processes: int, count: int) -> A
             stack.callback(process.stdin.close)
             started.append(process)
         found = Peers(started)
-        assert set(await found.heard()) == {b"ready\n"}
+        assert set(await found.read_lines()) == {b"ready\n"}
         yield found
 
 

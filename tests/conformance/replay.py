@@ -121,7 +121,7 @@ class Replay:
             self.outcome.faults.append(f"a group of one: {error!r}")
         for part in parts:
             if not isinstance(part, ah.errors.FeedConflictError) and not any(part is known for known in self.raised):
-                self.outcome.faults.append(f"the caller got an error that nobody raised: {part!r}")
+                self.outcome.faults.append(f"the caller got an error that was not raised: {part!r}")
 
     def check_ends(self) -> None:
         """Check that every session and begun hook was closed once, in reverse order, and `end` came at most once."""

@@ -1,4 +1,4 @@
-"""A checkpoint is damaged in many ways (P11).
+"""A checkpoint is damaged in many ways.
 
     python -m tests.fuzz.checkpoint_corruption --points 50000
 

@@ -1,4 +1,4 @@
-"""Every state of the disk that a power cut could leave (P9).
+"""Every state of the disk that a power cut could leave.
 
     python -m tests.fuzz.checkpoint_crash_states --points 30000
 

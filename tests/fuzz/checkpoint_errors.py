@@ -1,4 +1,4 @@
-"""Errors of every system call, full disks, and limits of the process (P10).
+"""Errors of every system call, full disks, and limits of the process.
 
     python -m tests.fuzz.checkpoint_errors --points 1300
 

@@ -1,4 +1,4 @@
-"""A writer is killed at every file operation and every byte of a write (P6).
+"""A writer is killed at every file operation and every byte of a write.
 
     python -m tests.fuzz.checkpoint_kill --points 10000
 

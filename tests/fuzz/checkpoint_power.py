@@ -1,4 +1,4 @@
-"""The power is cut at every operation, on a real file system (P8).
+"""The power is cut at every operation, on a real file system.
 
     python -m tests.fuzz.checkpoint_power --points 500
 

@@ -1,4 +1,4 @@
-"""A writer is killed at every system call (P7).
+"""A writer is killed at every system call.
 
     python -m tests.fuzz.checkpoint_strace --points 300
 

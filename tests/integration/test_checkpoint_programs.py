@@ -1,4 +1,4 @@
-"""A few points of each checkpoint program (P6 to P11); each is also a command, named in its docstring.
+"""A few points of each checkpoint program; each is also a command, named in its docstring.
 
 Where the machine lacks what a program needs, its test is skipped with the reason, or fails if the variable CI is set.
 """

@@ -217,7 +217,7 @@ class LookedAt(ah.SessionRunHook):
 
 
 async def test_methods_that_are_not_overridden_are_never_called() -> None:
-    """After the session has been opened nobody so much as looks up a method that a hook does not override."""
+    """After the session has been opened no method is looked up that a hook does not override."""
     silent = [LookedAt() for _ in HOOKS]
     record: list[tuple[str, str]] = []
     async with ah.AsyncMonitoredSession(small_graph(), [*silent, RecordingHook("loud", record=record)]) as session:
@@ -327,8 +327,8 @@ def parked(count: int, first: int) -> WaitersByThreshold:
 
 
 @pytest.mark.parametrize("count", [1, 10, 1000])
-async def test_advancing_with_nobody_due_compares_one_step(count: int) -> None:
-    """However many wait, an advance that nobody waits for looks at the lowest step and at no waiter."""
+async def test_advancing_without_a_due_waiter_compares_one_step(count: int) -> None:
+    """However many wait, an advance without a due waiter compares the lowest step and no waiter."""
     waiters = parked(count, first=100)
     assert Step.comparisons(partial(waiters.wake, 99)) <= 1
     assert waiters.count == count
@@ -351,33 +351,33 @@ async def test_waking_many_at_one_step_compares_it_once() -> None:
     assert waiters.count == 100
 
 
-class Armed(ah.MemoryStepStore):
-    """Counts how often the engine is told what to look out for."""
+class CountingSubscriptions(ah.MemoryStepStore):
+    """Counts how often the next threshold is set in the engine."""
 
-    told = 0
+    subscribed = 0
 
     def _subscribe(self, step: int | None) -> None:
-        self.told += 1
+        self.subscribed += 1
 
 
-async def test_advancing_with_nobody_due_tells_nobody() -> None:
-    """Neither the engine nor a waiting task hears of an advance that nobody waits for; the due one is woken once."""
+async def test_advancing_without_a_due_waiter_notifies_no_task() -> None:
+    """An advance without a due waiter notifies neither the engine nor a waiting task; a due one is woken once."""
     woken: list[int] = []
 
     async def wait(step: int) -> None:
         woken.append(await store.wait_for(step))
 
-    async with Armed() as store:
+    async with CountingSubscriptions() as store:
         waits = [asyncio.create_task(wait(10 + number)) for number in range(20)]
         await asyncio.sleep(0)
-        told = store.told
+        subscribed = store.subscribed
         for _ in range(9):
             driven_by_hand(store.advance())
             await asyncio.sleep(0)
-        assert (woken, store.told) == ([], told)
+        assert (woken, store.subscribed) == ([], subscribed)
         await store.advance()
         await asyncio.sleep(0)
-        assert (woken, store.told) == ([10], told + 1)
+        assert (woken, store.subscribed) == ([10], subscribed + 1)
         await store.raise_to(29)
         await asyncio.wait(waits)
     assert woken == [10, *[29] * 19]

@@ -55,7 +55,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_run_is_drawn(tmp_path: Path) -> None:
-    """A run in JSON lines becomes a PNG beside it, or where it is told."""
+    """A run in JSON lines becomes a PNG beside it, or at the given path."""
     run = tmp_path / "run.jsonl"
     run.write_text("".join(f'{{"step": {step}, "time": {step}.5, "loss": {1 / step}}}\n' for step in range(1, 20)))
     assert command("plot", run).returncode == 0

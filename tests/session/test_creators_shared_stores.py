@@ -97,14 +97,14 @@ async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Pa
     async with FakeStepStore(engine, on_lost="keep") as steps:
         peer = steps.publisher("a worker at work")
         keeps = asyncio.ensure_future(steps.wait_for(11))
-        told = asyncio.ensure_future(steps.wait_for(11, on_reset="raise"))
+        waiter = asyncio.ensure_future(steps.wait_for(11, on_reset="raise"))
         with pytest.raises(ValueError, match="ill"):
             await chief(7)
         assert (await steps.value()) == (1, 7)
         await chief(-1)
         assert await keeps == 12 or keeps.result() >= 11
         with pytest.raises(ah.errors.StepResetError) as caught:
-            await told
+            await waiter
         assert (caught.value.old, caught.value.new) == ((1, 7), (2, 5))
         assert engine.runs["default"].term == 2
         assert (await steps.value()) == (2, 12)

@@ -193,16 +193,16 @@ async def test_queue_stop_and_failure_are_shown() -> None:
 async def test_a_coordinator_has_the_status_too(clock: ManualClock) -> None:
     """The coordinator that hooks get has the same status; alone it has an empty one."""
     assert ah.Coordinator().status() is None
-    told: list[ah.session.SessionStatus | None] = []
+    seen: list[ah.session.SessionStatus | None] = []
 
     class Curious(ah.SessionRunHook):
         async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            told.append(coord.status())
+            seen.append(coord.status())
 
     async with ah.AsyncMonitoredSession(double, [Curious()], name="me") as session:
         assert session.coord.status() == session.status()
-    assert told[0] is not None
-    assert (told[0].state, told[0].name) == ("opening", "me")
+    assert seen[0] is not None
+    assert (seen[0].state, seen[0].name) == ("opening", "me")
 
 
 async def test_a_status_outside_the_block_is_a_value() -> None:

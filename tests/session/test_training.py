@@ -1,7 +1,7 @@
 """`monitored_training_session`: which hooks a chief and a worker get, in which order, and what depends on what.
 
-TensorFlow's lists are scenarios S80 to S82. The differences are meant: a saver that is off says so by None, none of the default
-hooks depends on another one (O62), the order is one (O63), and the steps per second are logged without any directory.
+Intended differences from TensorFlow (O62 and O63 in docs/tensorflow-tests.md): a saver is turned off by None, none of the default
+hooks depends on another one, their order is always the same, and the steps per second are logged without any directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions as the tests here run them: one block, what happens in it, and what is made of sessions that are lost."""
+"""How the tests here run a session: one block, its body, and creators of sessions that are lost."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ONE_RUN = ["begin", "after_create_session", "before_run", "after_run"]
 
 
 async def run_block(session: ah.AsyncMonitoredSession, body: Body) -> None:
-    """Enters the block, awaits `body(session)` in it, and leaves it."""
+    """Enter the block, await `body(session)` in it, and leave it."""
     async with session:
         await body(session)
 
 
 def train(times: int = 1) -> Body:
-    """A body that runs "train" so many times."""
+    """Make a body that runs "train" so many times."""
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
         for _ in range(times):
@@ -35,12 +35,12 @@ def train(times: int = 1) -> Body:
 
 
 def lost() -> ah.AbortedError:
-    """A loss that is recovered from; a new one each time, notes are kept on it."""
+    """Return a recoverable loss; a new one each time, since notes are kept on it."""
     return ah.AbortedError("lost")
 
 
 async def boom() -> None:
-    """Fails, as a background task does."""
+    """Fail, as a background task does."""
     raise OSError("boom")
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of its checkpoint hook (18-40 in the table), and the recorded scenarios S89 to S94.
+"""TensorFlow's own tests of its checkpoint hook (18-40 in the table), and six recorded scenarios.
 
 Two differences run through all of them. A save at the beginning is one at step 0, whatever kind of session it is, and the
 boundaries behind it are multiples of the period; TensorFlow's timer triggers at the first run instead where it was not
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.every_python
 
 
 def saver(path: Path | None, every: ah.Every, *listeners: ah.CheckpointSaverListener, **options: Any) -> ah.CheckpointSaverHook:
-    """A hook that writes as TensorFlow's does: the step waits for it."""
+    """Make a hook that writes as TensorFlow's does: the step waits for it."""
     return ah.CheckpointSaverHook(path, every=every, listeners=listeners, background=False, **options)
 
 
@@ -35,7 +35,7 @@ class Recording(Listener):
 
 
 class Noting(ah.SessionRunHook):
-    """Writes down what happens to the session around the hook."""
+    """Records what happens to the session around the hook."""
 
     def __init__(self, record: list[str]) -> None:
         self._record = record
@@ -52,7 +52,7 @@ class Noting(ah.SessionRunHook):
 
 
 def saves(record: Iterable[str]) -> list[int]:
-    """The steps at which the state was taken."""
+    """Return the steps at which the state was taken."""
     return [int(one.removeprefix("L.before_save(")[:-1]) for one in record if "before_save" in one]
 
 
@@ -70,7 +70,7 @@ async def test_saves_before_the_first_step(tmp_path: Path, every: ah.Every) -> N
 
 
 async def test_saves_every_so_many_seconds(tmp_path: Path) -> None:
-    """One second a run and a period of two: at 0, 2 and 4, and the listeners are told of each and of the last step.
+    """One second a run and a period of two: at 0, 2 and 4, and the listeners get each and the last step.
 
     TensorFlow saves 1, 3 and 6 of its own, uneven clock: the first run triggers, not the creation.
     """
@@ -115,7 +115,7 @@ async def test_saves_with_several_steps_a_run(tmp_path: Path) -> None:
 
 
 async def test_the_step_is_not_read_once_more(tmp_path: Path) -> None:
-    """The hook asks for nothing in a run, unless it has metrics: the context has the step (O49)."""
+    """The hook fetches nothing in a run, unless it has metrics: the context has the step (O49)."""
     hook = saver(tmp_path, ah.Every(steps=1))
     answers: list[Any] = []
     asked = hook.before_run
@@ -133,8 +133,8 @@ async def test_the_step_is_not_read_once_more(tmp_path: Path) -> None:
 # -- listeners and restarts
 
 
-async def test_a_second_session_goes_on_from_the_saved_step(tmp_path: Path) -> None:
-    """The hook needs no saver of its own; two listeners are told the same; the next session begins at step 2 and counts on.
+async def test_a_second_session_continues_from_the_saved_step(tmp_path: Path) -> None:
+    """The hook needs no saver of its own; two listeners get the same; the next session continues at step 2.
 
     TensorFlow restores by a directory or by a file's name; here it is the directory, and its newest good checkpoint.
     """
@@ -158,7 +158,7 @@ async def test_the_last_step_counts_over_a_restart(tmp_path: Path) -> None:
 
 
 async def test_an_empty_directory_is_a_beginning(tmp_path: Path) -> None:
-    """Nothing to restore: the variables and then what is local are initialised; with a checkpoint only what is local is."""
+    """With nothing to restore, the variables and then local state are initialised; with a checkpoint only local state is."""
     record: list[str] = []
 
     async def init(session: ah.Session) -> None:
@@ -178,7 +178,7 @@ async def test_an_empty_directory_is_a_beginning(tmp_path: Path) -> None:
 
 
 async def test_saves_beside_the_end(tmp_path: Path) -> None:
-    """S89: five runs, every two; the same as TensorFlow's record. There is no graph to write into files."""
+    """Recorded: five runs, every two; the same as TensorFlow's record. There is no graph to write into files."""
     record: list[str] = []
     await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=2), Recording(record))], 5)
     assert " ".join(record) == (
@@ -189,7 +189,7 @@ async def test_saves_beside_the_end(tmp_path: Path) -> None:
 
 
 async def test_the_last_save_coincides_with_the_end(tmp_path: Path) -> None:
-    """S90: four runs, every two: the last step is not saved twice."""
+    """Recorded: four runs, every two: the last step is not saved twice."""
     record: list[str] = []
     await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=2), Recording(record))], 4)
     assert " ".join(record) == (
@@ -203,7 +203,7 @@ async def test_the_last_save_coincides_with_the_end(tmp_path: Path) -> None:
     ("returns", "steps"), [({0: True, 2: True}, [0]), ({2: True}, [0, 1, 2]), ({1: True}, [0, 1])], ids=["0 and 2", "2", "1"]
 )
 async def test_a_listener_stops_the_training(tmp_path: Path, returns: dict[int, bool], steps: list[int]) -> None:
-    """S91: a wish at the first save stops before the first run; TensorFlow does not hear it (O50), and stops at 2."""
+    """Recorded: a request at the first save stops before the first run; TensorFlow ignores it (O50), and stops at 2."""
     record: list[str] = []
     hook = saver(tmp_path, ah.Every(steps=1), Recording(record, returns=returns))
     session = await train(counting_graph(), [Noting(record), hook], 10)
@@ -213,7 +213,7 @@ async def test_a_listener_stops_the_training(tmp_path: Path, returns: dict[int, 
 
 
 async def test_one_run_is_saved_once(tmp_path: Path) -> None:
-    """S92: one run, every step. There is nothing like `save_graph_def` to turn off."""
+    """Recorded: one run, every step. There is nothing like `save_graph_def` to turn off."""
     record: list[str] = []
     await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=1), Recording(record))], 1)
     assert " ".join(record) == "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 L.before_save(1) L.after_save(1) L.end(1)"
@@ -222,7 +222,7 @@ async def test_one_run_is_saved_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("save_on_error", "steps"), [(False, [0, 2]), (True, [0, 2, 3])])
 async def test_an_error_of_a_run(tmp_path: Path, save_on_error: bool, steps: list[int]) -> None:
-    """S93: an error in the fourth run: the last step is not saved, unless `save_on_error` asks for it (O51)."""
+    """Recorded: an error in the fourth run: the last step is not saved, unless `save_on_error` asks for it (O51)."""
     faults = FaultInjectionHook({("before_run", 4): ValueError("x")})
     hook = saver(tmp_path, ah.Every(steps=2), save_on_error=save_on_error)
     with pytest.raises(ValueError, match="x"):
@@ -231,7 +231,7 @@ async def test_an_error_of_a_run(tmp_path: Path, save_on_error: bool, steps: lis
 
 
 async def test_a_recovery_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
-    """S94: the fourth run is lost; it is repeated from step 2. What was restored is not saved again: TensorFlow saves 2 twice."""
+    """Recorded: the fourth run is lost and repeated from step 2, which is not saved again as TensorFlow does."""
     record: list[str] = []
     noting = Noting(record)
     faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})

@@ -16,18 +16,18 @@ pytestmark = pytest.mark.every_python
 
 
 async def wait_for_stop(coord: ah.Coordinator) -> None:
-    """A task that ends when it is told."""
+    """Wait for the stop, then end."""
     await coord.wait_for_stop()
 
 
 async def fail_when_stopped(coord: ah.Coordinator, error: BaseException) -> None:
-    """A task that fails when it is told to end."""
+    """Wait for the stop, then fail."""
     await coord.wait_for_stop()
     raise error
 
 
 async def fail(error: BaseException) -> None:
-    """A task that fails at once."""
+    """Fail immediately."""
     raise error
 
 
@@ -92,7 +92,7 @@ async def test_join_raises_the_first_error(how: str) -> None:
 
 
 async def test_the_error_that_is_kept_is_the_one_that_was_given() -> None:
-    """`request_stop(error)` keeps this error, also where another one is handled, or none."""
+    """`request_stop(error)` keeps this error, also while another one is handled."""
     coord, given = ah.Coordinator(), OSError("given")
     try:
         raise KeyError("handled")
@@ -110,7 +110,7 @@ class EndOfBatch(Exception):
 
 @pytest.mark.parametrize("error", [ah.OutOfRangeError, StopAsyncIteration, EndOfBatch], ids=lambda kind: kind.__name__)
 async def test_the_end_of_the_input_is_no_error(error: type[Exception]) -> None:
-    """A clean end, by the usual types or by the caller's, out of a task is a plain stop: it ends the others, `join` is quiet."""
+    """A clean end out of a task, by the usual types or the caller's, is a plain stop: `join` raises nothing."""
     coord = ah.Coordinator(clean_stop_exception_types=(EndOfBatch,))
     task = coord.start_soon(fail, error())
     other = coord.start_soon(wait_for_stop, coord)
@@ -139,8 +139,8 @@ async def test_clear_stop_forgets_everything() -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_an_error_that_comes_after_the_join_is_raised_at_once(stopped: bool) -> None:
-    """Nobody would see it otherwise: whoever reports it gets it back; after `clear_stop` it is taken again."""
+async def test_an_error_reported_after_the_join_is_raised_immediately(stopped: bool) -> None:
+    """It would not be seen otherwise: it is raised where it is reported; after `clear_stop` it is recorded again."""
     coord, late = ah.Coordinator(), OSError("late")
     if stopped:
         coord.request_stop()
@@ -171,7 +171,7 @@ async def test_stop_on_exception_swallows_errors_only(kind: type[BaseException])
 
 
 async def test_a_task_gets_its_arguments() -> None:
-    """`start_soon` passes arguments by place, a partial the others; a task may go on and on until the stop."""
+    """`start_soon` passes positional arguments, a partial the others; a task may run until the stop."""
     coord = ah.Coordinator()
     seen: list[tuple[Any, ...]] = []
 

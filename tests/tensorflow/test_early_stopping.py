@@ -30,12 +30,12 @@ RECORDS = {
 
 
 def reports(**options: Any) -> EarlyStoppingHook:
-    """A hook that is told of results and fetches nothing."""
+    """A hook that receives results and fetches nothing."""
     return EarlyStoppingHook(**{"every": None, **options})
 
 
 async def stops(*hooks: EarlyStoppingHook) -> bool:
-    """Whether a session stops when all of these are told of the records, as an evaluator tells them."""
+    """Whether a session stops when all of these receive the records, as an evaluator passes them."""
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         for step, record in RECORDS.items():
             for hook in hooks:
@@ -57,25 +57,25 @@ async def test_stop_if_higher(threshold: float, first: int, expected: bool) -> N
     ("threshold", "first", "expected"), [(0.6, 0, False), (0.7, 4000, False), (0.7, 0, True)], ids=["below", "late", "reached"]
 )
 async def test_stop_if_lower(threshold: float, first: int, expected: bool) -> None:
-    """The same for values that are to be small."""
+    """The same for values that should be small."""
     assert await stops(reports(monitor="loss", stopping_threshold=threshold, start_from_step=first)) is expected
 
 
 @pytest.mark.parametrize(("steps", "first", "expected"), [(500, 0, True), (1000, 0, True), (1500, 0, True), (2000, 0, False)])
 async def test_stop_if_no_increase(steps: int, first: int, expected: bool) -> None:
-    """So many steps without a larger value stop; a value that is as large is none."""
+    """So many steps without a larger value stop; an equal value is no increase."""
     hook = reports(monitor="accuracy", mode="max", patience_steps=steps, start_from_step=first)
     assert await stops(hook) is expected
 
 
 @pytest.mark.parametrize(("steps", "first", "expected"), [(500, 0, True), (1000, 0, False), (500, 3500, False)])
 async def test_stop_if_no_decrease(steps: int, first: int, expected: bool) -> None:
-    """So many steps without a smaller value stop; what came before the first step that counts is not compared with."""
+    """So many steps without a smaller value stop; values before the first step that counts are ignored."""
     assert await stops(reports(monitor="loss", patience_steps=steps, start_from_step=first)) is expected
 
 
 async def test_an_old_plateau_does_not_stop() -> None:
-    """A plateau that a resumed run has behind it is history: what counts is how long the best value of now has stood."""
+    """A plateau before a resumed run does not count: what counts is the age of the current best value."""
     hook = reports(monitor="loss", patience_steps=500)
     await hook.begin()
     for step in (1000, 1500, 2000):
@@ -90,7 +90,7 @@ async def test_an_old_plateau_does_not_stop() -> None:
 
 @pytest.mark.parametrize(("good", "long", "expected"), [(0.95, 9000, False), (0.5, 9000, True), (0.95, 1000, True)])
 async def test_any_of_several_hooks_stops(good: float, long: int, expected: bool) -> None:
-    """Several in one session each watch for themselves; the first that has enough stops it."""
+    """Several in one session each decide for themselves; the first one stops it."""
     high = reports(monitor="accuracy", mode="max", stopping_threshold=good, name="high")
     still = reports(monitor="accuracy", mode="max", patience_steps=long, name="still")
     assert await stops(high, still) is expected
@@ -98,7 +98,7 @@ async def test_any_of_several_hooks_stops(good: float, long: int, expected: bool
 
 @pytest.mark.parametrize("wanted", [False, True])
 async def test_any_function_may_decide(wanted: bool) -> None:
-    """A function of your own that decides is a hook made of it, by steps, without a word about seconds."""
+    """A function of your own that decides becomes a hook, by steps, without any option in seconds."""
     asked: list[int] = []
 
     def decide(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
@@ -117,7 +117,7 @@ async def test_any_function_may_decide(wanted: bool) -> None:
 
 @pytest.mark.parametrize("not_a_hook", [5, None, "stop"])
 def test_what_decides_must_be_a_function(not_a_hook: Any) -> None:
-    """What is no function is refused when the hook is made."""
+    """Anything but a function is refused when the hook is made."""
     with refused(ah.errors.InvalidArgumentError, "give"):
         LambdaHook(after_run=not_a_hook)
 
@@ -130,7 +130,7 @@ def test_both_periods_are_one() -> None:
 
 
 async def test_stop_and_its_reason_follow_the_observations() -> None:
-    """No stop as long as it is not wanted; from then on it is recorded, with the reason, in the run that saw it."""
+    """No stop before the function decides; then it is recorded, with the reason, in the run that saw it."""
     loss = {"value": 1.0}
 
     async def step() -> dict[str, float]:
@@ -146,22 +146,22 @@ async def test_stop_and_its_reason_follow_the_observations() -> None:
 
 
 async def test_workers_see_the_stop() -> None:
-    """Whoever watches the training beside it stops it by the coordinator: the run that goes on is the last one."""
+    """A task that observes the training stops it by the coordinator: the current run is the last one."""
     hook = EarlyStoppingHook(stopping_threshold=0.5)
 
     async def tell(*_: object) -> None:
         if hook.report(1, 0.25):
-            told.append(1)
+            seen.append(1)
 
-    told: list[int] = []
+    seen: list[int] = []
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, PhaseHook("before_run", tell)]) as session:
         assert await session.run("train") == 1
         assert session.should_stop()
-    assert told == [1]
+    assert seen == [1]
 
 
-async def test_a_resumed_run_does_not_stop_at_once() -> None:
-    """That it had stopped is not a variable of the graph: neither this run nor another one that is restored stops for it."""
+async def test_a_resumed_run_does_not_stop_immediately() -> None:
+    """A past stop is not a variable of the graph: neither this run nor another one that is restored stops for it."""
 
     async def evaluate(evaluation: Any) -> float:
         return 1.0

@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of its monitored session (71-171 in the table): how the block ends, and background tasks with it."""
+"""TensorFlow's own tests of its monitored session (71-171 in the table): the end of the block and of its background tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.every_python
 
 @pytest.mark.parametrize("failed", [False, True], ids=["clean", "after a failed run"])
 async def test_closing_stops_background_tasks(failed: bool) -> None:
-    """At a clean end tasks are told, and waited for, also where a run failed before; then the session is closed."""
+    """At a clean end tasks see the stop, and are waited for, also after a failed run; then the session is closed."""
     ended: list[str] = []
 
     async def wait(coord: ah.Coordinator) -> None:
@@ -43,7 +43,7 @@ async def test_closing_stops_background_tasks(failed: bool) -> None:
 
 
 async def test_a_failed_block_cancels_background_tasks() -> None:
-    """When the block fails, its tasks are not told but cancelled, and have ended when the error comes out."""
+    """When the block fails, its tasks are cancelled without a stop, and have ended when the error comes out."""
     tasks: list[asyncio.Task[Any]] = []
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
@@ -64,7 +64,7 @@ async def test_a_failed_block_cancels_background_tasks() -> None:
 @pytest.mark.parametrize("error", [ah.OutOfRangeError, StopIteration, StopAsyncIteration], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("raised_in", ["body", "before_run"])
 async def test_the_end_of_the_input_is_a_clean_end(make: MakeSession, error: type[Exception], raised_in: str) -> None:
-    """The block swallows an end of the input, from the body or a run, and calls `end`."""
+    """The block suppresses an end of the input, from the body or a run, and calls `end`."""
     hook = RecordingHook()
 
     async def no_more(*_: object) -> None:
@@ -98,7 +98,7 @@ async def test_an_error_of_a_run_leaves_the_block(make: MakeSession) -> None:
 
 @both_kinds
 async def test_an_error_of_the_body_leaves_the_block(make: MakeSession) -> None:
-    """An error of the body is seen outside as it is."""
+    """An error of the body comes out as it is."""
     error = KeyError("body")
     with pytest.raises(KeyError) as caught:
         async with make(counting_graph(), [RecordingHook()]) as session:
@@ -121,7 +121,7 @@ async def test_a_body_that_ends_closes_the_session(make: MakeSession) -> None:
 @both_kinds
 @pytest.mark.parametrize("how", ["task", "coordinator"])
 async def test_a_failed_background_task_comes_out_of_the_run(make: MakeSession, how: str) -> None:
-    """A failure in the background is the error of the run that goes on or comes next; no run begins after it."""
+    """A failure in the background is the error of the current or the next run; no run begins after it."""
     hook = RecordingHook()
 
     async def body(session: ah.AsyncMonitoredSession) -> None:

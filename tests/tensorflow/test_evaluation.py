@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of evaluating (225-229 and 273-280 in the table), and the recorded scenario S111."""
+"""TensorFlow's own tests of evaluating (225-229 and 273-280 in the table), and a recorded scenario."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluating_graph(inputs: int | None = None, steps: int = 1) -> ah.Graph:
 
 
 async def evaluate_once(graph: ah.Graph, hooks: list[ah.SessionRunHook], final: Any, evaluations: int | None) -> Any:
-    """What the original's function of that name does: so many evaluations, or all there are, then the final operations."""
+    """Do what the original's function of that name does: so many evaluations, or all, then the final operations."""
     finally_ = ah.FinalOpsHook(final)
     limit = [] if evaluations is None else [ah.StopAtStepHook(num_steps=evaluations)]
     async with ah.AsyncMonitoredSession(graph, [*hooks, *limit, finally_]) as session:
@@ -51,7 +51,7 @@ async def test_a_perfect_model() -> None:
 
 
 async def test_inputs_that_end() -> None:
-    """Without a number of evaluations the end of the input is the end, a clean one; what was counted until then stands."""
+    """Without a number of evaluations the end of the input is a clean end; values counted until then are kept."""
     assert await evaluate_once(evaluating_graph(inputs=4), [], ["accuracy", "count", "global_step"], None) == [1.0, 4, 4]
 
 
@@ -78,7 +78,7 @@ async def test_only_a_final_operation() -> None:
 
 
 async def test_the_recorded_scenario() -> None:
-    """S111: three evaluations, then the final operations; the calls of a hook in between, one by one."""
+    """Three evaluations, then the final operations; the calls of a hook in between, one by one."""
     recorder = RecordingHook()
     assert await evaluate_once(evaluating_graph(), [recorder], "count", 3) == 3
     runs = ["before_run", "after_run"] * 3
@@ -89,7 +89,7 @@ async def test_the_recorded_scenario() -> None:
 
 
 async def training(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook) -> dict[int, Any]:
-    """What it found in a training of so many steps."""
+    """Return the evaluations of a training of so many steps."""
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others], recovery=NO_BACKOFF) as session:
         for _ in range(runs):
             await session.run("train")
@@ -137,7 +137,7 @@ async def test_a_nested_session_evaluates(mode: Any) -> None:
 
 @both_modes
 async def test_several_workers_each_evaluate(mode: Any) -> None:
-    """Workers that share variables and step may each have one; it sees the values that all have made together."""
+    """Workers that share variables and step may each have one; it sees the common values."""
     variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
     hooks = [EvaluatorHook(total, every=ah.Every(steps=3), mode=mode, at_end=False) for _ in range(2)]
 
@@ -154,14 +154,14 @@ async def test_several_workers_each_evaluate(mode: Any) -> None:
 
 
 async def test_a_recovery_does_not_evaluate_once_more() -> None:
-    """What was evaluated before the first run is not evaluated again each time a session is made."""
+    """The evaluation before the first run is not repeated each time a session is made."""
     hook = EvaluatorHook(total, every=ah.Every(steps=100), at_begin=True)
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
     assert list(await training(hook, 3, lost)) == [0, 3]
 
 
 @pytest.mark.parametrize("every", [None, 0, -1, 100])
-def test_a_senseless_period_is_refused(every: Any) -> None:
-    """When to evaluate is an Every, and nothing else."""
+def test_a_period_must_be_an_every(every: Any) -> None:
+    """The period of evaluations is an Every, and nothing else."""
     with refused(ah.errors.InvalidArgumentError, "every is", "give a Every"):
         EvaluatorHook(total, every=every)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.every_python
 
 
 class Sparse(NamedTuple):
-    """Several values that belong together, as a sparse tensor's do."""
+    """Several values of one object, as a sparse tensor's."""
 
     indices: Any
     values: Any
@@ -42,7 +42,7 @@ async def test_nodes_and_names_are_fetched_alike() -> None:
 
 
 async def test_a_node_of_another_graph_is_refused() -> None:
-    """A node belongs to one graph; another one's sessions do not take it, not as a fetch and not as a feed."""
+    """A node belongs to one graph; other graphs' sessions refuse it, as a fetch and as a feed."""
     session, foreign = ah.Session(counting_graph()), counting_graph().nodes["x"]
     with refused(ah.errors.FetchError, "'x'", "another graph") as caught:
         await session.run(foreign)
@@ -52,7 +52,7 @@ async def test_a_node_of_another_graph_is_refused() -> None:
 
 
 async def test_a_fed_node_that_is_fetched_is_what_was_fed() -> None:
-    """Whatever is fed has that value, also where it is fetched, by node or by name; it is not computed then."""
+    """A fed node has that value, also when it is fetched, by node or by name; it is not computed then."""
     graph = counting_graph()
     session = ah.Session(graph)
     nodes = graph.nodes
@@ -74,7 +74,7 @@ async def test_a_value_is_passed_as_it_is() -> None:
     assert await session.run(nodes.values, {"values": value}) is value
 
 
-async def test_what_belongs_together_is_fed_together() -> None:
+async def test_a_tuple_of_nodes_is_fed_with_one_value() -> None:
     """A named tuple of nodes is one feed, whose value has as many parts."""
     graph, nodes = sparse_graph()
     value = Sparse([[0, 1]], (2, 3), [4, 4])

@@ -24,13 +24,13 @@ def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[s
 
 
 @pytest.fixture(autouse=True)
-def heard(caplog: pytest.LogCaptureFixture) -> None:
+def log_at_info(caplog: pytest.LogCaptureFixture) -> None:
     """Hooks log at level info."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
 
 
 def training_graph(steps_per_run: int = 1) -> ah.Graph:
-    """A graph whose `train` advances the step by so many; `look` does not."""
+    """Make a graph whose `train` advances the step by so many; `look` does not."""
     graph = counting_graph()
     graph.train_op(steps=steps_per_run, name="leap")(lambda: None)
     graph.operation(name="look")(lambda: 42)
@@ -43,7 +43,7 @@ def training_graph(steps_per_run: int = 1) -> ah.Graph:
 @pytest.mark.parametrize(("hook", "starts"), [({"last_step": 10}, 0), ({"num_steps": 10}, 5)], ids=["last_step", "num_steps"])
 @pytest.mark.parametrize("beyond", [0, 1, 7])
 async def test_stop_when_the_step_is_reached(hook: dict[str, int], starts: int, beyond: int) -> None:
-    """It stops at the last step, or when others have brought the step beyond it, and not before."""
+    """It stops at the last step, or when others have advanced beyond it, and not before."""
     steps = ah.MemoryStepStore(starts)
     last = 10 if "last_step" in hook else 15
     stopper = ah.StopAtStepHook(**hook)
@@ -95,7 +95,7 @@ async def test_one_hook_object_counts_anew_in_each_session() -> None:
 
 @pytest.mark.parametrize("start", [10, 12])
 async def test_no_run_behind_the_last_step(start: int) -> None:
-    """Where the last step is reached already the session stops before the first run; TensorFlow makes one run still."""
+    """If the last step is reached already the session stops before the first run; TensorFlow makes one more run."""
     steps = ah.MemoryStepStore(start)
     async with ah.AsyncMonitoredSession(training_graph(), [ah.StopAtStepHook(last_step=10)], global_step=steps) as session:
         assert session.should_stop()
@@ -105,7 +105,7 @@ async def test_no_run_behind_the_last_step(start: int) -> None:
 
 
 async def test_a_recovery_does_not_move_the_last_step() -> None:
-    """`num_steps` are completed steps: what a failed run did not do is not counted, what was done is."""
+    """`num_steps` are completed steps: a failed run does not count, its completed steps do."""
     hook = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): ah.AbortedError("lost")})
     async with ah.AsyncMonitoredSession(
         training_graph(), [ah.StopAtStepHook(num_steps=5), hook], recovery=NO_BACKOFF, global_step=ah.MemoryStepStore(100)
@@ -119,7 +119,7 @@ async def test_a_recovery_does_not_move_the_last_step() -> None:
 
 
 async def log_of(caplog: pytest.LogCaptureFixture, hook: ah.LoggingHook, runs: Iterable[Any], **options: Any) -> list[str]:
-    """What one session logs, with "|" where its block ended; a number among the runs is seconds that go by."""
+    """Return what one session logs, with "|" where its block ended; a number among the runs is seconds that pass."""
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(training_graph(), [hook], **options) as session:
             for run in runs:
@@ -139,7 +139,7 @@ async def test_log_at_the_end_only(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("at_end", [False, True])
 async def test_log_every_so_many_steps(caplog: pytest.LogCaptureFixture, at_end: bool) -> None:
-    """The first run is logged, then each crossing of a multiple; at the end only if asked to. Another session is as new."""
+    """The first run is logged, then each crossing of a multiple; the end only on request. Another session starts over."""
     hook = ah.LoggingHook({"t": "train"}, every=ah.Every(steps=10), at_end=at_end)
     for _ in range(2):
         found = await log_of(caplog, hook, ["train"] * 32)
@@ -158,7 +158,7 @@ async def test_the_first_line_has_no_time(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("at_end", [False, True])
 async def test_log_every_so_many_seconds(caplog: pytest.LogCaptureFixture, at_end: bool) -> None:
-    """The first run is logged, runs at the same time are not, the first one when the seconds are over is."""
+    """The first run is logged, then the first one after each period; runs at the same time are not."""
     hook = ah.LoggingHook({"x": "x"}, every=ah.Every(secs=1), at_end=at_end)
     found = await log_of(caplog, hook, ["train", "train", 0.75, "train", 0.25, "train", "train"])
     wanted = ["step 1: x = 1", "step 4: x = 1 (1.000 sec)", "|"]
@@ -197,7 +197,7 @@ async def test_logging_counts_steps_and_not_runs(caplog: pytest.LogCaptureFixtur
 
 
 async def test_values_are_fetched_for_the_runs_that_are_logged() -> None:
-    """What only the hook asks for is not computed in other runs."""
+    """Values that only the hook fetches are not computed in other runs."""
     calls: list[int] = []
     graph = training_graph()
     graph.operation(name="costly")(lambda: calls.append(1))
@@ -210,7 +210,7 @@ async def test_values_are_fetched_for_the_runs_that_are_logged() -> None:
 
 
 async def rates(every: ah.Every, runs: int, steps_per_run: int = 1) -> list[tuple[int, float]]:
-    """The steps and rates that a counter reports, at two runs a second."""
+    """Return the steps and rates that a counter reports, at two runs a second."""
     found: list[tuple[int, float]] = []
     with ManualClock() as clock:
         hook = ah.StepCounterHook(every, on_rate=lambda step, rate: found.append((step, rate)))

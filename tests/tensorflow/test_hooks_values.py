@@ -23,7 +23,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_no_wait_for_step_zero(caplog: pytest.LogCaptureFixture) -> None:
-    """With 0, and where the step is reached already, the first run begins at once and nothing is logged."""
+    """With 0, and if the step is reached already, the first run begins immediately and nothing is logged."""
     caplog.set_level(logging.INFO)
     for wanted, start in ((0, 0), (1000, 1000), (1000, 2000)):
         hook = ah.GlobalStepWaiterHook(wanted)
@@ -34,7 +34,7 @@ async def test_no_wait_for_step_zero(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
-    """The first run begins when the step is reached, by whoever advances it; no time has to pass, it says once that it waits.
+    """The first run begins when any task has reached the step; no time has to pass, and it is logged once.
 
     Once released it does not wait again: not in the next runs, and not after a recovery.
     """
@@ -63,7 +63,7 @@ async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_one_waiter_waits_again_in_another_session() -> None:
-    """That it was released belongs to the session: the same object waits again in the next one."""
+    """The release belongs to the session: the same object waits again in the next one."""
     hook = ah.GlobalStepWaiterHook(10)
     for _ in range(2):
         steps = ah.MemoryStepStore()
@@ -109,8 +109,8 @@ async def test_a_wait_may_have_a_limit() -> None:
 
 
 @pytest.mark.parametrize("error", [None, OSError("out of memory")], ids=["finished", "failed"])
-async def test_a_wait_that_nobody_can_end(error: BaseException | None) -> None:
-    """When whoever should have brought the step so far has finished, the worker stops cleanly; has it failed, it fails."""
+async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
+    """When the last publisher has finished, the worker stops cleanly; when it failed, the worker fails."""
     steps, hook = ah.MemoryStepStore(), RecordingHook()
     chief = steps.publisher("chief")
     session = ah.AsyncMonitoredSession(counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps, name="worker")
@@ -183,7 +183,7 @@ async def test_final_ops_that_read_input_fail(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_a_function_feeds_each_run() -> None:
-    """What the function returns is fed; it is asked anew for each run, and for each attempt of a run."""
+    """The function's return value is fed; it is called again for each run, and for each attempt of a run."""
     calls: list[int] = []
 
     def feed() -> dict[str, int]:
@@ -220,7 +220,7 @@ GOOD = [0, 1.5, np.float64(2), np.arange(6).reshape(2, 3), [[1], (2.0, True)], 1
 
 
 def graph_of(values: list[Any]) -> ah.Graph:
-    """A graph whose `loss` is one of the values after the other."""
+    """Make a graph whose `loss` is one of the values after the other."""
     graph = ah.Graph()
     rest = iter(values)
     graph.train_op(name="train")(lambda loss: loss)
@@ -259,7 +259,7 @@ async def test_what_is_no_number_may_stop_the_session(caplog: pytest.LogCaptureF
 
 
 async def test_infinities_may_pass() -> None:
-    """With `check="nan"` only what is not a number is bad."""
+    """With `check="nan"` only NaN ends the session."""
     async with ah.AsyncMonitoredSession(graph_of([INF, [-INF, 1]]), [ah.NanHook("loss", check="nan")]) as session:
         await train(2)(session)
     with refused(ah.errors.NanLossDuringTrainingError, "nan at step 1"):

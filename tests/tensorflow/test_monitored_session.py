@@ -50,7 +50,7 @@ async def test_run_returns_what_was_fetched_with_what_was_fed(make: MakeSession)
 
 
 class Spying(ah.Session):
-    """A raw session that keeps how its `run` was called."""
+    """A raw session that keeps the arguments of `run`."""
 
     def __init__(self, graph: ah.Graph) -> None:
         super().__init__(graph)
@@ -77,7 +77,7 @@ class SpyingCreator:
 
 
 async def test_run_passes_all_arguments_on() -> None:
-    """Feeds and options reach the raw session as they were given, and what it writes as metadata reaches the hooks."""
+    """Feeds and options reach the raw session as they were given, and its metadata reaches the hooks."""
     creator = SpyingCreator()
     hook = RequestingHook("loss")
     feeds, options = {"x": 3}, {"trace": True}
@@ -110,7 +110,7 @@ async def test_the_traceback_ends_where_the_error_was_raised() -> None:
 
 
 async def test_what_a_hook_is_called_with() -> None:
-    """A run calls `before_run` and `after_run` once, with one context for both; context and values tell of this run."""
+    """A run calls `before_run` and `after_run` once, with one context for both; context and values are of this run."""
     contexts: list[ah.SessionRunContext] = []
     steps: list[int] = []
 
@@ -141,7 +141,7 @@ async def test_what_a_hook_is_called_with() -> None:
 
 
 async def test_each_hook_gets_what_it_asked_for() -> None:
-    """Results go to the hook that asked for them, None to a hook that asked for nothing; the caller gets its own."""
+    """Results go to the hook that fetched them, None to a hook that fetched nothing; the caller gets its own."""
     hooks = [RequestingHook("loss"), RequestingHook(None), RequestingHook({"t": "total", "l": ["loss"]}), RecordingHook()]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         assert await session.run("train", {"x": 2}) == 2
@@ -152,7 +152,7 @@ async def test_each_hook_gets_what_it_asked_for() -> None:
 
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
 async def test_a_session_stops_when_a_hook_asks(phase: str) -> None:
-    """`should_stop` is false until a hook asks; that run is finished, its value returned, and other hooks see the stop."""
+    """`should_stop` is false until a hook requests a stop; that run is finished, and other hooks see the stop."""
     seen: list[bool] = []
 
     async def ask(run_context: ah.SessionRunContext, *_: object) -> None:
@@ -193,7 +193,7 @@ async def test_should_stop_when_the_coordinator_stops() -> None:
 
 
 async def test_a_failed_run_is_no_stop() -> None:
-    """An error of a run that the body catches stops nobody: the next run works, and the end is clean."""
+    """An error of a run that the body catches is no stop: the next run works, and the end is clean."""
     hook = FaultInjectionHook({("before_run", 1): OSError("once")})
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         with pytest.raises(OSError, match="once"):
@@ -238,8 +238,8 @@ async def test_the_raw_session() -> None:
 # -- restarts
 
 
-async def test_a_restart_goes_on_where_the_store_is() -> None:
-    """A second session on the same store and variables goes on from there, whether the first one failed or not."""
+async def test_a_restart_continues_where_the_store_is() -> None:
+    """A second session on the same store and variables continues from there, whether the first one failed or not."""
     steps, variables = ah.MemoryStepStore(), ah.Variables()
     for runs in (3, 2):
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def stop_iteration(*_: object) -> Any:
-    """Raises a real StopIteration, of which Python makes a RuntimeError."""
+    """Raise a real StopIteration, which Python turns into a RuntimeError."""
     return next(iter(()))
 
 
@@ -53,7 +53,7 @@ async def test_a_real_stop_iteration_is_a_clean_end(raised_in: str) -> None:
 
 
 async def test_an_error_that_only_looks_like_one_is_an_error() -> None:
-    """O1: a RuntimeError that somebody raised from a StopIteration by hand is no end of the work."""
+    """O1: a RuntimeError that user code raises from a StopIteration is not an end of the work."""
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
         raise RuntimeError("lost my place") from StopIteration()
@@ -67,7 +67,7 @@ class NoMoreFiles(ah.OutOfRangeError):
 
 
 class Enough(StopAsyncIteration):
-    """Another one."""
+    """Another end of the input."""
 
 
 @both_kinds
@@ -81,7 +81,7 @@ async def test_subclasses_are_clean_ends_too(make: MakeSession, error: Exception
 
 
 async def test_a_run_after_the_stop_is_a_clean_end() -> None:
-    """O10: forgetting `should_stop` costs nothing: `run` ends the block, `end` is called, hooks hear of no run."""
+    """O10: forgetting `should_stop` does no harm: `run` ends the block, `end` is called, hooks get no run."""
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, ah.StopAtStepHook(last_step=2)]) as session:
         while True:
@@ -96,8 +96,8 @@ async def test_a_run_after_the_stop_is_a_clean_end() -> None:
 
 @pytest.mark.parametrize("recovers", [False, True], ids=["fails", "is recovered"])
 @pytest.mark.parametrize("asks", ["before_run", "after_run"])
-async def test_a_stop_outlives_the_run_in_which_it_was_asked(asks: str, recovers: bool) -> None:
-    """O11, O12: a stop is recorded when it is asked, also if this run fails afterwards, or recovers and is repeated."""
+async def test_a_stop_outlives_the_run_in_which_it_was_requested(asks: str, recovers: bool) -> None:
+    """O11, O12: a stop is recorded when it is requested, also if this run fails afterwards, or recovers and is repeated."""
 
     async def ask(run_context: ah.SessionRunContext, *_: object) -> None:
         run_context.request_stop("enough")
@@ -116,8 +116,8 @@ async def test_a_stop_outlives_the_run_in_which_it_was_asked(asks: str, recovers
 
 @both_kinds
 @pytest.mark.parametrize("kind", [ah.AbortedError, OSError, ah.OutOfRangeError], ids=lambda kind: kind.__name__)
-async def test_should_stop_only_looks(make: MakeSession, kind: type[Exception]) -> None:
-    """O13, O14, O67: whatever a background task has met, `should_stop` answers, raises nothing and makes no session.
+async def test_should_stop_changes_nothing(make: MakeSession, kind: type[Exception]) -> None:
+    """O13, O14, O67: whatever a background task has raised, `should_stop` raises nothing and makes no session.
 
     A loss that the next run will recover from is no stop; anything else is.
     """
@@ -145,8 +145,8 @@ async def test_should_stop_only_looks(make: MakeSession, kind: type[Exception]) 
 
 
 @both_kinds
-async def test_a_failed_task_ends_the_run_that_goes_on(make: MakeSession) -> None:
-    """O15: a run does not go on while its background is dead: it is cancelled and raises the task's error."""
+async def test_a_failed_task_ends_the_current_run(make: MakeSession) -> None:
+    """O15: a run does not continue after a background failure: it is cancelled and raises the task's error."""
     ended: list[str] = []
     graph = ah.Graph()
 
@@ -189,7 +189,7 @@ async def test_a_failed_task_fails_each_run_from_then_on() -> None:
 @both_kinds
 @pytest.mark.parametrize("body_goes_on", [False, True])
 async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_goes_on: bool) -> None:
-    """O42: a reader that meets the end of its input stops the session, cleanly, as if the body had met it."""
+    """O42: a task that reaches the end of its input stops the session, cleanly, as the body would."""
     hook = RecordingHook()
 
     async def read() -> None:
@@ -222,8 +222,8 @@ async def test_the_bodys_error_stays_the_first(caplog: pytest.LogCaptureFixture)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-async def test_a_cancelled_session_ends_at_once() -> None:
-    """O65: a cancellation is passed on; no grace period goes by, hooks are closed, `end` is not called."""
+async def test_a_cancelled_session_ends_immediately() -> None:
+    """O65: a cancellation is passed on; no grace period passes, hooks are closed, `end` is not called."""
     hook = RecordingHook(suspend=True)
     tasks: list[asyncio.Task[Any]] = []
 
@@ -244,7 +244,7 @@ async def test_a_cancelled_session_ends_at_once() -> None:
     assert isinstance(hook.closed_with[0], asyncio.CancelledError)
 
 
-async def test_a_keyboard_interrupt_ends_at_once() -> None:
+async def test_a_keyboard_interrupt_ends_immediately() -> None:
     """O65: so does a KeyboardInterrupt of the body."""
     hook = RecordingHook()
 

@@ -35,7 +35,7 @@ async def test_every_end_is_called_whatever_the_others_do() -> None:
 
 @pytest.mark.parametrize("kind", [ah.OutOfRangeError, StopAsyncIteration, ah.AbortedError], ids=lambda kind: kind.__name__)
 async def test_an_error_of_end_is_an_error(kind: type[Exception]) -> None:
-    """O7, O33: nothing that `end` raises is swallowed or recovered from; a note says where it comes from."""
+    """O7, O33: an error of `end` is never suppressed or recovered from; a note says where it comes from."""
     error = kind("in end")
     hook = FaultInjectionHook({("end", 1): error})
     with pytest.raises(kind) as caught:
@@ -94,7 +94,7 @@ async def test_an_error_of_closing_is_not_hidden(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("fails_in", ["creation", "after_create_session"])
 async def test_no_end_after_a_recovery_that_failed(fails_in: str) -> None:
-    """O19: where no new session was made, or it was announced in part only, `end` is not called, `close` is."""
+    """O19: if no new session was made, or not every hook got it, `end` is not called, `close` is."""
     hook = RecordingHook()
     faulty = FaultInjectionHook({("after_create_session", 2): ValueError("no more sessions")})
     creator = DyingCreator([1]) if fails_in == "creation" else DyingCreator([1, 9])
@@ -120,8 +120,8 @@ class Peculiar(RequestingHook):
     __hash__ = None  # type: ignore[assignment]
 
 
-async def test_hooks_are_told_apart_by_identity() -> None:
-    """O30, O68: hooks need no hash, and hooks that are equal get what each of them asked for."""
+async def test_hooks_are_compared_by_identity() -> None:
+    """O30, O68: hooks need no hash, and equal hooks each get what they fetched."""
     hooks = [Peculiar("loss"), Peculiar(["total"]), Peculiar(None)]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         await session.run("train")
@@ -129,7 +129,7 @@ async def test_hooks_are_told_apart_by_identity() -> None:
 
 
 async def test_hooks_may_come_from_an_iterator() -> None:
-    """O31: the hooks are taken once, from whatever gives them; later changes of a list change nothing."""
+    """O31: the hooks are read once, from any iterable; later changes of a list change nothing."""
     hook = RecordingHook()
     await run_block(ah.AsyncMonitoredSession(counting_graph(), iter([hook])), train())
     given: list[ah.SessionRunHook] = [hook]

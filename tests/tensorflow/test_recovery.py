@@ -43,7 +43,7 @@ each_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
 
 
 async def fail(error: BaseException) -> None:
-    """Fails, as a background task does."""
+    """Fail, as a background task does."""
     raise error
 
 
@@ -51,7 +51,7 @@ async def fail(error: BaseException) -> None:
 
 
 async def test_sessions_are_replaced_one_by_one() -> None:
-    """A session that dies is replaced and the run repeated, until there is no other: then that error leaves the run."""
+    """A lost session is replaced and the run repeated, until there is no other: then that error leaves the run."""
     creator, hook = DyingCreator([1, 2, 3]), RecordingHook()
     seen: list[int] = []
 
@@ -73,7 +73,7 @@ async def test_sessions_are_replaced_one_by_one() -> None:
 @pytest.mark.parametrize("error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("phase", ["after_create_session", "before_run", "run", "after_run"])
 async def test_a_recoverable_error_repeats_the_run(phase: str, error: type[Exception]) -> None:
-    """An error that means "try again", wherever it comes from, replaces the session and repeats the run; nobody sees it."""
+    """An error that means "try again", wherever it comes from, replaces the session and repeats the run; the caller sees none."""
     faults = {} if phase == "run" else {(phase, 1): error("lost")}
     hook = FaultInjectionHook(faults)
     creator = DyingCreator([0 if phase == "run" and error is ah.AbortedError else 9, 9, 9])
@@ -99,7 +99,7 @@ async def test_a_recoverable_error_repeats_the_run(phase: str, error: type[Excep
 
 
 async def test_recovery_keeps_variables_and_step() -> None:
-    """Unlike TensorFlow's without a checkpoint, a recovered session goes on from the values and the step that were reached.
+    """Unlike TensorFlow's without a checkpoint, a recovered session continues from the values and the step that were reached.
 
     A run that failed left nothing; one whose `after_run` failed was complete, and is made once more.
     """
@@ -112,7 +112,7 @@ async def test_recovery_keeps_variables_and_step() -> None:
 
 @pytest.mark.parametrize("error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__)
 async def test_initialisation_is_tried_again(error: type[Exception]) -> None:
-    """A recoverable error of `init_fn` is retried while the block is entered; hooks hear of the session that came of it."""
+    """A recoverable error of `init_fn` is retried while the block is entered; hooks get the session that succeeded."""
     calls: list[str] = []
 
     async def init(session: ah.Session) -> None:
@@ -167,7 +167,7 @@ async def test_a_failed_background_task_is_not_recovered_from(use: Use) -> None:
 @each_use
 @pytest.mark.parametrize("stuck_in", ["before_run", "run", "after_run"])
 async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None:
-    """A run that would wait for ever is ended by the loss of its background task, and repeated in a new session."""
+    """A run that would wait indefinitely is ended by the loss of its background task, and repeated in a new session."""
     waits: list[str] = []
     graph = ah.Graph()
 
@@ -199,7 +199,7 @@ async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None
 
 
 async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
-    """If a task is lost and the run fails because of it with another error, the loss counts: both are recovered from."""
+    """If a task is lost and the run fails because of it with another error, both are recovered from."""
 
     async def lose(run_context: ah.SessionRunContext) -> None:
         if run_context.attempt == 1:

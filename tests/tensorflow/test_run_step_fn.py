@@ -18,7 +18,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def use(context: ah.session.StepContext) -> Any:
-    """A step function: one run with hooks."""
+    """Run once with hooks: a step function."""
     return await context.run_with_hooks("loss")
 
 
@@ -38,7 +38,7 @@ async def test_a_step_function_returns_a_value(make: MakeSession, value: object)
 
 @both_kinds
 async def test_request_stop_ends_the_block_cleanly(make: MakeSession) -> None:
-    """`request_stop` ends the step function at once and the block cleanly; code after it never runs, not in a loop either."""
+    """`request_stop` ends the step function immediately and the block cleanly; code after it does not run."""
     calls: list[str] = []
     hook = RecordingHook()
 
@@ -57,7 +57,7 @@ async def test_request_stop_ends_the_block_cleanly(make: MakeSession) -> None:
     assert hook.phases()[2:] == ["before_run", "after_run", "end", "close"]
 
 
-async def test_request_stop_is_seen_by_whoever_catches_it() -> None:
+async def test_request_stop_raises_in_the_caller() -> None:
     """It reaches the caller of `run_step_fn` as StopRequestedError, and, unlike TensorFlow's, it is a stop from then on."""
 
     async def step_fn(context: ah.session.StepContext) -> None:
@@ -105,7 +105,7 @@ class Model:
 
 
 async def test_a_step_function_is_anything_that_is_called_with_a_context() -> None:
-    """Methods, objects, partials, parameters of any name, and further ones with a default: the name is not looked at."""
+    """Methods, objects, partials, with a parameter of any name, and further ones with a default."""
     model = Model(7)
     async with ah.AsyncMonitoredSession(counting_graph()) as session:
         assert await session.run_step_fn(model.step) == 7
@@ -209,8 +209,8 @@ async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> N
     assert hook.phases().count("begin") == 1
 
 
-async def test_the_context_has_the_session_of_the_moment() -> None:
-    """After recovery `session` of the context, also one that was kept, is the new open session."""
+async def test_the_context_has_the_current_session() -> None:
+    """After recovery `session` of the context, also of a kept one, is the new open session."""
     contexts: list[ah.session.StepContext] = []
     sessions: list[ah.Session] = []
 
@@ -228,7 +228,7 @@ async def test_the_context_has_the_session_of_the_moment() -> None:
     assert len(sessions) == 2
 
 
-async def test_hooks_are_told_the_attempt() -> None:
+async def test_hooks_get_the_attempt() -> None:
     """In the repeated function the hooks see the number of the attempt."""
     seen: list[tuple[int, int]] = []
 
@@ -243,7 +243,7 @@ async def test_hooks_are_told_the_attempt() -> None:
 
 
 async def test_the_singular_session_lets_the_error_out() -> None:
-    """Where nothing is recovered the function is called once, and its error leaves the block."""
+    """Without recovery the function is called once, and its error leaves the block."""
     calls: list[int] = []
     error = lost()
 
@@ -258,7 +258,7 @@ async def test_the_singular_session_lets_the_error_out() -> None:
 
 
 async def test_a_step_function_is_not_entered_after_a_stop() -> None:
-    """A stop that was asked for keeps the function from being called; that is a clean end of the block."""
+    """After a stop the function is not called; that is a clean end of the block."""
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         session.request_stop("over")
@@ -268,7 +268,7 @@ async def test_a_step_function_is_not_entered_after_a_stop() -> None:
 
 
 async def test_no_run_with_hooks_after_a_stop() -> None:
-    """A stop that comes while the function runs lets it make raw runs, and ends it cleanly at its next run with hooks."""
+    """A stop during the function lets it make raw runs, and ends it cleanly at its next run with hooks."""
     hook = RecordingHook()
 
     async def step_fn(context: ah.session.StepContext) -> None:

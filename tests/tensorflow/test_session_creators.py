@@ -21,7 +21,7 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_a_scaffold_has_what_it_was_given() -> None:
-    """Nothing is made up: what was left out is None, what was given is kept as it is."""
+    """A scaffold adds nothing: parts that were left out are None, the others are kept as they are."""
 
     async def ready(session: ah.Session) -> None: ...
 
@@ -130,7 +130,7 @@ async def test_a_worker_initialises_what_is_its_own() -> None:
     ],
 )
 async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
-    """A worker whose own checks say that something is missing fails at once, with its name; no time would mend it."""
+    """A worker whose own checks return what is missing fails immediately, with its name; waiting would not help."""
     calls: list[str] = []
 
     async def missing(session: ah.Session) -> list[str]:
@@ -149,7 +149,7 @@ async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
 
 
 async def test_a_later_chief_still_initialises_what_is_local() -> None:
-    """Where the variables are there already `init_fn` is left out, `local_init_fn` is not."""
+    """With initialised variables `init_fn` is left out, `local_init_fn` is not."""
     record: list[str] = []
     variables, graph = ah.Variables(), counting_graph()
 

@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def rows(text: str) -> list[Row]:
-    """All rows that are numbered, of all tables of a page."""
+    """Return all numbered rows of all tables of a page."""
     found = []
     for line in text.splitlines():
         if re.match(r"\| *O?\d+ *\|", line):
@@ -55,7 +55,7 @@ ROWS = rows(PAGE.read_text(encoding="utf-8"))
 
 @functools.cache
 def defined_in(file: str) -> frozenset[str]:
-    """The names of the test functions that a file defines, outside of classes."""
+    """Return the names of the test functions that a file defines, outside of classes."""
     path = ROOT / file
     if not path.is_file():
         return frozenset()
@@ -64,7 +64,7 @@ def defined_in(file: str) -> frozenset[str]:
 
 
 def wrong(row: Row) -> list[str]:
-    """What is wrong with a row: an empty cell, no reason and no test, or a test that does not exist."""
+    """Describe what is wrong with a row: an empty cell, no reason and no test, or a test that does not exist."""
     if not all(row):
         return ["an empty cell"]
     if row.ours.startswith(NOT_APPLICABLE):
