@@ -52,11 +52,11 @@ class Stage:
         for one, opened in zip(self.crew, opening, strict=True):
             one.begun = one.acked = 0
             # A new process joins the cluster first.
-            told = await answered(opened, "open", 2 * LIMIT_SECS)
-            assert "result" in told, told
+            answer = await answered(opened, "open", 2 * LIMIT_SECS)
+            assert "result" in answer, answer
         return self.crew
 
-    async def moment(self) -> None:
+    async def wait_until_fault(self) -> None:
         """Wait a random time before the fault, up to the duration of some steps."""
         await _after(self.chance.random() ** 2 * 0.3)
 
@@ -139,7 +139,7 @@ async def _all_count(stage: Stage, fault: Callable[[], Awaitable[Any]]) -> str:
     target = len(crew) * times
     asked = [one.order("wait", step=target, times=50) for one in crew]
     asked += [one.order("advance", times=times) for one in crew]
-    await stage.moment()
+    await stage.wait_until_fault()
     await fault()
     await _all_answered(stage, *asked)
     for one in crew:
@@ -151,10 +151,10 @@ async def _all_answered(stage: Stage, *asked: asyncio.Future[dict[str, Any]]) ->
     """Wait until every order is answered after the fault; return the last answer."""
     over = time.monotonic()
     for one in asked:
-        told = await answered(one, "after the fault", _BOUND_SECS)
-        assert "result" in told, told
+        answer = await answered(one, "after the fault", _BOUND_SECS)
+        assert "result" in answer, answer
     stage.late_secs = time.monotonic() - over
-    return told
+    return answer
 
 
 async def killed_waiter(stage: Stage) -> str:
@@ -162,7 +162,7 @@ async def killed_waiter(stage: Stage) -> str:
     victim, other, third = await stage.begin()
     victim.order("wait", step=1_000)
     wait, advance = other.order("wait", step=20), third.order("advance", times=20)
-    await stage.moment()
+    await stage.wait_until_fault()
     await victim.kill()
     await _all_answered(stage, wait, advance)
     assert (await other.do("value"))[1] == 20
@@ -176,12 +176,12 @@ async def killed_advancer(stage: Stage) -> str:
     wait = other.order("wait", step=1_000_000)
     victim.order("advance", times=1_000_000)
     await third.do("wait", step=3)
-    await stage.moment()
+    await stage.wait_until_fault()
     await victim.kill()
     over = time.monotonic()
-    told = await answered(wait, "wait for a dead advancer", _BOUND_SECS)
+    answer = await answered(wait, "wait for a dead advancer", _BOUND_SECS)
     stage.late_secs = time.monotonic() - over
-    assert told.get("error") == "PublisherFailedError", told
+    assert answer.get("error") == "PublisherFailedError", answer
     return "typed error"
 
 
@@ -190,7 +190,7 @@ async def killed_chief(stage: Stage) -> str:
     victim, successor, _ = await stage.begin()
     first = await victim.do("lead")
     lead = successor.order("lead")
-    await stage.moment()
+    await stage.wait_until_fault()
     await victim.kill()
     assert (await _all_answered(stage, lead))["result"] > first
     return "resumed"

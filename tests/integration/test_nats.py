@@ -72,10 +72,10 @@ async def request_api(server: Server, what: str, body: Any = None) -> Any:
     return json.loads(reply.data)
 
 
-@pytest.mark.parametrize("law", step_store_checks())
-async def test_contract(server: Server, law: str, name: str) -> None:
+@pytest.mark.parametrize("check", step_store_checks())
+async def test_contract(server: Server, check: str, name: str) -> None:
     """Every check of a step store passes."""
-    await check_step_store(lambda run: NatsStepStore(server.url, run=run, stream=name), law)
+    await check_step_store(lambda run: NatsStepStore(server.url, run=run, stream=name), check)
 
 
 async def test_it_is_opened_by_its_url(server: Server, name: str) -> None:

@@ -24,14 +24,14 @@ pytestmark = [
 ]
 
 # The others open many runs, each with an actor that takes seconds to start, and check nothing of Ray itself.
-QUICK = [law for law in step_store_checks() if law not in ("forgets", "keeps_runs_apart")]
+QUICK = [check for check in step_store_checks() if check not in ("forgets", "keeps_runs_apart")]
 
 
-@pytest.mark.parametrize("law", QUICK)
-async def test_contract(law: str, cluster: str) -> None:
+@pytest.mark.parametrize("check", QUICK)
+async def test_contract(check: str, cluster: str) -> None:
     """Every check of a step store passes."""
     async with nothing_left():
-        await check_step_store(lambda run: open_step_store("ray://laws", run=run), law)
+        await check_step_store(lambda run: open_step_store("ray://contract", run=run), check)
 
 
 async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:

@@ -39,17 +39,17 @@ async def _stream() -> None:
     await first_stream()
 
 
-@pytest.mark.parametrize("law", step_store_checks())
-async def test_contract(server: Server, law: str) -> None:
+@pytest.mark.parametrize("check", step_store_checks())
+async def test_contract(server: Server, check: str) -> None:
     """Every check of a step store passes."""
-    await check_step_store(lambda run: RedisStepStore(server.url, run=run), law)
+    await check_step_store(lambda run: RedisStepStore(server.url, run=run), check)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_contract_in_both_protocols(server: Server, protocol: int) -> None:
     """Replies that have another shape in RESP3 are read."""
-    for law in ("wakes", "resets", "reports_the_last_finished", "leads"):
-        await check_step_store(lambda run: RedisStepStore(f"{server.url}?protocol={protocol}", run=run), law)
+    for check in ("wakes", "resets", "reports_the_last_finished", "leads"):
+        await check_step_store(lambda run: RedisStepStore(f"{server.url}?protocol={protocol}", run=run), check)
 
 
 async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:

@@ -73,8 +73,8 @@ def store_of(server: Server, user: str, run: str = "digits", **options: Any) -> 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_the_rights_of_the_page_are_enough(server: Server) -> None:
     """Every check of a step store passes, and a run can expire."""
-    for law in step_store_checks():
-        await check_step_store(lambda run: store_of(server, "aiohooks:secret", run), law)
+    for check in step_store_checks():
+        await check_step_store(lambda run: store_of(server, "aiohooks:secret", run), check)
     async with store_of(server, "aiohooks:secret", expire_secs=60) as store:
         with store.publisher("trainer"):
             assert await store.advance() == 1
@@ -82,7 +82,7 @@ async def test_the_rights_of_the_page_are_enough(server: Server) -> None:
 
 async def test_other_users_are_refused(server: Server) -> None:
     """A wrong password, none, and an unknown user are refused immediately, with what to do."""
-    for user in ("aiohooks:wrong", ":", "nobody:secret"):
+    for user in ("aiohooks:wrong", ":", "unknown:secret"):
         assert "put them in the URL" in await refused(store_of(server, user))
 
 

@@ -47,11 +47,11 @@ def test_the_run_is_named_as_with_other_engines() -> None:
     assert RayStepStore().run == open_step_store("ray://").run == open_step_store("local://").run
 
 
-@pytest.mark.parametrize("law", step_store_checks())
-async def test_contract(law: str) -> None:
+@pytest.mark.parametrize("check", step_store_checks())
+async def test_contract(check: str) -> None:
     """Every check of a step store passes, and no poll is left in the actor."""
     cluster = FakeCluster()
-    await check_step_store(cluster.store, law)
+    await check_step_store(cluster.store, check)
     for actor in cluster.actors.values():
         assert not actor.instance.polls
         actor.stop()

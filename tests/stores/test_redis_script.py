@@ -36,7 +36,7 @@ class Scripted:
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the run."""
-        return parse_snapshot(self._call("read"), "nobody")[0]
+        return parse_snapshot(self._call("read"), "another process")[0]
 
 
 @pytest.fixture(scope="module", params=KINDS or ["valkey"])

@@ -1,4 +1,4 @@
-"""A step store in NATS with JetStream, for those who must not lose an acknowledged step when a server dies.
+"""A step store in NATS with JetStream, for runs that must not lose an acknowledged step when a server dies.
 
 The state of a run is the latest message of one subject. An update publishes the next message, which the server accepts only
 if no other one came first; the server then republishes it to the processes of the run. So the server keeps no waiters and

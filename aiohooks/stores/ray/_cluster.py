@@ -125,7 +125,7 @@ def _on_loopback(wanted: bool) -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_sigterm_warning() -> Generator[None]:
-    # Ray warns that it has left SIGTERM alone, which is what is wanted here.
+    # Ray warns that it has left SIGTERM alone, as intended here.
     logger = logging.getLogger("ray._private.worker")
 
     def drop(record: logging.LogRecord) -> bool:

@@ -77,7 +77,7 @@ def is_unknown_script(error: BaseException) -> bool:
 
 
 def explain_error(error: BaseException, address: str, *, connecting: bool = False) -> StoreUnavailableError:
-    """Return the store's error for one of the client's; while connecting, the address may be what is wrong."""
+    """Return the store's error for one of the client's; while connecting, the address may be wrong."""
     names, text = _class_names(error), str(error).rstrip(".") or type(error).__name__
     # The server would repeat an unknown error reply.
     kind: type[StoreUnavailableError] = StoreRefusedError if is_reply(error) else StoreUnavailableError
