@@ -33,15 +33,15 @@ def monitored_training_session(
     scaffold: Scaffold | None = None,
     hooks: Hooks = (),
     chief_only_hooks: Hooks = (),
-    save_checkpoint: Every | None = Every(secs=600),  # noqa: B008 - frozen
-    save_summaries: Every | None = Every(steps=100),  # noqa: B008
-    log_step_count: Every | None = Every(steps=100),  # noqa: B008
+    save_checkpoint: Every | None = Every(secs=600),
+    save_summaries: Every | None = Every(steps=100),
+    log_step_count: Every | None = Every(steps=100),
     summaries: Mapping[str, Any] | Iterable[Any] | None = None,
     summary_dir: str | os.PathLike[str] | None = None,
     global_step: StepStore | None = None,
     variables: Variables | None = None,
     max_wait_secs: float | None = 7200.0,
-    recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008
+    recovery: RecoveryPolicy = RecoveryPolicy(),
     stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
     handle_signals: bool | SignalPolicy = False,
     name: str | None = None,

@@ -51,7 +51,7 @@ class Saver:
         self,
         checkpoint_dir: str | os.PathLike[str],
         *,
-        keep: KeepPolicy = KeepNewest(5),  # noqa: B008 - frozen
+        keep: KeepPolicy = KeepNewest(5),
         min_free_bytes: int = 0,
         read_only: bool = False,
     ) -> None:

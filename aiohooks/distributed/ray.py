@@ -41,7 +41,7 @@ async def run(
     run: str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     max_restarts: int = 3,
-    backoff: Backoff = Backoff(initial_secs=0.5, max_secs=30.0),  # noqa: B008 - it is frozen
+    backoff: Backoff = Backoff(initial_secs=0.5, max_secs=30.0),
     stop_grace_secs: float = 10.0,
     task_options: Mapping[str, Any] | None = None,
     init_options: Mapping[str, Any] | None = None,

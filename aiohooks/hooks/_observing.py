@@ -26,9 +26,9 @@ T = TypeVar("T")
 class Sampling:
     """Decides which runs of one session are due by an `Every`, optionally including the first run.
 
-    Fetches are chosen before the run, but the step it commits is known only afterwards. So `ask` decides whether to fetch,
-    assuming that the run moves the step as far as the last one did, and `take` decides whether the run was due. A wrong
-    guess costs a fetch, or takes the next run instead.
+    Fetches are chosen before the run, but the step it commits is known only afterwards. `should_fetch` assumes that the run
+    moves the step as far as the last one did; `mark_if_due` then goes by the committed step. A wrong guess costs a fetch, or
+    takes the next run instead.
     """
 
     __slots__ = ("_asked", "_clock", "_first", "_last", "_leap", "_offset", "_timer")
@@ -58,12 +58,12 @@ class Sampling:
             self._offset = time.time() - now
         return self._offset + now
 
-    def ask(self, next_step: int) -> bool:
+    def should_fetch(self, next_step: int) -> bool:
         """Return whether to fetch for the coming run, which commits `next_step` if it moves the step by one."""
         self._asked = self._first or self._timer.due(next_step - 1 + self._leap, self._clock.now())
         return self._asked
 
-    def take(self, step: int) -> bool:
+    def mark_if_due(self, step: int) -> bool:
         """Return whether the run that committed `step` was asked for and due; if so, mark it as done."""
         if self._last is not None and step > self._last:
             self._leap = step - self._last

@@ -67,7 +67,7 @@ class CheckpointSaverHook(SessionRunHook):
         self,
         checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
         *,
-        every: Every = Every(secs=600),  # noqa: B008 - frozen
+        every: Every = Every(secs=600),
         listeners: Iterable[CheckpointSaverListener] = (),
         metrics: Mapping[str, Any] | None = None,
         keep: KeepPolicy | None = None,

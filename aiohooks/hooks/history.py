@@ -29,7 +29,7 @@ class HistoryHook(SessionRunHook):
         self,
         values: Values,
         *,
-        every: Every = Every(steps=1),  # noqa: B008 - frozen
+        every: Every = Every(steps=1),
         max_length: int = 10_000,
         on_full: Literal["thin", "drop_oldest"] = "thin",
         plot: str | os.PathLike[str] | None = None,
@@ -97,11 +97,11 @@ class HistoryHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the values if this run is to be kept."""
-        return self._args if self._sampling.ask(run_context.global_step) else None
+        return self._args if self._sampling.should_fetch(run_context.global_step) else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Keep the values; raise `InvalidArgumentError` if one is not a single number."""
-        if not self._sampling.take(run_context.global_step):
+        if not self._sampling.mark_if_due(run_context.global_step):
             return
         numbers = {tag: checked_number(value, tag) for tag, value in run_values.results.items()}
         if len(self.steps) >= self._max_length:

@@ -31,7 +31,7 @@ class StepCounterHook(SessionRunHook):
 
     def __init__(
         self,
-        every: Every = Every(steps=100),  # noqa: B008 - frozen
+        every: Every = Every(steps=100),
         *,
         on_rate: Callable[[int, float], None] | None = None,
         logger: logging.Logger | None = None,

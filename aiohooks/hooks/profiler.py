@@ -36,7 +36,7 @@ class ProfilerHook(SessionRunHook):
         self,
         output_dir: str | os.PathLike[str],
         *,
-        every: Every = Every(steps=1000),  # noqa: B008 - frozen
+        every: Every = Every(steps=1000),
         window_steps: int = 1,
         backend: Literal["cprofile", "pyinstrument"] = "cprofile",
         max_captures: int | None = None,
@@ -92,7 +92,7 @@ class ProfilerHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin a window if it is due."""
-        asked = self._sampling.ask(run_context.global_step)
+        asked = self._sampling.should_fetch(run_context.global_step)
         done = self._max_captures is not None and len(self.captures) >= self._max_captures
         if asked and self._warm and not done and self._profile is None:
             self._start(run_context.global_step)
@@ -102,7 +102,7 @@ class ProfilerHook(SessionRunHook):
         """End the window after its last run, and write it."""
         self._warm = True
         step = run_context.global_step
-        due = self._sampling.take(step)
+        due = self._sampling.mark_if_due(step)
         if self._profile is None:
             return
         if self._first_step is None:

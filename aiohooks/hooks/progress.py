@@ -78,7 +78,7 @@ class ProgressHook(SessionRunHook):
         values: Values | None = None,
         *,
         total: int | None = None,
-        every: Every = Every(secs=10),  # noqa: B008 - frozen
+        every: Every = Every(secs=10),
         description: str = "run",
         display: Literal["auto", "rich", "plain"] = "auto",
         file: IO[str] | None = None,
@@ -155,7 +155,7 @@ class ProgressHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the values if they are to be shown."""
-        return self._args if self._sampling.ask(run_context.global_step) else None
+        return self._args if self._sampling.should_fetch(run_context.global_step) else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Update the progress; write a line if it is due."""
@@ -164,7 +164,7 @@ class ProgressHook(SessionRunHook):
             return
         progress.step = run_context.global_step
         progress.secs = self._clock.now() - self._since
-        if self._sampling.take(progress.step):
+        if self._sampling.mark_if_due(progress.step):
             if run_values.results is not None:
                 progress.values = ", ".join(f"{tag} = {_text(value)}" for tag, value in run_values.results.items())
             if self._renderer is None:

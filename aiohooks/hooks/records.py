@@ -394,11 +394,11 @@ class _WritingHook(SessionRunHook):
         """Raise the error of a failed write; fetch the values if this run is to be written."""
         if self._writer is not None:
             self._writer.raise_failure()
-        return self._args if self._sampling.ask(run_context.global_step) else None
+        return self._args if self._sampling.should_fetch(run_context.global_step) else None
 
     def _values_to_write(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Mapping[str, Any] | None:
         """Return the values of a run that is to be written, else None."""
-        if self._writer is None or not self._sampling.take(run_context.global_step):
+        if self._writer is None or not self._sampling.mark_if_due(run_context.global_step):
             return None
         values: Mapping[str, Any] = run_values.results
         if self._convert is not None:
@@ -507,7 +507,7 @@ class CSVHook(_RecordsHook):
         path: str | os.PathLike[str],
         values: Values | None = None,
         *,
-        every: Every = Every(steps=1),  # noqa: B008 - frozen
+        every: Every = Every(steps=1),
         columns: Iterable[str] | None = None,
         record_fn: Convert | None = None,
         max_queue: int = 1000,
@@ -556,7 +556,7 @@ class JSONLinesHook(_RecordsHook):
         path: str | os.PathLike[str],
         values: Values | None = None,
         *,
-        every: Every = Every(steps=1),  # noqa: B008 - frozen
+        every: Every = Every(steps=1),
         record_fn: Convert | None = None,
         max_queue: int = 1000,
         on_write_error: OnWriteError = "raise",
@@ -596,7 +596,7 @@ class SummarySaverHook(_WritingHook):
         output_dir: str | os.PathLike[str],
         values: Values | None = None,
         *,
-        every: Every = Every(steps=100),  # noqa: B008 - frozen
+        every: Every = Every(steps=100),
         summary_fn: Convert | None = None,
         max_queue: int = 1000,
         on_write_error: OnWriteError = "raise",

@@ -247,7 +247,7 @@ class EarlyStoppingHook(SessionRunHook):
         divergence_threshold: float | None = None,
         check_finite: bool = True,
         start_from_step: int = 0,
-        every: Every | None = Every(steps=1),  # noqa: B008 - frozen
+        every: Every | None = Every(steps=1),
         stay_stopped: bool = False,
         name: str | None = None,
     ) -> None:

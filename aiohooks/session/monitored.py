@@ -63,7 +63,7 @@ class AsyncMonitoredSession:
         *,
         global_step: StepStore | None = None,
         variables: Variables | None = None,
-        recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008 - frozen
+        recovery: RecoveryPolicy = RecoveryPolicy(),
         stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
         handle_signals: bool | SignalPolicy = False,
         name: str | None = None,

@@ -80,7 +80,7 @@ def saver_over(fs: Any, path: Path, **options: Any) -> Saver:
     return WatchedSaver(path, **options)
 
 
-def directory(path: Path, fs: Any = os, keep: KeepPolicy = KeepNewest(5), **options: Any) -> CheckpointDirectory:  # noqa: B008
+def directory(path: Path, fs: Any = os, keep: KeepPolicy = KeepNewest(5), **options: Any) -> CheckpointDirectory:
     """Return the blocking directory of a Saver, for tests without an event loop."""
     options = {"min_free_bytes": 0, "read_only": False, **options}
     return CheckpointDirectory(path, keep=keep, fs=fs, **options)
