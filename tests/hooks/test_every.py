@@ -144,6 +144,17 @@ def test_timer_must_be_started() -> None:
     assert "last at step 3" in repr(timer)
 
 
+def test_resume_starts_once_and_then_moves_back_only() -> None:
+    """The first `resume` starts the timer; later ones move the step back, never forward, and leave the time."""
+    timer = Every(steps=10, secs=5).timer()
+    assert timer.last_step is None
+    timer.resume(20, 1.0)
+    timer.resume(25, 3.0)
+    assert (timer.last_step, timer.due(21, 5.9), timer.due(21, 6.0)) == (20, False, True)
+    timer.resume(8, 4.0)
+    assert (timer.last_step, timer.due(10, 4.0), timer.due(9, 6.0)) == (8, True, True)
+
+
 def test_every_is_a_value() -> None:
     """Equal schedules are equal, can be keys, and cannot change; each timer is separate."""
     assert Every(at=[1, 2], secs=3) == Every(at=(1, 2), secs=3)

@@ -267,6 +267,18 @@ async def test_several_sessions_share_a_terminal(clock: ManualClock, terminal: T
     assert_clean(terminal)
 
 
+async def test_a_stopped_terminal_does_not_block_the_run(clock: ManualClock, terminal: Terminal) -> None:
+    """While the terminal blocks all writes, as after Ctrl-S, runs continue; the last state is shown once it is resumed."""
+    termios.tcflow(terminal.file, termios.TCOOFF)
+    async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=5, file=terminal.file)]) as session:
+        for _ in range(5):
+            await session.run("train")
+        assert terminal.output() == ""
+        termios.tcflow(terminal.file, termios.TCOON)
+    assert "5/5" in plain(terminal.output())
+    assert_clean(terminal)
+
+
 async def test_a_dumb_terminal_gets_plain_lines(clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal without escape codes gets none; so does any with `display="plain"`."""
     await run(ProgressHook(total=2, file=terminal.file, display="plain"), 2, clock)

@@ -134,6 +134,8 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.EveryTimer.start": "(self, step, now)",
     "hooks.EveryTimer.due": "(self, step, now)",
     "hooks.EveryTimer.mark": "(self, step, now)",
+    "hooks.EveryTimer.resume": "(self, step, now)",
+    "hooks.EveryTimer.last_step": "property",
     "FeedFnHook": "(feed_fn)",
     "FinalOpsHook": "(final_ops, *, feed_dict=None)",
     "get_default_graph": "()",
