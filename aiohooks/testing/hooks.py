@@ -77,7 +77,6 @@ def _recording_method(phase: str) -> Callable[..., Coroutine[Any, Any, None]]:
 for _phase in HOOK_METHODS:
     if _phase not in vars(RecordingHook):
         setattr(RecordingHook, _phase, _recording_method(_phase))
-del _phase
 
 
 class FaultInjectionHook(RecordingHook):
