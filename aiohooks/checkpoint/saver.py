@@ -205,7 +205,7 @@ class CheckpointDirectory:
         from aiohooks.checkpoint import _encoding
 
         with self._mutex:
-            with error_context(f"the checkpoint of step {step} was not saved in {self.path}"):
+            with _error_context(f"the checkpoint of step {step} was not saved in {self.path}"):
                 if self._read_only:
                     raise CheckpointError(errno.EROFS, f"the Saver of {self.path} has read_only=True, so it cannot save")
                 data, arrays = _encoding.encode(state)
@@ -354,7 +354,7 @@ class CheckpointDirectory:
 
     def restore(self, step: int | None) -> Restored | None:
         """See `Saver.restore`."""
-        with self._mutex, error_context(f"no checkpoint could be restored from {self.path}"):
+        with self._mutex, _error_context(f"no checkpoint could be restored from {self.path}"):
             if not self._read_only:
                 dir_fd = self._lock.acquire()
                 names = self._files.list_names(dir_fd)
@@ -431,7 +431,7 @@ class CheckpointDirectory:
 
     def checkpoints(self) -> list[Checkpoint]:
         """See `Saver.checkpoints`."""
-        with self._mutex, error_context(f"the checkpoints in {self.path} could not be listed"):
+        with self._mutex, _error_context(f"the checkpoints in {self.path} could not be listed"):
             try:
                 with self._files.directory(self.path) as dir_fd:
                     return self._sound(dir_fd, self._files.list_names(dir_fd))
@@ -441,7 +441,7 @@ class CheckpointDirectory:
     def verify(self) -> list[Verified]:
         """See `Saver.verify`."""
         found: list[Verified] = []
-        with error_context(f"the checkpoints in {self.path} could not be verified"):
+        with _error_context(f"the checkpoints in {self.path} could not be verified"):
             try:
                 with self._files.directory(self.path) as dir_fd:
                     names = self._files.list_names(dir_fd)
@@ -481,7 +481,7 @@ class _VanishedError(Exception):
 
 
 @contextlib.contextmanager
-def error_context(what: str) -> Generator[None]:
+def _error_context(what: str) -> Generator[None]:
     """Convert errors of the system to `CheckpointError`, with their errno."""
     try:
         yield

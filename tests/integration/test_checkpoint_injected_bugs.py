@@ -262,7 +262,7 @@ def raises_any_error(patch: pytest.MonkeyPatch) -> None:
     def error_context(what: str) -> Generator[None]:
         yield
 
-    patch.setattr(saver, "error_context", error_context)
+    patch.setattr(saver, "_error_context", error_context)
 
 
 def ignores_errors(patch: pytest.MonkeyPatch) -> None:
