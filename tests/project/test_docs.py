@@ -117,6 +117,13 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
     assert not wrong
 
 
+@pages
+def test_every_named_test_exists(page: Path) -> None:
+    """Where a page names a file of tests, it is there."""
+    named = re.findall(r"`(?:tests/)?([a-z_]+/test_\w+\.py)`", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (ROOT / "tests" / name).exists()]
+
+
 def test_every_page_can_be_reached() -> None:
     """Each page under docs/ is linked from the README or from another page."""
     linked = {
