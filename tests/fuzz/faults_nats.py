@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.store_faults import FAULTS, Stage
+from tests.support.store_faults import FAULTS, TrialSetup
 from tests.support.store_servers import Server, free_port
-from tests.support.store_trials import play, report
+from tests.support.store_trials import report, run_trials
 
 
 async def played(count: int, seed: int, directory: Path, only: Sequence[str] = ()) -> tuple[Counter[str], list[str]]:
@@ -40,8 +40,8 @@ async def played(count: int, seed: int, directory: Path, only: Sequence[str] = (
 
     server = Server("nats", directory, ["-m", str(monitor)])
     await asyncio.to_thread(server.start)
-    async with Stage(server, seed, b"AIOHOOKS.run", left).set() as stage:
-        return await play(stage, count, [(name, FAULTS[name]) for name in only or FAULTS])
+    async with TrialSetup(server, seed, b"AIOHOOKS.run", left).start() as setup:
+        return await run_trials(setup, count, [(name, FAULTS[name]) for name in only or FAULTS])
 
 
 def main() -> int:

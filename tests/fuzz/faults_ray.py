@@ -20,8 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.support.ray_cluster import actor_of, ray_cluster
-from tests.support.store_trials import play, report
-from tests.support.store_workers import LIMIT_SECS, Crew, answered, miscounted, numbers
+from tests.support.store_trials import LIMIT_SECS, WorkerProcess, find_miscount, numbers, reply_to, report, run_trials
 
 LEASE_SECS = 2.0
 HEARTBEAT_SECS = 2.0
@@ -29,41 +28,41 @@ _BOUND_SECS = 60.0
 """Starting the actor again takes some seconds, twice if it is killed twice."""
 
 
-class Stage:
+class TrialSetup:
     """The processes, which are kept for all trials; a killed one is replaced. Each trial has its own run."""
 
     def __init__(self, address: str, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.crew: list[Crew] = []
+        self.workers: list[WorkerProcess] = []
         self.run = ""
         self.late_secs = 0.0
         self.bound_secs = _BOUND_SECS
         self._address = address
 
-    async def begin(self) -> list[Crew]:
+    async def begin(self) -> list[WorkerProcess]:
         """Start a trial: open a new run in three processes."""
         self.run = f"trial-{os.getpid()}-{next(numbers)}"
         self.late_secs = 0.0
-        self.crew = [one for one in self.crew if one.alive]
-        while len(self.crew) < 3:
-            self.crew.append(await Crew.start("tests.fuzz._ray_worker", self._address))
+        self.workers = [one for one in self.workers if one.alive]
+        while len(self.workers) < 3:
+            self.workers.append(await WorkerProcess.start("tests.fuzz._ray_worker", self._address))
         options = {"address": self._address, "heartbeat": HEARTBEAT_SECS, "lease_secs": LEASE_SECS, "join_grace_secs": 0.0}
-        opening = [one.order("open", url="ray://faults", run=self.run, **options) for one in self.crew]
-        for one, opened in zip(self.crew, opening, strict=True):
+        opening = [one.order("open", url="ray://faults", run=self.run, **options) for one in self.workers]
+        for one, opened in zip(self.workers, opening, strict=True):
             one.begun = one.acked = 0
             # A new process joins the cluster first.
-            answer = await answered(opened, "open", 2 * LIMIT_SECS)
+            answer = await reply_to(opened, "open", 2 * LIMIT_SECS)
             assert "result" in answer, answer
-        return self.crew
+        return self.workers
 
     async def wait_until_fault(self) -> None:
         """Wait a random time before the fault, up to the duration of some steps."""
         await _after(self.chance.random() ** 2 * 0.3)
 
     async def end(self) -> str:
-        """See `store_trials.Stage`."""
-        living = [one for one in self.crew if one.alive]
-        wrong = miscounted(self.crew, (await living[0].do("value"))[1])
+        """See `store_trials.TrialSetup`."""
+        living = [one for one in self.workers if one.alive]
+        wrong = find_miscount(self.workers, (await living[0].do("value"))[1])
         await asyncio.gather(*(one.do("close") for one in living))
         actor = await self.actor()
         # The poll of a killed process ends after its heartbeat.
@@ -77,8 +76,8 @@ class Stage:
         return wrong or (f"{left} polls are left in the actor" if left else "")
 
     async def abandon(self) -> None:
-        """See `store_trials.Stage`."""
-        for one in self.crew:
+        """See `store_trials.TrialSetup`."""
+        for one in self.workers:
             await one.kill()
 
     async def actor(self) -> Any:
@@ -99,100 +98,100 @@ async def _after(secs: float) -> None:
     await over
 
 
-async def killed_actor(stage: Stage) -> str:
+async def killed_actor(setup: TrialSetup) -> str:
     """The step actor is killed while all processes advance and wait: no step and no wake-up is lost."""
-    return await _all_count(stage, lambda: stage.signal_actor(signal.SIGKILL))
+    return await _all_count(setup, lambda: setup.signal_actor(signal.SIGKILL))
 
 
-async def killed_actor_twice(stage: Stage) -> str:
+async def killed_actor_twice(setup: TrialSetup) -> str:
     """The actor is killed again as soon as it is back."""
 
     async def fault() -> None:
-        await stage.signal_actor(signal.SIGKILL)
+        await setup.signal_actor(signal.SIGKILL)
         while True:
             try:
-                await stage.signal_actor(signal.SIGKILL)
+                await setup.signal_actor(signal.SIGKILL)
             except Exception:
                 await _after(0.05)
             else:
                 return
 
-    return await _all_count(stage, fault)
+    return await _all_count(setup, fault)
 
 
-async def stopped_actor(stage: Stage) -> str:
+async def stopped_actor(setup: TrialSetup) -> str:
     """The actor is stopped for longer than all leases, and continued: no member counts as dead."""
 
     async def fault() -> None:
-        pid = await stage.signal_actor(signal.SIGSTOP)
+        pid = await setup.signal_actor(signal.SIGSTOP)
         await _after(1.5 * LEASE_SECS)
         os.kill(pid, signal.SIGCONT)
 
-    return await _all_count(stage, fault)
+    return await _all_count(setup, fault)
 
 
-async def _all_count(stage: Stage, fault: Callable[[], Awaitable[Any]]) -> str:
+async def _all_count(setup: TrialSetup, fault: Callable[[], Awaitable[Any]]) -> str:
     times = 60
-    crew = await stage.begin()
-    for one in crew:
+    workers = await setup.begin()
+    for one in workers:
         await one.do("publish", name=str(one.process.pid))
-    target = len(crew) * times
-    asked = [one.order("wait", step=target, times=50) for one in crew]
-    asked += [one.order("advance", times=times) for one in crew]
-    await stage.wait_until_fault()
+    target = len(workers) * times
+    asked = [one.order("wait", step=target, times=50) for one in workers]
+    asked += [one.order("advance", times=times) for one in workers]
+    await setup.wait_until_fault()
     await fault()
-    await _all_answered(stage, *asked)
-    for one in crew:
+    await _all_answered(setup, *asked)
+    for one in workers:
         assert (await one.do("value"))[1] == target
     return "resumed"
 
 
-async def _all_answered(stage: Stage, *asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+async def _all_answered(setup: TrialSetup, *asked: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
     """Wait until every order is answered after the fault; return the last answer."""
     over = time.monotonic()
     for one in asked:
-        answer = await answered(one, "after the fault", _BOUND_SECS)
+        answer = await reply_to(one, "after the fault", _BOUND_SECS)
         assert "result" in answer, answer
-    stage.late_secs = time.monotonic() - over
+    setup.late_secs = time.monotonic() - over
     return answer
 
 
-async def killed_waiter(stage: Stage) -> str:
+async def killed_waiter(setup: TrialSetup) -> str:
     """A waiting process is killed: the others continue, and its poll does not stay in the actor indefinitely."""
-    victim, other, third = await stage.begin()
+    victim, other, third = await setup.begin()
     victim.order("wait", step=1_000)
     wait, advance = other.order("wait", step=20), third.order("advance", times=20)
-    await stage.wait_until_fault()
+    await setup.wait_until_fault()
     await victim.kill()
-    await _all_answered(stage, wait, advance)
+    await _all_answered(setup, wait, advance)
     assert (await other.do("value"))[1] == 20
     return "resumed"
 
 
-async def killed_advancer(stage: Stage) -> str:
+async def killed_advancer(setup: TrialSetup) -> str:
     """An advancing process is killed: the waiters for a step that only it could reach are notified."""
-    victim, other, third = await stage.begin()
+    victim, other, third = await setup.begin()
     await victim.do("publish", name="victim")
     wait = other.order("wait", step=1_000_000)
     victim.order("advance", times=1_000_000)
     await third.do("wait", step=3)
-    await stage.wait_until_fault()
+    await setup.wait_until_fault()
     await victim.kill()
     over = time.monotonic()
-    answer = await answered(wait, "wait for a dead advancer", _BOUND_SECS)
-    stage.late_secs = time.monotonic() - over
+    answer = await reply_to(wait, "wait for a dead advancer", _BOUND_SECS)
+    setup.late_secs = time.monotonic() - over
     assert answer.get("error") == "PublisherFailedError", answer
     return "typed error"
 
 
-async def killed_chief(stage: Stage) -> str:
+async def killed_chief(setup: TrialSetup) -> str:
     """The chief is killed: the next one, which waits for the lead, gets it in a new term."""
-    victim, successor, _ = await stage.begin()
+    victim, successor, _ = await setup.begin()
     first = await victim.do("lead")
     lead = successor.order("lead")
-    await stage.wait_until_fault()
+    await setup.wait_until_fault()
     await victim.kill()
-    assert (await _all_answered(stage, lead))["result"] > first
+    assert (await _all_answered(setup, lead))["result"] > first
     return "resumed"
 
 
@@ -204,11 +203,11 @@ async def played(address: str, count: int, seed: int) -> tuple[Counter[str], lis
     from aiohooks.stores.ray import _cluster
 
     await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
-    stage = Stage(address, seed)
+    setup = TrialSetup(address, seed)
     try:
-        return await play(stage, count, [(fault.__name__.replace("_", " "), fault) for fault in FAULTS])
+        return await run_trials(setup, count, [(fault.__name__.replace("_", " "), fault) for fault in FAULTS])
     finally:
-        for one in stage.crew:
+        for one in setup.workers:
             await one.end()
         await asyncio.to_thread(_cluster.leave)
 

@@ -19,42 +19,42 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.redis_servers import KINDS, execute
-from tests.support.store_faults import FAULTS, Stage, Trial, resumes
+from tests.support.store_faults import FAULTS, Trial, TrialSetup, resumes
 from tests.support.store_servers import Server
-from tests.support.store_trials import play, report
+from tests.support.store_trials import report, run_trials
 
 
-async def clients_dropped(stage: Stage) -> str:
+async def clients_dropped(setup: TrialSetup) -> str:
     """The server closes all connections."""
-    waiter, advancer, _ = await stage.begin()
+    waiter, advancer, _ = await setup.begin()
 
     async def fault() -> None:
-        await execute(stage.server, "CLIENT", "KILL", "TYPE", "normal")
+        await execute(setup.server, "CLIENT", "KILL", "TYPE", "normal")
 
-    return await resumes(stage, waiter, advancer, fault)
+    return await resumes(setup, waiter, advancer, fault)
 
 
-async def keys_deleted(stage: Stage) -> str:
+async def keys_deleted(setup: TrialSetup) -> str:
     """All keys and scripts are deleted, and no connection is lost."""
-    waiter, advancer, _ = await stage.begin()
+    waiter, advancer, _ = await setup.begin()
 
     async def fault() -> None:
-        await execute(stage.server, "FLUSHALL")
-        await execute(stage.server, "SCRIPT", "FLUSH")
+        await execute(setup.server, "FLUSHALL")
+        await execute(setup.server, "SCRIPT", "FLUSH")
 
-    return await resumes(stage, waiter, advancer, fault)
+    return await resumes(setup, waiter, advancer, fault)
 
 
-async def refused_for_a_while(stage: Stage, refuse: tuple[str, ...], allow: tuple[str, ...]) -> str:
+async def refused_for_a_while(setup: TrialSetup, refuse: tuple[str, ...], allow: tuple[str, ...]) -> str:
     """The server refuses all writes for a while."""
-    waiter, advancer, _ = await stage.begin()
+    waiter, advancer, _ = await setup.begin()
 
     async def fault() -> None:
-        await execute(stage.server, *refuse)
-        await stage.last(0.5)
-        await execute(stage.server, *allow)
+        await execute(setup.server, *refuse)
+        await setup.last(0.5)
+        await execute(setup.server, *allow)
 
-    return await resumes(stage, waiter, advancer, fault)
+    return await resumes(setup, waiter, advancer, fault)
 
 
 REDIS_FAULTS: Mapping[str, Trial] = {
@@ -71,19 +71,19 @@ REDIS_FAULTS: Mapping[str, Trial] = {
 
 
 @contextlib.asynccontextmanager
-async def staged(kind: str, directory: Path, seed: int) -> AsyncIterator[Stage]:
-    """Set a stage with a server of that kind, whose data is on the disk."""
+async def staged(kind: str, directory: Path, seed: int) -> AsyncIterator[TrialSetup]:
+    """Set a setup with a server of that kind, whose data is on the disk."""
 
     async def left() -> str:
-        clients = (await execute(stage.server, "CLIENT LIST")) or []
-        stats = await execute(stage.server, "INFO", "clients")
+        clients = (await execute(setup.server, "CLIENT LIST")) or []
+        stats = await execute(setup.server, "INFO", "clients")
         return f"{len(clients) - 1} connections are left" if len(clients) > 1 or stats["blocked_clients"] else ""
 
     server = Server(kind, directory)
     await asyncio.to_thread(server.start)
-    stage = Stage(server, seed, b"EVALSHA", left)
-    async with stage.set():
-        yield stage
+    setup = TrialSetup(server, seed, b"EVALSHA", left)
+    async with setup.start():
+        yield setup
 
 
 async def played(
@@ -94,8 +94,8 @@ async def played(
     problems: list[str] = []
     faults = [(name, REDIS_FAULTS[name]) for name in only or REDIS_FAULTS]
     for kind in kinds:
-        async with staged(kind, directory, seed) as stage:
-            some, wrong = await play(stage, count // len(kinds), [(f"{kind}: {name}", trial) for name, trial in faults])
+        async with staged(kind, directory, seed) as setup:
+            some, wrong = await run_trials(setup, count // len(kinds), [(f"{kind}: {name}", trial) for name, trial in faults])
         verdicts += some
         problems += wrong
     return verdicts, problems

@@ -1,9 +1,9 @@
-"""A process of the fault programmes: opens step stores and does with them what its standard input says, line by line.
+"""A process of the fault programs: opens step stores and carries out the orders on its standard input, line by line.
 
     python -m tests.support.store_worker asyncio|uvloop
 
-Each line is an order, `{"id": 3, "do": "wait", ...}`; each answer has its id, and `result` or `error`. Orders are carried
-out together. Before each advance `{"begun": n}` is printed, after it `{"acked": n}`: what is known of it if it is killed.
+Each line is an order, `{"id": 3, "do": "wait", ...}`; each reply has its id, and `result` or `error`. Orders are carried
+out concurrently. Before each advance `{"begun": n}` is printed, after it `{"acked": n}`: its parent needs both if it is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def say(**what: Any) -> None:
 
 
 class Worker:
-    """What the orders can ask for."""
+    """The orders, a method each."""
 
     def __init__(self) -> None:
         self.store: Any = None
@@ -60,7 +60,7 @@ class Worker:
         say(acked=self.acked)
 
     async def move(self, callers: int = 3) -> None:
-        """Advances until `rest`, several callers at the same time."""
+        """Advance until `rest`, with several concurrent callers."""
         self.moving = asyncio.gather(*(self._move() for _ in range(callers)))  # type: ignore[assignment]
 
     async def _move(self) -> None:
@@ -87,7 +87,7 @@ class Worker:
         return list(await self.store.value())
 
     async def serve(self) -> None:
-        """Until the input ends."""
+        """Carry out orders until the input ends."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
