@@ -16,11 +16,11 @@ async def test_reconnected_stores_have_no_storm() -> None:
         stores = [FakeStepStore(engine) for _ in range(20)]
         for store in stores:
             await store.value()
-        engine.go()
+        engine.stop()
         for _ in range(40):
             await ticks(10)
             clock.advance(2)
-        engine.come_back()
+        engine.restart()
         before = engine.connections
         for _ in range(10):
             await ticks(10)

@@ -62,11 +62,11 @@ async def test_nothing_is_retried_after_reconnecting() -> None:
         async with FakeStepStore(engine) as a:
             wait = asyncio.ensure_future(a.wait_for(5))
             await ticks(20)
-            engine.go()
+            engine.stop()
             await ticks(20)
             write = asyncio.ensure_future(a.advance())
             engine.damaged.add("default")
-            engine.come_back()
+            engine.restart()
             await ticks(20)
             clock.advance(6)
             for call in (wait, write):

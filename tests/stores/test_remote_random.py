@@ -61,11 +61,11 @@ async def test_exact_count_and_no_lost_wake_up(seed: int) -> None:
                     for one in stores:
                         await one.value()
                     data_lost = True
-                    engine.go(data_lost=True)
+                    engine.stop(data_lost=True)
                 else:
-                    engine.go()
+                    engine.stop()
             elif action < 0.92:
-                engine.come_back()
+                engine.restart()
             else:
                 clock.advance(random_.choice((0.01, 0.5, 6.0)))
             await ticks(random_.randrange(8))
@@ -73,7 +73,7 @@ async def test_exact_count_and_no_lost_wake_up(seed: int) -> None:
             for step, wait in waits:
                 if wait.done():
                     assert wait.result() >= step
-        engine.come_back()
+        engine.restart()
         engine.answers_to_lose = 0
         for _ in range(30):
             await ticks(30)
@@ -90,7 +90,7 @@ async def test_exact_count_and_no_lost_wake_up(seed: int) -> None:
         await asyncio.gather(*(wait for _, wait in waits), return_exceptions=True)
         for store in stores:
             await store.aclose()
-        assert not engine.watches
+        assert not engine.watchers
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -119,13 +119,13 @@ async def test_each_exit_and_each_failure_counts_once(seed: int) -> None:
             elif action < 0.75:
                 engine.answers_to_lose = random_.randrange(1, 4)
             elif action < 0.85:
-                engine.go()
+                engine.stop()
             elif action < 0.95:
-                engine.come_back()
+                engine.restart()
             else:
                 clock.advance(random_.choice((0.5, 6.0)))
             await ticks(random_.randrange(8))
-        engine.come_back()
+        engine.restart()
         engine.answers_to_lose = 0
         for _ in range(30):
             await ticks(30)

@@ -101,7 +101,7 @@ async def test_closing_ends_calls_that_wait_for_the_engine() -> None:
     store = FakeStepStore(engine)
     await store.advance()
     await finish(store)
-    engine.go()
+    engine.stop()
     calls = [store.value(), store.wait_for(5), store.advance(), store.raise_to(9), store.lead().__aenter__()]
     tasks = [asyncio.ensure_future(call) for call in calls]
     await ticks(20)

@@ -149,7 +149,7 @@ async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(e
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not engine.watches
+        assert not engine.watchers
         with pytest.raises(ah.errors.StoreClosedError):
             await store.value()
 
@@ -183,7 +183,7 @@ async def test_a_call_in_its_backoff_ends_with_the_store(
     async with no_leaks():
         store = FakeStepStore(engine)
         await store.value()
-        engine.go()
+        engine.stop()
         task = asyncio.ensure_future(use(store))
         await ticks(20)
         assert not task.done()
@@ -198,14 +198,14 @@ async def test_a_call_in_its_backoff_ends_with_the_store(
 
 async def test_a_failed_opening_whose_caller_was_cancelled_is_retried(clock: ManualClock, engine: FakeEngine) -> None:
     """The call that began it was cancelled; the next call does not get its failure, but opens the store again."""
-    engine.go()
+    engine.stop()
     store = FakeStepStore(engine, connect_timeout=1.0)
     first = await parked(store.value())
     first.cancel()
     for _ in range(20):
         await ticks(10)
         clock.advance(1.0)
-    engine.come_back()
+    engine.restart()
     assert (await store.value()).step == 0
     await store.aclose()
 

@@ -156,11 +156,11 @@ async def test_waits_continue_while_the_engine_is_unavailable() -> None:
         await a.flush()
         waits = asyncio.ensure_future(a.wait_for(5))
         await ticks(20)
-        engine.go()
+        engine.stop()
         publisher.close()
         await ticks(50)
         assert not waits.done()
-        engine.come_back()
+        engine.restart()
         assert await b.advance(5) == 5
         assert await waits == 5
 

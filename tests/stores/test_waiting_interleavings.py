@@ -11,17 +11,16 @@ import pytest
 from aiohooks._aio.clock import current_clock
 from aiohooks.stores import MemoryStepStore
 from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
-from tests.support.interleaving_fixtures import Actor, Story
-from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Crowd, TwoWaitersTwoWriters
+from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Actor, Crowd, StoreScenario, TwoWaitersTwoWriters
 from tests.support.interleavings import Schedule, Violation, explore, main, replay
 
 # --- the store
 
 
-@pytest.mark.parametrize("story", SMALL, ids=lambda story: story.__name__)
-def test_small_scenarios_hold_in_every_order(story: type[Story]) -> None:
+@pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.__name__)
+def test_small_scenarios_hold_in_every_order(scenario: type[StoreScenario]) -> None:
     """No wake-up is lost, no waiter woken too early, nothing left, in any order of the scenario's tasks."""
-    explored = explore(story)
+    explored = explore(scenario)
     assert explored.exhausted
     assert explored.schedules >= 20
 
@@ -34,7 +33,7 @@ def test_a_larger_scenario_holds_in_its_first_orders() -> None:
 # --- the explorer
 
 
-class Race(Story):
+class Race(StoreScenario):
     """Three tasks that only record their names, each twice."""
 
     orders: set[str] = set()  # noqa: RUF012 - collected over all schedules
@@ -156,7 +155,7 @@ class LeavesATask(MemoryStepStore):
 
 
 @pytest.mark.parametrize(
-    ("fault", "story", "message", "within"),
+    ("fault", "name", "message", "within"),
     [
         (ChecksThenParks, "TwoWaitersTwoWriters", "lost wake-up: b wants 3", 100),
         (WakesTooEarly, "TwoWaitersTwoWriters", "false release: b wants 3", 100),
@@ -166,9 +165,9 @@ class LeavesATask(MemoryStepStore):
         (LeavesATask, "TwoWaitersTwoWriters", "a task is left over", 1),
     ],
 )
-def test_seeded_faults_are_found(fault: type[MemoryStepStore], story: str, message: str, within: int) -> None:
+def test_seeded_faults_are_found(fault: type[MemoryStepStore], name: str, message: str, within: int) -> None:
     """A store with a fault fails soon, with what is wrong and a schedule that repeats it."""
-    scenario = SCENARIOS[story]
+    scenario = SCENARIOS[name]
     with pytest.raises(Violation, match=message) as violation:
         explore(lambda: scenario(fault), limit=within)
     with pytest.raises(Violation, match=message):
@@ -194,13 +193,13 @@ class Complains(TwoWaitersTwoWriters):
 
 
 @pytest.mark.parametrize(
-    ("story", "message"),
-    [(NeverEnds, r"hanging hangs, in schedule \[\]"), (Complains, "the loop was told .*ZeroDivisionError")],
+    ("scenario", "message"),
+    [(NeverEnds, r"hanging hangs, in schedule \[\]"), (Complains, "the loop's exception handler got .*ZeroDivisionError")],
 )
-def test_a_hang_and_a_lost_error_are_found(story: type[Story], message: str) -> None:
+def test_a_hang_and_a_lost_error_are_found(scenario: type[StoreScenario], message: str) -> None:
     """A deadlock and an unhandled error are violations."""
     with pytest.raises(Violation, match=message):
-        explore(story)
+        explore(scenario)
 
 
 # --- the command

@@ -1,4 +1,4 @@
-"""An engine in memory, for stores over processes in one process: it can go away, lose answers, and lose its data."""
+"""An engine in memory for RemoteStepStore: it can be unavailable, lose answers, and lose its data."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from aiohooks.stores._run_state import RunState
 
 
 class FakeEngine:
-    """What a server is to real stores."""
+    """The server of the fake stores."""
 
     def __init__(self) -> None:
         self.runs: dict[str, RunState] = {}
         self.up = True
         self.damaged: set[str] = set()
-        """Runs that hold something else."""
+        """The names of damaged runs."""
         self.answers_to_lose = 0
         self.requests: list[Request] = []
         self.leases: dict[tuple[str, str], float] = {}
-        self.watches: set[asyncio.Future[None]] = set()
+        self.watchers: set[asyncio.Future[None]] = set()
         self.connections = 0
         self.clock = current_clock()
 
@@ -35,14 +35,14 @@ class FakeEngine:
 
     def check(self) -> None:
         if not self.up:
-            raise StoreUnavailableError("the fake engine is away")
+            raise StoreUnavailableError("the fake engine is unavailable")
 
     def apply(self, name: str, request: Request) -> Answer:
         self.requests.append(request)
         answer = self.run(name).apply(request)
         if isinstance(request, (Join, Lead)):
             self.leases[name, request.member.id] = self.clock.now() + request.member.ttl
-        self.tell()
+        self.notify()
         if self.answers_to_lose:
             self.answers_to_lose -= 1
             raise StoreUnavailableError("the answer was lost")
@@ -56,39 +56,39 @@ class FakeEngine:
             if self.leases[name, member.id] <= now:
                 state.expire(member.id, member.heartbeat)
         if state.revision != revision:
-            self.tell()
+            self.notify()
         left = [self.leases[name, id] - now for id in state.members]
         return state.snapshot(min(left, default=None))
 
-    def tell(self) -> None:
-        for watch in self.watches:
-            if not watch.done():
-                watch.set_result(None)
+    def notify(self) -> None:
+        for watcher in self.watchers:
+            if not watcher.done():
+                watcher.set_result(None)
 
     def cut(self) -> None:
-        """All connections end; new ones can be made."""
-        for watch in self.watches:
-            if not watch.done():
-                watch.set_exception(StoreUnavailableError("the fake engine hung up"))
+        """End all connections; new ones can be made."""
+        for watcher in self.watchers:
+            if not watcher.done():
+                watcher.set_exception(StoreUnavailableError("the fake engine closed the connection"))
 
-    def go(self, *, data_lost: bool = False) -> None:
-        """The server dies."""
+    def stop(self, *, data_lost: bool = False) -> None:
+        """Make the server unavailable, and lose its data if asked."""
         self.up = False
         if data_lost:
             self.runs.clear()
-        self.tell()
+        self.notify()
 
-    def come_back(self) -> None:
+    def restart(self) -> None:
         self.up = True
 
 
 class FakeStepStore(RemoteStepStore):
-    """A store behind it; only positions from its lowest threshold on are reported, as by real engines."""
+    """A store on the fake engine, which reports only positions from the lowest threshold on, as real engines do."""
 
     def __init__(self, engine: FakeEngine, *, run: str = "default", **options: Any) -> None:
         super().__init__(run=run, **options)
         self._engine = engine
-        self._due: int | None = None
+        self._threshold: int | None = None
 
     async def _open_connection(self) -> None:
         await asyncio.sleep(0)
@@ -102,16 +102,16 @@ class FakeStepStore(RemoteStepStore):
     async def _watch(self) -> None:
         engine = self._engine
         while True:
-            snapshot = engine.snapshot(self.run)
-            due = self._due is not None and snapshot.position.step >= self._due
-            if due or snapshot.revision != self._snapshot.revision or snapshot.position.epoch != self._snapshot.position.epoch:
+            snapshot, known = engine.snapshot(self.run), self._snapshot
+            reached = self._threshold is not None and snapshot.position.step >= self._threshold
+            if reached or snapshot.revision != known.revision or snapshot.position.epoch != known.position.epoch:
                 self._observe_snapshot(snapshot)
-            watch = asyncio.get_running_loop().create_future()
-            engine.watches.add(watch)
+            watcher = asyncio.get_running_loop().create_future()
+            engine.watchers.add(watcher)
             try:
-                await watch
+                await watcher
             finally:
-                engine.watches.discard(watch)
+                engine.watchers.discard(watcher)
 
     async def _request_once(self, request: Request) -> Answer:
         self._engine.check()
@@ -132,5 +132,5 @@ class FakeStepStore(RemoteStepStore):
 
     def _subscribe(self, step: int | None) -> None:
         super()._subscribe(step)
-        self._due = step
-        self._engine.tell()
+        self._threshold = step
+        self._engine.notify()

@@ -1,24 +1,156 @@
-"""Small stories about a step store, to be run in every order (see `tests.support.interleavings`)."""
+"""Small scenarios of a step store, to be run in every order (see `tests.support.interleavings`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Literal
 
+from aiohooks._aio.run_scope import begin_run
 from aiohooks.errors import (
+    AiohooksError,
     PublisherFailedError,
     PublisherFinishedError,
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
 )
-from aiohooks.stores import Position
-from tests.support.interleaving_fixtures import Actor, Story
+from aiohooks.stores import MemoryStepStore, Position, Publisher
+from aiohooks.testing.clock import ManualClock
+
+Actor = Callable[[], Coroutine[Any, Any, Any]]
+
+TYPED = (PublisherFailedError, PublisherFinishedError, StepResetError, StepTimeoutError, StoreClosedError)
 
 
-class TwoWaitersTwoWriters(Story):
-    """Two thresholds, two writers that pass them together."""
+class StoreScenario:
+    """Actors around one store, and what must hold when none of them can run any more.
+
+    An actor suspends between two actions, so that others can run there.
+    """
+
+    store_type: type[MemoryStepStore] = MemoryStepStore
+
+    def __init__(self, store_type: type[MemoryStepStore] | None = None) -> None:
+        self.clock = ManualClock()
+        with self.clock:
+            self.store = (store_type or self.store_type)()
+        self.wanted: dict[str, int] = {}
+        self.history: list[Position] = [self.store.latest]
+        self.tasks: dict[str, asyncio.Task[Any]] = {}
+        self.publishers: dict[str, Publisher] = {}
+
+    # The actions of actors.
+
+    def waiter(
+        self,
+        name: str,
+        step: int,
+        *,
+        on_reset: Literal["keep", "raise"] = "keep",
+        timeout: float | None = None,
+        publisher: str | None = None,
+    ) -> Actor:
+        async def act() -> int:
+            self.tasks[name] = asyncio.current_task()  # type: ignore[assignment]
+            self.wanted[name] = step
+            if publisher is not None:
+                begin_run(None, self.publishers[publisher])
+            return await self.store.wait_for(step, timeout=timeout, on_reset=on_reset)
+
+        return act
+
+    def doing(self, *actions: Callable[[], Coroutine[Any, Any, Any] | None]) -> Actor:
+        async def act() -> None:
+            for number, action in enumerate(actions):
+                if number:
+                    await asyncio.sleep(0)
+                try:
+                    answer = action()
+                    if answer is not None:
+                        await answer
+                except StoreClosedError:
+                    return
+                self.history.append(self.store.latest)
+
+        return act
+
+    def advance(self, by: int = 1) -> Callable[[], Coroutine[Any, Any, int]]:
+        return lambda: self.store.advance(by)
+
+    def reset(self, step: int) -> Callable[[], Coroutine[Any, Any, Position]]:
+        return lambda: self.store.reset(step)
+
+    def cancel(self, name: str) -> Callable[[], None]:
+        return lambda: (name in self.tasks and self.tasks[name].cancel(), None)[1]
+
+    def leave(self, name: str, error: Exception | None = None) -> Callable[[], None]:
+        return lambda: self.publishers[name].close(error)
+
+    def register(self, *names: str) -> None:
+        for name in names:
+            self.publishers[name] = self.store.publisher(name)
+
+    # The conditions.
+
+    def actors(self) -> Mapping[str, Actor]:
+        raise NotImplementedError
+
+    def at_rest(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
+        step = self.store.latest.step
+        waiting = 0
+        for name, task in tasks.items():
+            if name not in self.wanted:
+                assert task.done(), f"{name} hangs"
+                assert task.exception() is None, f"{name} failed with {task.exception()!r}"
+                continue
+            if not task.done():
+                waiting += 1
+                assert self.wanted[name] > step, f"lost wake-up: {name} wants {self.wanted[name]}, the step is {step}"
+                assert not self.unreachable(), f"{name} waits for an unreachable step"
+                continue
+            if task.cancelled():
+                assert name in self.may_cancel(), f"{name} is cancelled"
+            elif (error := task.exception()) is not None:
+                assert isinstance(error, TYPED), f"{name} ended with {error!r}"
+                assert type(error) in self.may_raise(), f"{name} ended with {error!r}"
+                assert isinstance(error, AiohooksError)
+            else:
+                seen = task.result()
+                assert seen >= self.wanted[name], f"false release: {name} wants {self.wanted[name]}, saw {seen}"
+                assert seen in {position.step for position in self.history}, f"{name} saw {seen}, which the step never was"
+        counted = self.store.statistics().waiting
+        assert counted == waiting, f"{counted} waiters are counted, {waiting} wait"
+        assert bool(self.clock.pending) == bool(waiting), "a timer is left, or missing"
+
+    def unreachable(self) -> bool:
+        """Return whether a parked wait should have failed: a publisher has left, and all others wait."""
+        names = set(self.store.statistics().publishers)
+        registered = [publisher for name, publisher in self.publishers.items() if name in names]
+        return len(registered) < len(self.publishers) and all(publisher.waiting for publisher in registered)
+
+    def may_cancel(self) -> set[str]:
+        return set()
+
+    def may_raise(self) -> set[type[BaseException]]:
+        return set()
+
+    async def finish(self) -> None:
+        await self.store.aclose()
+
+    def finished(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
+        statistics = self.store.statistics()
+        assert (statistics.waiting, statistics.watching, statistics.thresholds) == (0, 0, 0), f"left: {statistics}"
+        assert self.clock.pending == 0, "a timer is left"
+        for publisher in self.publishers.values():
+            assert not publisher.parked, f"a wait of {publisher} is left"
+        for name, task in tasks.items():
+            if name in self.wanted and not task.cancelled() and (error := task.exception()) is not None:
+                assert isinstance(error, TYPED), f"{name} ended with {error!r}"
+
+
+class TwoWaitersTwoWriters(StoreScenario):
+    """Two thresholds, two concurrent writers that pass them."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {
@@ -29,7 +161,7 @@ class TwoWaitersTwoWriters(Story):
         }
 
 
-class ThreeWaitersOneWriter(Story):
+class ThreeWaitersOneWriter(StoreScenario):
     """Three waiters, two of them at one threshold, one that is never reached."""
 
     def actors(self) -> Mapping[str, Actor]:
@@ -41,8 +173,8 @@ class ThreeWaitersOneWriter(Story):
         }
 
 
-class CancelAndWake(Story):
-    """A waiter cancelled around the moment it is woken, beside one at the same threshold."""
+class CancelAndWake(StoreScenario):
+    """A waiter is cancelled around its wake-up, beside another one at the same threshold."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {
@@ -56,7 +188,7 @@ class CancelAndWake(Story):
         return {"a"}
 
 
-class TwoCancels(Story):
+class TwoCancels(StoreScenario):
     """Both waiters may be cancelled: the lower one, which is reached, and the higher one, which is not."""
 
     def actors(self) -> Mapping[str, Actor]:
@@ -72,8 +204,8 @@ class TwoCancels(Story):
         return {"low", "high"}
 
 
-class ResetKeeps(Story):
-    """The step goes back while somebody waits, and comes again."""
+class ResetKeeps(StoreScenario):
+    """The step is reset below a waiter's threshold, and reaches it again."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {
@@ -85,7 +217,7 @@ class ResetKeeps(Story):
 
 
 class ResetRaises(ResetKeeps):
-    """The step goes back; one waits on, the other one is told."""
+    """The step is reset; one waiter keeps waiting, the other one gets the error."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {**super().actors(), "b": self.waiter("b", 3, on_reset="raise")}
@@ -94,8 +226,8 @@ class ResetRaises(ResetKeeps):
         return {StepResetError}
 
 
-class ResetAbove(Story):
-    """A reset that jumps past a threshold wakes, also who asked to be told of resets."""
+class ResetAbove(StoreScenario):
+    """A reset that passes a threshold wakes its waiters, also with `on_reset="raise"`."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {
@@ -111,7 +243,7 @@ class ResetAbove(Story):
         assert tasks["b"].done()
 
 
-class CloseWhileWaiting(Story):
+class CloseWhileWaiting(StoreScenario):
     """The store is closed around a wake-up."""
 
     def actors(self) -> Mapping[str, Actor]:
@@ -131,8 +263,8 @@ class CloseWhileWaiting(Story):
         assert tasks["b"].done()
 
 
-class FailWhileWaiting(Story):
-    """Somebody says that publishing has failed, around a wake-up that moves the step on."""
+class FailWhileWaiting(StoreScenario):
+    """`fail` is called around a wake-up that advances the step."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {
@@ -146,8 +278,8 @@ class FailWhileWaiting(Story):
         return {PublisherFailedError}
 
 
-class TimeoutAndWake(Story):
-    """A wait runs out of time around the moment it is answered; another one has more time."""
+class TimeoutAndWake(StoreScenario):
+    """A wait times out around its wake-up; another one has more time."""
 
     def actors(self) -> Mapping[str, Actor]:
         return {
@@ -161,8 +293,8 @@ class TimeoutAndWake(Story):
         return {StepTimeoutError}
 
 
-class PublisherFinishes(Story):
-    """The only publisher advances and leaves: the near step is seen or was missed, the far one never comes."""
+class PublisherFinishes(StoreScenario):
+    """The only publisher advances and leaves: the near step is reached or was missed, the far one is never reached."""
 
     error: Exception | None = None
     told: type[BaseException] = PublisherFinishedError
@@ -195,8 +327,8 @@ class PublisherFails(PublisherFinishes):
     told = PublisherFailedError
 
 
-class EveryoneLeftWaits(Story):
-    """One publisher leaves, the other one waits for it: whichever comes first, nobody is left hanging."""
+class EveryoneLeftWaits(StoreScenario):
+    """One publisher leaves, the other one waits for it: in any order, no waiter is left."""
 
     def actors(self) -> Mapping[str, Actor]:
         self.register("chief", "worker")
@@ -215,8 +347,8 @@ class EveryoneLeftWaits(Story):
         assert isinstance(tasks["worker"].exception(), PublisherFinishedError)
 
 
-class WaitingPublisherIsWoken(Story):
-    """A worker's wait is answered as the chief leaves; it goes on to reach what another one waits for."""
+class WaitingPublisherIsWoken(StoreScenario):
+    """A worker's wait is answered as the chief leaves; it continues and reaches the step that another one waits for."""
 
     def actors(self) -> Mapping[str, Actor]:
         self.register("chief", "worker")
@@ -245,8 +377,8 @@ class WaitingPublisherIsWoken(Story):
             assert tasks["onlooker"].result() == 2
 
 
-class ChangesAreConflated(Story):
-    """Who iterates over changes sees rising positions and ends at the newest, however the writers come in between."""
+class ChangesAreConflated(StoreScenario):
+    """An iteration over changes sees rising positions and ends at the newest, in any order of the writers."""
 
     def actors(self) -> Mapping[str, Actor]:
         self.seen: list[Position] = []
@@ -269,7 +401,7 @@ class ChangesAreConflated(Story):
         assert self.seen[-1] == Position(1, 4)
 
 
-class Crowd(Story):
+class Crowd(StoreScenario):
     """Three waiters, three writers, a reset and a cancel: too many orders to try all of them in a test."""
 
     def actors(self) -> Mapping[str, Actor]:
@@ -295,4 +427,4 @@ SMALL = (
     WaitingPublisherIsWoken, ChangesAreConflated,
 )  # fmt: skip
 
-SCENARIOS: dict[str, type[Story]] = {story.__name__: story for story in (*SMALL, Crowd)}
+SCENARIOS: dict[str, type[StoreScenario]] = {story.__name__: story for story in (*SMALL, Crowd)}

@@ -1,8 +1,8 @@
 """Every order in which the tasks of a small scenario can run.
 
-The event loop here has no clock and no I/O: whenever more than one task could run next, a schedule says which one.
-`explore` runs a scenario under one schedule after the other, depth first, until there are no more: what holds then holds
-for all orders, those that a real loop would never produce included. Plain callbacks run in order, before any task.
+The event loop here has no clock and no I/O: whenever more than one task could run next, a schedule chooses one.
+`explore` runs a scenario under one schedule after the other, depth first, until there are no more: a condition that held in all
+of them holds in every order, also in those that a real loop would never produce. Plain callbacks run in order, before any task.
 
 Usage: python -m tests.support.interleavings [--limit N] [name ...]
 """
@@ -21,27 +21,27 @@ from typing import Any, Protocol
 
 
 class Scenario(Protocol):
-    """One small story; made anew for each schedule, inside the loop."""
+    """A small scenario; a new one is made for each schedule, inside the loop."""
 
     def actors(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]:
-        """The tasks, by name; `tasks` holds them when they begin."""
+        """Return the coroutine functions of the tasks, by name."""
         ...
 
     def at_rest(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
-        """Checks what must hold when nothing can run any more; raises AssertionError."""
+        """Check the conditions when no task can run any more; raise AssertionError."""
         ...
 
     async def finish(self) -> None:
-        """Ends what still waits."""
+        """End the remaining waits."""
         ...
 
     def finished(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
-        """Checks what must hold after `finish`; every task is done then."""
+        """Check the conditions after `finish`, when every task is done."""
         ...
 
 
 class Violation(AssertionError):
-    """A schedule under which something did not hold; `schedule` repeats it."""
+    """A schedule under which a condition did not hold; `schedule` repeats it."""
 
     def __init__(self, message: str, schedule: Sequence[int]) -> None:
         super().__init__(f"{message}, in schedule {list(schedule)}")
@@ -50,7 +50,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Explored:
-    """How far an exploration came."""
+    """The result of an exploration."""
 
     schedules: int
     exhausted: bool
@@ -59,10 +59,10 @@ class Explored:
 
 
 class Schedule:
-    """Which of the runnable tasks goes next, at each point where there are several."""
+    """Chooses the next of the runnable tasks, at each point where there are several."""
 
     def __init__(self, choices: Sequence[int] = ()) -> None:
-        """Follows `choices`, then always takes the first."""
+        """Follow `choices`, then always take the first task."""
         self._given = list(choices)
         self.taken: list[int] = []
         self.options: list[int] = []
@@ -75,7 +75,7 @@ class Schedule:
         return choice
 
     def following(self) -> Schedule | None:
-        """The next one, depth first; None when this was the last."""
+        """Return the next schedule, depth first; None after the last."""
         for depth in reversed(range(len(self.taken))):
             if self.taken[depth] + 1 < self.options[depth]:
                 return Schedule([*self.taken[:depth], self.taken[depth] + 1])
@@ -83,7 +83,7 @@ class Schedule:
 
 
 class ReadyQueue(deque[asyncio.Handle]):
-    """The loop's ready queue, with a mind of its own about who is first."""
+    """The loop's ready queue, in the order of a schedule."""
 
     schedule = Schedule()
 
@@ -108,13 +108,13 @@ class ReadyQueue(deque[asyncio.Handle]):
 
 
 def task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """The task that this handle steps; None for a plain callback."""
+    """Return the task that this handle runs; None for a plain callback."""
     owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
     return owner if isinstance(owner, asyncio.Task) else None
 
 
 class ControlledLoop(asyncio.BaseEventLoop):
-    """A loop without time and I/O, which ends its run when nothing can go on."""
+    """A loop without time and I/O; a run ends when nothing is runnable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,13 +137,13 @@ class ControlledLoop(asyncio.BaseEventLoop):
         raise RuntimeError("there are no threads here")
 
     def run_to_rest(self) -> None:
-        """Runs until nothing is runnable."""
+        """Run until nothing is runnable."""
         self.run_forever()
         assert not self.ready
 
 
 def run_once(loop: ControlledLoop, make: Callable[[], Scenario], schedule: Schedule) -> None:
-    """One scenario under one schedule; raises `Violation`."""
+    """Run one scenario under one schedule; raise `Violation` if a condition does not hold."""
     loop.ready.schedule = schedule
     tasks: dict[str, asyncio.Task[Any]] = {}
 
@@ -168,7 +168,7 @@ def run_once(loop: ControlledLoop, make: Callable[[], Scenario], schedule: Sched
                 task.exception()
         tasks["finish"].result()
         scenarios[0].finished(tasks)
-        assert not loop.errors, f"the loop was told {loop.errors}"
+        assert not loop.errors, f"the loop's exception handler got {loop.errors}"
         assert all(task in tasks.values() for task in asyncio.all_tasks(loop)), "a task is left over"
     except Exception as error:
         for task in asyncio.all_tasks(loop):
@@ -179,7 +179,7 @@ def run_once(loop: ControlledLoop, make: Callable[[], Scenario], schedule: Sched
 
 
 def explore(make: Callable[[], Scenario], *, limit: int | None = None) -> Explored:
-    """Runs the scenario under all schedules, or the first `limit`; raises `Violation` at the first that fails."""
+    """Run the scenario under all schedules, or the first `limit`; raise `Violation` at the first that fails."""
     loop = ControlledLoop()
     schedule: Schedule | None = Schedule()
     count = depth = 0
@@ -196,7 +196,7 @@ def explore(make: Callable[[], Scenario], *, limit: int | None = None) -> Explor
 
 
 def replay(make: Callable[[], Scenario], choices: Sequence[int]) -> None:
-    """Runs the scenario under one schedule, as a `Violation` has named it."""
+    """Run the scenario under the schedule of a `Violation`."""
     loop = ControlledLoop()
     try:
         run_once(loop, make, Schedule(choices))
@@ -205,7 +205,7 @@ def replay(make: Callable[[], Scenario], choices: Sequence[int]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Explores the step store's scenarios and prints a table."""
+    """Explore the step store's scenarios and print a table."""
     from tests.support.interleaving_scenarios import SCENARIOS
 
     parser = argparse.ArgumentParser(prog="python -m tests.support.interleavings", description=__doc__)

@@ -127,7 +127,7 @@ class StoreFixture(Fixture):
 
     def outage(self, ticks: int, secs: float = 0.25, **how: Any) -> None:
         """Make the engine unavailable for so many ticks; time passes from now on."""
-        self.engine.go(**how)
+        self.engine.stop(**how)
         self.pass_time(secs, ticks)
 
     def pass_time(self, secs: float = 0.25, ticks: int = -1) -> None:
@@ -136,7 +136,7 @@ class StoreFixture(Fixture):
             return
         self.clock.advance(secs)
         if ticks == 0:
-            self.engine.come_back()
+            self.engine.restart()
         asyncio.get_running_loop().call_soon(self.pass_time, secs, ticks - 1)
 
     # -- checks
@@ -174,7 +174,7 @@ class StoreFixture(Fixture):
             found.append(f"exactly once: the variables are {self.weights}, the step is {self.step}")
         if state.position.step < self.step:
             found.append(f"the engine is at {state.position}, and step {self.step} was known")
-        if self.engine.watches:
+        if self.engine.watchers:
             found.append("leak: the engine is still watched")
         ours = {one.store._process for one in self.processes}
         left = [member.name for member in state.members.values() if member.process in ours]
@@ -329,7 +329,7 @@ async def answers_lost(fixture: StoreFixture) -> None:
 
 @store_scenario("the engine is away at the opening", expect=ah.errors.StoreUnavailableError)
 async def away_at_opening(fixture: StoreFixture) -> None:
-    fixture.engine.go()
+    fixture.engine.stop()
     fixture.pass_time()
     async with fixture.process("early", connect_timeout=1.0) as process:
         await fixture.advance(process.store)
@@ -355,7 +355,7 @@ async def closed_in_use(fixture: StoreFixture) -> None:
             await asyncio.Event().wait()
 
     async with fixture.process("closing") as process:
-        fixture.engine.go()
+        fixture.engine.stop()
         fixture.pass_time(0.05)
         store = process.store
         await fixture.run_together(
