@@ -16,16 +16,20 @@ POLL_SECS, START_AT = 0.1, 3
 
 async def old(fault: Fault) -> None:
     """The step is reached right after a poll, so the worker notices it at the next one."""
-    step = 0
+    step = polls = 0
+    second_poll = asyncio.Event()
 
     async def train() -> None:
         nonlocal step
-        await asyncio.sleep(2.3 * POLL_SECS)
+        await second_poll.wait()
         step = START_AT
         fault.record()
 
     chief = asyncio.create_task(train())
-    while step < START_AT:  # noqa: ASYNC110 - the polling that is replaced
+    while step < START_AT:
+        polls += 1
+        if polls == 2:
+            second_poll.set()
         await asyncio.sleep(POLL_SECS)
     await chief
 
@@ -41,7 +45,7 @@ async def ours(fault: Fault) -> None:
 
     async def train() -> None:
         with chief:
-            await asyncio.sleep(2.3 * POLL_SECS)
+            await asyncio.sleep(2 * POLL_SECS)
             await steps.advance(START_AT)
             fault.record()
 
