@@ -191,6 +191,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "objects": (np.array([None, {}], object), r"state\['a'\]\[0\] has the dtype object.*give a list"),
     "fields": (np.zeros(2, [("x", "f4")]), "give a dict of its fields"),
     "bare bytes": (np.zeros(2, "V2"), "give its bits"),
+    "a time without a unit": (np.zeros(2, "m8"), "give it a unit"),
     "long doubles": (np.zeros(2, np.longdouble), "astype"),
     "a mask": (np.ma.masked_array([1, 2], [True, False]), "MaskedArray"),
     "a set": ({1, 2}, "sorted"),
@@ -285,6 +286,10 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     for one in wrong:
         with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
             _encoding.decode(one, good)
+    # The file has this array as plain bytes, so that only the tree states its shape.
+    _, arrays = _encoding.encode({"a": np.arange(4, dtype=np.complex64)})
+    with pytest.raises(DamagedError, match=r"state\.msgpack has an invalid array shape"):
+        _encoding.decode(ext(4, "a", "<c8", [1] * 100 + [4]), b"".join(map(bytes, arrays.chunks())))
 
 
 def test_array_files_that_no_writer_makes_are_refused() -> None:

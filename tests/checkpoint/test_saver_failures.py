@@ -195,6 +195,22 @@ def test_a_write_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+class Truncated(WatchedFs):
+    """Reads nothing, although a file has its size."""
+
+    def read(self, fd: int, size: int) -> bytes:
+        return b""
+
+
+def test_a_file_that_ends_early_is_damage(tmp_path: Path) -> None:
+    """Its size is checked when it is opened, and again by what is read."""
+    saved(tmp_path, 1)
+    one = directory(tmp_path, Truncated())
+    with pytest.raises(CorruptCheckpointError, match=r"manifest\.json ends \d+ bytes early"):
+        one.restore(None)
+    one.close()
+
+
 class NoMemory(WatchedFs):
     """Has no memory for what is read."""
 

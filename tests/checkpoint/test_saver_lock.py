@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import subprocess
@@ -64,6 +65,18 @@ async def test_a_second_saver_of_the_same_process_is_refused_too(tmp_path: Path)
         assert caught.value.pid == os.getpid()
     async with Saver(tmp_path) as saver:
         await saver.save({}, 2)
+
+
+@pytest.mark.parametrize("note", [b"", b"x", b"\xff", b"9" * 50, b"9" * 100])
+async def test_a_holder_that_is_unknown_is_another_writer(tmp_path: Path, note: bytes) -> None:
+    """The process in the file of the lock is only for the message: whatever the file contains, a second writer is refused."""
+    with (tmp_path / ".lock").open("wb") as file:
+        file.write(note)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointBusyError, match="in use by another writer;") as caught:
+            await Saver(tmp_path).save({}, 1)
+    assert caught.value.pid is None
 
 
 async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.fuzz.checkpoint_corruption import corruption
 from tests.fuzz.checkpoint_crash_states import crash_states
 from tests.fuzz.checkpoint_kill import kill
 from tests.fuzz.checkpoint_power import power
-from tests.support.commands import run_here
+from tests.support.checkpoint_programs import run_here
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 

@@ -26,7 +26,7 @@ from tests.fuzz._checkpoint_harness import MAX_SHOWN, Outcome, Program, Unsuppor
 from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, kept, make_save, make_scenarios, prepare
 from tests.fuzz._crash_model import Crash, Recorder
 from tests.support.checkpoint_files import same
-from tests.support.commands import run_here
+from tests.support.checkpoint_programs import run_here
 
 PROGRAMS: list[tuple[Program, int]] = [
     (checkpoint_kill.kill, 400),
