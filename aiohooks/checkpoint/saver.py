@@ -444,11 +444,12 @@ class CheckpointDirectory:
         with _error_context(f"the checkpoints in {self.path} could not be verified"):
             try:
                 with self._files.directory(self.path) as dir_fd:
-                    names = self._files.list_names(dir_fd)
-                    for name in _format.checkpoint_names(names):
+                    for name in _format.checkpoint_names(self._files.list_names(dir_fd)):
                         result = self._verify(dir_fd, name)
                         if result.reason is None or self._files.exists(str(name), dir_fd=dir_fd):
                             found.append(result)
+                    # Listed again, because a writer may have set one aside meanwhile.
+                    names = self._files.list_names(dir_fd)
             except FileNotFoundError:
                 return []
         damaged = ((text, _format.parse_damaged(text)) for text in sorted(names, reverse=True))

@@ -16,7 +16,7 @@ import pytest
 
 from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy, Saver
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
-from tests.support.checkpoint_files import WatchedFs, names, same, saved, saver_over, state_of
+from tests.support.checkpoint_files import WatchedFs, directory, names, same, saved, saver_over, state_of
 
 
 def damage(path: Path, file: str = "arrays.safetensors") -> None:
@@ -191,6 +191,24 @@ async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
     assert await Saver(tmp_path / "nowhere").verify() == []
     assert await Saver(tmp_path / "nowhere").checkpoints() == []
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_verify_lists_what_a_writer_sets_aside_meanwhile(tmp_path: Path) -> None:
+    """A checkpoint that is renamed while it is read is listed under its new name."""
+    path = saved(tmp_path, 1, 2)[1]
+    damage(path)
+    fs = WatchedFs()
+
+    def set_aside(name: str, args: tuple[Any, ...]) -> None:
+        if args and args[0] == "arrays.safetensors" and path.exists():
+            path.rename(tmp_path / f"damaged-{path.name}")
+
+    fs.before = set_aside
+    found = directory(tmp_path, fs, read_only=True).verify()
+    assert [(each.path.name, each.was_set_aside) for each in found] == [
+        ("step-000000000001.000001", False),
+        (f"damaged-{path.name}", True),
+    ]
 
 
 # Policies
