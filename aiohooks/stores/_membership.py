@@ -106,14 +106,13 @@ def _text(exc: BaseException) -> str:
 class RunWatcher:
     """Compares the engine's snapshots of a run, and passes what is new to the registry of waits."""
 
-    __slots__ = ("_clock", "_grace", "_grace_secs", "_keep", "_process", "_seen_exit", "_waits", "has_snapshot", "snapshot")
+    __slots__ = ("_clock", "_grace", "_grace_secs", "_keep", "_observed", "_process", "_seen_exit", "_waits", "snapshot")
 
     def __init__(self, waits: WaitRegistry, clock: Clock, process: str, *, keep: bool, join_grace_secs: float) -> None:
         """With `keep`, waiters stay for the successor of a publisher that was found dead."""
         self.snapshot = Snapshot(Position(1, 0))
         """The latest one."""
-        self.has_snapshot = False
-        """Whether there has been one."""
+        self._observed = False  # whether there has been one
         self._waits = waits
         self._clock = clock
         self._process = process
@@ -125,7 +124,7 @@ class RunWatcher:
     def observe(self, snapshot: Snapshot) -> None:
         """Take note of a snapshot, also of one that is out of date."""
         old, self.snapshot = self.snapshot, snapshot
-        first, self.has_snapshot = not self.has_snapshot, True
+        first, self._observed = not self._observed, True
         if first and snapshot.last_exit is not None and not snapshot.members and self._grace_secs > 0:
             # All have left before this store was opened: is that the end, or are their successors still to come?
             self._seen_exit = snapshot.last_exit.number

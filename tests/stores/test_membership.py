@@ -12,23 +12,13 @@ from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
 
-
-@pytest.fixture
-def engine(clock: ManualClock) -> FakeEngine:
-    return FakeEngine()
-
-
-async def settle() -> None:
-    await ticks(40)
-
-
 # --- leases
 
 
 async def lost(clock: ManualClock, secs: float = 11.0) -> None:
     """Let time pass in which no lease is renewed."""
     clock.advance(secs)
-    await settle()
+    await ticks(40)
 
 
 class Killable(FakeStepStore):
@@ -46,7 +36,7 @@ async def kill(store: Killable) -> None:
     store.dead = True
     for task in tuple(store._tasks):  # pyright: ignore[reportPrivateUsage]
         task.cancel()
-    await settle()
+    await ticks(40)
 
 
 async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
@@ -59,13 +49,13 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
         await dead.advance(5)
         await dead.flush()
         wait = asyncio.ensure_future(b.wait_for(9))
-        await settle()
+        await ticks(40)
         await kill(dead)
         clock.advance(9.9)
-        await settle()
+        await ticks(40)
         assert not wait.done()
         clock.advance(0.2)
-        await settle()
+        await ticks(40)
         with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 5, wanted 9") as caught:
             await wait
         assert "found dead" in str(caught.value.__cause__)
@@ -80,7 +70,7 @@ async def test_leases_are_renewed(clock: ManualClock, engine: FakeEngine) -> Non
         await a.flush()
         wait = asyncio.ensure_future(b.wait_for(9))
         for _ in range(100):
-            await settle()
+            await ticks(40)
             clock.advance(1)
         assert not wait.done()
         await a.advance(9)
@@ -95,11 +85,11 @@ async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engi
         await dead.advance(5)
         await dead.flush()
         wait = asyncio.ensure_future(b.wait_for(9))
-        await settle()
+        await ticks(40)
         await kill(dead)
         for _ in range(30):
             clock.advance(1)
-            await settle()
+            await ticks(40)
         assert b.statistics().publishers == ()
         assert not wait.done()
         async with FakeStepStore(engine) as again:
@@ -123,9 +113,9 @@ async def test_the_lead_of_a_dead_chief_is_taken_over(clock: ManualClock, engine
                 return term.number
 
         takes = asyncio.ensure_future(second())
-        await settle()
+        await ticks(40)
         clock.advance(9)
-        await settle()
+        await ticks(40)
         assert not takes.done()
         clock.advance(1.1)
         assert await takes == 2
@@ -138,7 +128,7 @@ async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         async with a.lead():
             takes = asyncio.ensure_future(b.lead().__aenter__())
-            await settle()
+            await ticks(40)
             takes.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await takes
@@ -152,7 +142,7 @@ async def close_dead(dead: Killable, clock: ManualClock) -> None:
     """Close the dead store, which has no engine to answer it."""
     closing = asyncio.ensure_future(dead.aclose())
     for _ in range(4):
-        await settle()
+        await ticks(40)
         clock.advance(3)
     await closing
 
@@ -181,22 +171,22 @@ async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: 
             await a.advance(3)
     async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine, join_grace_secs=20) as c:
         early, late = asyncio.ensure_future(b.wait_for(5)), asyncio.ensure_future(c.wait_for(50))
-        await settle()
+        await ticks(40)
         clock.advance(19)
-        await settle()
+        await ticks(40)
         assert not early.done()
         clock.advance(2)
-        await settle()
+        await ticks(40)
         for wait in (early, late):
             with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished at step 3"):
                 await wait
     async with FakeStepStore(engine, join_grace_secs=20) as b:
         wait = asyncio.ensure_future(b.wait_for(5))
-        await settle()
+        await ticks(40)
         async with FakeStepStore(engine) as d:
             with d.publisher("chief"):
                 await d.flush()
                 clock.advance(60)
-                await settle()
+                await ticks(40)
                 await d.advance(2)
                 assert await wait == 5

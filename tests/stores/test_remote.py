@@ -13,16 +13,6 @@ from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
 
-
-@pytest.fixture
-def engine(clock: ManualClock) -> FakeEngine:
-    return FakeEngine()
-
-
-async def settle() -> None:
-    await ticks(40)
-
-
 # --- the conformance suite
 
 
@@ -45,19 +35,19 @@ async def test_waits_and_writes_survive_an_outage(clock: ManualClock, engine: Fa
         engine.stop()
         write = asyncio.ensure_future(a.advance())
         for _ in range(20):
-            await settle()
+            await ticks(40)
             clock.advance(5)
         assert not write.done()
         assert not wait.done()
         assert a.outage_secs is not None
         engine.restart()
-        await settle()
+        await ticks(40)
         clock.advance(6)
         assert await write == 2
         assert await wait == 2
-        await settle()
+        await ticks(40)
         clock.advance(6)
-        await settle()
+        await ticks(40)
         assert a.outage_secs is None
 
 
@@ -68,7 +58,7 @@ async def test_a_lost_answer_counts_once(clock: ManualClock, engine: FakeEngine)
             engine.answers_to_lose = lost
             write = asyncio.ensure_future(a.advance())
             while not write.done():
-                await settle()
+                await ticks(40)
                 clock.advance(5)
         assert (await a.value()).step == 2
 
@@ -81,12 +71,12 @@ async def test_an_engine_that_lost_its_data_is_restored(
         a.publisher("trainer")
         await a.advance(98)
         wait = asyncio.ensure_future(b.wait_for(100))
-        await settle()
+        await ticks(40)
         engine.stop(data_lost=True)
-        await settle()
+        await ticks(40)
         engine.restart()
         clock.advance(6)
-        await settle()
+        await ticks(40)
         assert engine.runs["default"].position.step == 98
         assert [member.name for member in engine.runs["default"].members.values()] == ["trainer"]
         assert await a.advance(2) == 100
@@ -99,19 +89,19 @@ async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: Fake
     async with FakeStepStore(engine, max_outage_secs=30) as a:
         await a.advance()
         wait = asyncio.ensure_future(a.wait_for(9))
-        await settle()
+        await ticks(40)
         engine.stop()
         write = asyncio.ensure_future(a.advance())
         for _ in range(8):
-            await settle()
+            await ticks(40)
             clock.advance(5)
-        await settle()
+        await ticks(40)
         for call in (wait, write, a.wait_for(10)):
             with pytest.raises(ah.errors.StoreUnavailableError, match="no connection for 30"):
                 await call
         engine.restart()
         clock.advance(6)
-        await settle()
+        await ticks(40)
         assert await a.advance() == 2
         assert await a.wait_for(2) == 2
 
@@ -122,7 +112,7 @@ async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: Fak
     store = FakeStepStore(engine, connect_timeout=7)
     calls = [asyncio.ensure_future(store.advance()), asyncio.ensure_future(store.wait_for(3))]
     for _ in range(10):
-        await settle()
+        await ticks(40)
         clock.advance(1)
     for call in calls:
         with pytest.raises(ah.errors.StoreUnavailableError, match="unavailable"):
@@ -139,10 +129,10 @@ async def test_closing_during_an_outage_is_bounded(clock: ManualClock, engine: F
     store.publisher("p")
     engine.stop()
     writes = [asyncio.ensure_future(store.advance()) for _ in range(3)]
-    await settle()
+    await ticks(40)
     closing = asyncio.ensure_future(store.aclose())
     for _ in range(4):
-        await settle()
+        await ticks(40)
         clock.advance(3)
     await closing
     for write in writes:
@@ -156,14 +146,14 @@ async def test_an_advance_cancelled_during_an_outage_is_not_sent(clock: ManualCl
         await a.advance()
         engine.stop()
         first, second = (asyncio.ensure_future(a.advance()) for _ in range(2))
-        await settle()
+        await ticks(40)
         third = asyncio.ensure_future(a.advance(10))
-        await settle()
+        await ticks(40)
         third.cancel()
-        await settle()
+        await ticks(40)
         engine.restart()
         clock.advance(6)
-        await settle()
+        await ticks(40)
         clock.advance(6)
         assert [await first, await second] == [2, 3]
         assert (await a.value()).step == 3
@@ -209,11 +199,11 @@ async def test_an_idle_store_sends_nothing(clock: ManualClock, engine: FakeEngin
     caplog.set_level(logging.INFO)
     async with FakeStepStore(engine) as b:
         wait = asyncio.ensure_future(b.wait_for(5))
-        await settle()
+        await ticks(40)
         engine.requests.clear()
         for _ in range(60):
             clock.advance(60)
-            await settle()
+            await ticks(40)
         assert engine.requests == []
         async with FakeStepStore(engine) as a:
             await a.advance(5)

@@ -19,11 +19,6 @@ from tests.support.waiting import parked, ticks
 pytestmark = pytest.mark.every_python
 
 
-@pytest.fixture
-def engine(clock: ManualClock) -> FakeEngine:
-    return FakeEngine()
-
-
 # --- at every point
 
 Work = Callable[[FakeStepStore], Coroutine[Any, Any, object]]

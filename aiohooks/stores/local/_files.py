@@ -486,13 +486,7 @@ class RunFiles:
     def _apply_write(self, record: RunRecord, slots: bytes, write: Write) -> Answer:
         """Do as `RunState` does, on the record alone; no write is sent twice here."""
         position = record.position
-        epoch, step = max(position, write.floor)
-        if write.kind == "advance":
-            step += write.amount
-        elif write.kind == "raise":
-            step = max(step, write.amount)
-        else:
-            epoch, step = epoch + 1, write.amount
+        epoch, step = write.target(position)
         if 0 < write.term < record.term:
             return Answer("stale", position, record.term, record.revision)
         if step > MAX_STEP:

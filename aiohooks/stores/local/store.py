@@ -261,7 +261,7 @@ class LocalStepStore(SharedStepStore):
             self._fail_waits(error)
             return
         self._observe(record.position)
-        if record.revision > self._watcher.snapshot.revision:
+        if record.revision > self._snapshot.revision:
             # Later: the caller may be about to park a waiter.
             get_running_loop().call_soon(self._read_notified)
 
@@ -306,7 +306,7 @@ class LocalStepStore(SharedStepStore):
 
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         # A snapshot that a thread has read may arrive after a newer one.
-        if self._watcher.has_snapshot and snapshot.revision < self._snapshot.revision:
+        if snapshot.revision < self._snapshot.revision:
             self._observe(snapshot.position)
         else:
             super()._observe_snapshot(snapshot)
@@ -334,7 +334,7 @@ class LocalStepStore(SharedStepStore):
                 self._fail_waits(error)
 
     def _observe_record(self, record: RunRecord) -> None:
-        if record.revision <= self._watcher.snapshot.revision or self._files is None:
+        if record.revision <= self._snapshot.revision or self._files is None:
             self._waits.observe(record.position)
             return
         try:
