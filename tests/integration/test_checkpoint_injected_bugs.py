@@ -35,21 +35,21 @@ pytestmark = [
 
 
 def limits(points: int, seed: int) -> Outcome:
-    """The part of P10 that needs no tools."""
+    """The part of `checkpoint_errors` that needs no tools."""
     outcome = Outcome("limits")
     checkpoint_errors.limits(outcome, points, seed)
     return outcome
 
 
 def fill_levels(points: int, seed: int) -> Outcome:
-    """The part of P10 that needs a tmpfs."""
+    """The part of `checkpoint_errors` that needs a tmpfs."""
     outcome = Outcome("fill levels")
     checkpoint_errors.fill_levels(outcome, points, seed)
     return outcome
 
 
 def failing(*calls: str) -> Program:
-    """Return the part of P10 that needs strace, for these system calls."""
+    """Return the part of `checkpoint_errors` that needs strace, for these system calls."""
 
     def program(points: int, seed: int) -> Outcome:
         outcome = Outcome("errors")
