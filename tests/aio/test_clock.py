@@ -76,9 +76,9 @@ def test_manual_clock_calls_in_order_each_at_its_time() -> None:
     clock.call_later(2, call("second"))
     clock.call_later(1, call("first, too"))
     clock.call_later(9, call("later"))
-    clock.call_later(-1, call("at once"))
+    clock.call_later(-1, call("immediately"))
     clock.advance(3)
-    assert calls == [("at once", 0), ("first", 1), ("first, too", 1), ("second", 2), ("third", 3)]
+    assert calls == [("immediately", 0), ("first", 1), ("first, too", 1), ("second", 2), ("third", 3)]
     assert (clock.now(), clock.pending) == (3, 1)
 
 

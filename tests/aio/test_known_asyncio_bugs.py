@@ -248,14 +248,14 @@ async def test_with_eager_tasks_no_cancel_leaks() -> None:
 async def test_with_eager_tasks_a_child_that_fails_immediately_ends_the_run() -> None:
     """A background task that fails in its first step, started while a hook runs, ends the run instead of hanging it."""
 
-    async def fails_at_once() -> None:
+    async def fails_immediately() -> None:
         raise ValueError("background")
 
     session = ah.AsyncMonitoredSession(double, [BeforeRunHook(lambda: starts()), BeforeRunHook(forever)])
 
     async def starts() -> None:
         await asyncio.sleep(0)
-        session.start_soon(fails_at_once)
+        session.start_soon(fails_immediately)
         await forever()
 
     with pytest.raises(ValueError, match="background"):
@@ -425,8 +425,8 @@ async def test_one_failure_is_raised_as_it_is(fails: int) -> None:
     assert failure.value is error
 
 
-@pytest.mark.parametrize("deaf", [0, 1], ids=["in the caller's task", "in its own"])
-async def test_a_hook_that_swallows_a_cancel_does_not_disarm_a_timeout(deaf: int) -> None:
+@pytest.mark.parametrize("victim", [0, 1], ids=["in the caller's task", "in its own"])
+async def test_a_hook_that_swallows_a_cancel_does_not_disarm_a_timeout(victim: int) -> None:
     """One hook ignores its cancellation and returns; the timeout around the run still expires."""
 
     async def swallows() -> None:
@@ -436,7 +436,7 @@ async def test_a_hook_that_swallows_a_cancel_does_not_disarm_a_timeout(deaf: int
             return
 
     acts: list[Callable[[], Awaitable[Any]]] = [forever, forever]
-    acts[deaf] = swallows
+    acts[victim] = swallows
     with pytest.raises(TimeoutError):  # noqa: PT012 - what stands behind the run must not be reached
         async with asyncio.timeout(0):
             await run_in_before_run(*acts)

@@ -53,7 +53,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a row has ready: its lanes by name, and the figures that come of them.
+    """What a row has ready: its lanes by name, and the figures made of them.
 
     `most_times` bounds how often a lane does its work in one round, `most_rounds` the rounds, where once takes long.
     """

@@ -1,6 +1,6 @@
 """The recorded scenarios: what a line of the file holds, and how its calls are numbered.
 
-A line is `{"id": ..., "scenario": {...}, "expected": {...}}`. A call is `[who, phase, n]`, in `after_run` with what the
+A line is `{"id": ..., "scenario": {...}, "expected": {...}}`. A call is `[caller, phase, n]`, in `after_run` with what the
 hook got as a fourth item unless that is None.
 """
 
@@ -82,11 +82,11 @@ def rounds(record: Record) -> dict[tuple[str, str, int], int]:
     first = hooks[0]["name"] if hooks else None
     current: dict[str, int] = {}
     found: dict[tuple[str, str, int], int] = {}
-    for who, phase, n, *_ in record["expected"]["trace"]:
-        if who == first:
+    for caller, phase, n, *_ in record["expected"]["trace"]:
+        if caller == first:
             current[phase] = n
-        if who not in ("session", "body"):
-            found[who, phase, n] = current[phase]
+        if caller not in ("session", "body"):
+            found[caller, phase, n] = current[phase]
     return found
 
 
@@ -115,7 +115,7 @@ def expected_trace(record: Record, mode: Mode) -> list[Call]:
     if mode is not Mode.SUSPENDING:
         return trace
     number = rounds(record)
-    return [[who, phase, number.get((who, phase, n), n), *rest] for who, phase, n, *rest in trace]
+    return [[caller, phase, number.get((caller, phase, n), n), *rest] for caller, phase, n, *rest in trace]
 
 
 def comparable(record: Record, mode: Mode, got: list[Call]) -> list[Call]:
@@ -128,9 +128,9 @@ def comparable(record: Record, mode: Mode, got: list[Call]) -> list[Call]:
     order = [hook["name"] for hook in record["scenario"]["hooks"]]
     if mode is Mode.SUSPENDING:
         reached: dict[tuple[str, int], int] = {}
-        for who, phase, n, *_ in expected_trace(record, mode):
+        for caller, phase, n, *_ in expected_trace(record, mode):
             if phase in FAN_OUT_PHASES:
-                reached[phase, n] = order.index(who)
+                reached[phase, n] = order.index(caller)
         return [
             call
             for call in got

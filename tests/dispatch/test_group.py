@@ -222,7 +222,7 @@ async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends
     async with ah.AsyncMonitoredSession(step, five_hooks(act)) as session:
         await session.run("step")
         look("caller")
-    assert sorted(who for who, _ in seen) == ["caller", *[f"hook {number}" for number in HOOKS], "step"]
+    assert sorted(name for name, _ in seen) == ["caller", *[f"hook {number}" for number in HOOKS], "step"]
     assert [values for _, values in seen] == [list(HOOKS)] * 7
 
 
@@ -277,7 +277,7 @@ async def test_runs_of_several_tasks_take_turns_in_order() -> None:
             return [await session.run("trained", {"who": who}) for _ in range(3)]
 
         people = ["ann", "bob", "cy"]
-        tasks = [asyncio.create_task(runs(who)) for who in people]
-        assert [await task for task in tasks] == [[who] * 3 for who in people]
+        tasks = [asyncio.create_task(runs(name)) for name in people]
+        assert [await task for task in tasks] == [[name] * 3 for name in people]
     names = people * 3
     assert record == [each for n, who in enumerate(names) for each in (("before_run", n), (who, n), ("after_run", n + 1))]

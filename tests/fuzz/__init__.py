@@ -1,1 +1,1 @@
-"""Long-running test programmes, each a command: `python -m tests.fuzz.<name>`; CI runs them with small counts."""
+"""Long-running test programs, each a command: `python -m tests.fuzz.<name>`; CI runs them with small counts."""

@@ -24,7 +24,7 @@ _TEMPORARY = re.compile(r"\.tmp-(drop-)?step-\d{12,}\.\d{6,}(-\d+)?")
 FOREIGN: dict[str, bytes | None] = {
     "notes.txt": b"mine",
     ".tmp-upload": None,
-    ".tmp-upload/part": b"of another programme",
+    ".tmp-upload/part": b"of another program",
     ".tmp-step-7": b"not quite a name of ours",
     "step-5": None,
     "step-5/model": b"of another library",

@@ -65,7 +65,7 @@ async def test_a_snapshot_is_consistent() -> None:
 
 
 async def test_assigning_is_all_or_nothing() -> None:
-    """`assign` sets all values at once; an unknown name changes nothing, and the error suggests a variable."""
+    """`assign` sets all values together; an unknown name changes nothing, and the error suggests a variable."""
     session = ah.Session(counting_graph())
     with refused(ah.errors.FetchError, "'totl' is not a variable", "did you mean 'total'?", "known are: total"):
         session.variables.assign({"total": 5, "totl": 5})

@@ -41,7 +41,7 @@ def test_a_circle_of_imports_is_named(tmp_path: Path) -> None:
 
 
 def test_the_command_compares_two_libraries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each library is measured by itself; every figure is there, and files that nobody imports change no call."""
+    """Each library is measured by itself; every figure is there, and files that are not imported change no call."""
     shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE)
     written(tmp_path, {"one_more.py": "x = 1\n"})
     main(["--compare", str(tmp_path)])

@@ -150,7 +150,7 @@ class HeldSaver(ah.Saver):
     async def save(
         self, state: Mapping[str, Any], step: int, *, metrics: Mapping[str, SupportsFloat] | None = None
     ) -> ah.checkpoint.Checkpoint:
-        assert len(self.began) == len(self.ended), "two saves at once"
+        assert len(self.began) == len(self.ended), "two overlapping saves"
         self.began.append(step)
         try:
             await self._let.acquire()

@@ -56,7 +56,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 @functools.cache
 def imports(importer: str, root: Path = ROOT) -> tuple[Import, ...]:
-    """Every import of a module of the library; names of modules are told from names inside them."""
+    """Every import of a module of the library; names of modules are distinguished from names inside them."""
     return tuple(_imports(importer, tree(modules(root)[importer]), "top", modules(root)))
 
 

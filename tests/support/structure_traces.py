@@ -1,7 +1,7 @@
 """How far one unit of work goes through the library: the Python calls of a run, of an error, of a save and of a wake-up.
 
 Counted are, by `sys.setprofile`, the calls of functions that are in files below the `aiohooks` package, in all threads. A
-coroutine or generator that goes on after a suspension is a call again, and so is a comprehension on Python 3.11, not on 3.12
+coroutine or generator that resumes after a suspension is a call again, and so is a comprehension on Python 3.11, not on 3.12
 and later: compare figures of one Python. Functions are told apart by file and qualified name. All is warm: the same has been
 done twice before (a save: once).
 

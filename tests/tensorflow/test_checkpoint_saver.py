@@ -3,7 +3,7 @@
 Two differences run through all of them. A save at the beginning is one at step 0, whatever kind of session it is, and the
 boundaries behind it are multiples of the period; TensorFlow's timer triggers at the first run instead where it was not
 triggered when the session was created. And by default a checkpoint is written in the background: `after_save` comes
-when it is durable, while training may have gone on. Where TensorFlow's order is to be seen, `background` is off here.
+when it is durable, while training may have continued. Where TensorFlow's order is to be seen, `background` is off here.
 """
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ async def test_a_failed_task_fails_each_run_from_then_on() -> None:
 
 
 @both_kinds
-@pytest.mark.parametrize("body_goes_on", [False, True])
-async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_goes_on: bool) -> None:
+@pytest.mark.parametrize("body_continues", [False, True])
+async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_continues: bool) -> None:
     """O42: a task that reaches the end of its input stops the session, cleanly, as the body would."""
     hook = RecordingHook()
 
@@ -199,7 +199,7 @@ async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_
         session.start_soon(read, name="reader")
         await ticks()
         assert session.should_stop()
-        if body_goes_on:
+        if body_continues:
             await session.run("train")
             raise AssertionError("the run must not begin")
     assert "background task 'reader' failed: OutOfRangeError('end of file')" in (session.stop_reason or "")

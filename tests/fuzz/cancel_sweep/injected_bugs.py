@@ -211,7 +211,7 @@ async def waits_for_a_first_exception_only(probe: Probe) -> None:
 
 
 @faulty("hang: 1001 suspensions")
-async def tries_for_ever(probe: Probe) -> None:
+async def tries_indefinitely(probe: Probe) -> None:
     """An `except` that is too wide around a wait."""
     done = False
     while not done:

@@ -142,7 +142,7 @@ async def error_in_block(fixture: Fixture) -> None:
         raise Broken
 
 
-@scenario("errors in two hooks at once", hooks=5, expect=(ExceptionGroup, Broken, Worse))
+@scenario("errors in two hooks together", hooks=5, expect=(ExceptionGroup, Broken, Worse))
 async def two_errors(fixture: Fixture) -> None:
     def action_of(error: type[BaseException]) -> Action:
         async def action(call: int) -> None:

@@ -102,7 +102,7 @@ async def until_stop(fixture: Fixture) -> None:
 
 
 @scenario("a stop inside until and inside a hook, without a pause", hooks=2)
-async def stop_at_once(fixture: Fixture) -> None:
+async def immediate_stop(fixture: Fixture) -> None:
     async with fixture.open() as session:
 
         async def quick() -> int:
