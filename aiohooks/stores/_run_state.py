@@ -22,7 +22,7 @@ from aiohooks.stores._protocol import (
 )
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_MOST_WRITERS = 1024  # whose last answers are kept; the one that has been silent for longest is dropped first
+_MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dropped first
 
 
 class RunState:

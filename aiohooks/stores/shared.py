@@ -482,7 +482,7 @@ class SharedStepStore(StepStore):
             self._observe_snapshot(snapshot)
             self._waits.fail_unreachable()
         except (*ENGINE_ERRORS, StoreClosedError) as error:
-            logger.warning("run %s: could not read who publishes: %s", self.run, error)
+            logger.warning("run %s: could not read the publishers: %s", self.run, error)
             if self._waits.unreachable:
                 self._waits.abort(error)
         finally:

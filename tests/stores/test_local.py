@@ -35,11 +35,11 @@ class WithoutInotify(LocalStepStore):
     _inotify_class: ClassVar[type[InotifyWatcher]] = NoInotify
 
 
-@pytest.mark.parametrize("law", step_store_checks())
+@pytest.mark.parametrize("check", step_store_checks())
 @pytest.mark.parametrize("kind", [LocalStepStore, WithoutInotify])
-async def test_conformance(tmp_path: Path, kind: type[LocalStepStore], law: str) -> None:
+async def test_conformance(tmp_path: Path, kind: type[LocalStepStore], check: str) -> None:
     """The checks of every step store hold, with inotify and with named pipes, and no file of a process is left over."""
-    await check_step_store(lambda run: kind(tmp_path, run=run), law)
+    await check_step_store(lambda run: kind(tmp_path, run=run), check)
     folders = [tmp_path / run / folder for run in os.listdir(tmp_path) for folder in ("alive", "fifos")]
     assert [name for folder in folders for name in os.listdir(folder)] == []
 

@@ -383,14 +383,14 @@ class ChangesAreConflated(StoreScenario):
     def actors(self) -> Mapping[str, Actor]:
         self.seen: list[Position] = []
 
-        async def look() -> None:
+        async def read() -> None:
             async for position in self.store.changes():
                 self.seen.append(position)
                 if position.step == 4:
                     return
 
         return {
-            "reader": look,
+            "reader": read,
             "first": self.doing(self.advance(), self.advance()),
             "second": self.doing(self.advance(), self.advance()),
         }
@@ -427,4 +427,4 @@ SMALL = (
     WaitingPublisherIsWoken, ChangesAreConflated,
 )  # fmt: skip
 
-SCENARIOS: dict[str, type[StoreScenario]] = {story.__name__: story for story in (*SMALL, Crowd)}
+SCENARIOS: dict[str, type[StoreScenario]] = {scenario.__name__: scenario for scenario in (*SMALL, Crowd)}
