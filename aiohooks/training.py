@@ -20,7 +20,7 @@ from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.recovery import RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy
-from aiohooks.stores import StepStore
+from aiohooks.stores.base import StepStore
 
 Hooks = Iterable[SessionRunHook | HookRegistration]
 

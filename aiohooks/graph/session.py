@@ -17,7 +17,8 @@ from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node
 from aiohooks.graph.plan import Plan, make_plan
 from aiohooks.graph.variables import Variables
-from aiohooks.stores import MemoryStepStore, StepStore
+from aiohooks.stores.base import StepStore
+from aiohooks.stores.memory import MemoryStepStore
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored, Saver

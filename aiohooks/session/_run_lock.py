@@ -19,7 +19,7 @@ from aiohooks.errors import (
     WrongLoopError,
 )
 from aiohooks.session.recovery import Recoverable
-from aiohooks.stores import Publisher
+from aiohooks.stores.publishers import Publisher
 
 
 class Turns:

@@ -11,7 +11,7 @@ from aiohooks.errors import is_clean_end
 from aiohooks.session._hooks import HookSet
 from aiohooks.session.creators import ChiefSessionCreator
 from aiohooks.session.recovery import Recoverable
-from aiohooks.stores import Publisher
+from aiohooks.stores.publishers import Publisher
 
 _logger = logging.getLogger("aiohooks")
 _TELL_SECS = 5.0

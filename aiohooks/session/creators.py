@@ -16,7 +16,8 @@ from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotRe
 from aiohooks.graph.graph import Graph, graph_of_step, is_coroutine_function
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
-from aiohooks.stores import MemoryStepStore, StepStore, Term
+from aiohooks.stores.base import StepStore, Term
+from aiohooks.stores.memory import MemoryStepStore
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored

@@ -38,7 +38,7 @@ from aiohooks.session.recovery import NEVER, Recoverable, RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus
 from aiohooks.session.steps import StepContext, Steps
-from aiohooks.stores import StepStore
+from aiohooks.stores.base import StepStore
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from aiohooks.graph.session import Session
 from aiohooks.session._hooks import HookSet, after_create_session
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.creators import SessionCreator, restore_hooks
-from aiohooks.stores import StepStore
+from aiohooks.stores.base import StepStore
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

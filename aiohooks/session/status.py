@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from aiohooks.session.hook import SessionRunHook
-from aiohooks.stores import StoreStatistics
+from aiohooks.stores.base import StoreStatistics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

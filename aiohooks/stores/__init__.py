@@ -2,7 +2,7 @@
 
     _protocol       what stores and engines exchange: Position, Snapshot, requests and answers, damaged_error
     _run_state      RunState: the effect of each request on the state of a run, without I/O
-    _publishers     Publisher: what may advance a store, which of them still could, how the last one left
+    publishers      Publisher: what may advance a store, which of them still could, how the last one left
     _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a minute
     base            StepStore: the contract, and what is the same on every engine
     memory          MemoryStepStore, for one process
@@ -24,14 +24,14 @@ lowest step with a waiter to `_subscribe`.
 """
 
 from aiohooks.stores._protocol import Position as Position
-from aiohooks.stores._publishers import Publisher as Publisher
-from aiohooks.stores._publishers import current_publisher as current_publisher
 from aiohooks.stores._waiting import Changes as Changes
 from aiohooks.stores.base import StepStore as StepStore
 from aiohooks.stores.base import StoreStatistics as StoreStatistics
 from aiohooks.stores.base import Term as Term
 from aiohooks.stores.memory import MemoryStepStore as MemoryStepStore
 from aiohooks.stores.open import open_step_store as open_step_store
+from aiohooks.stores.publishers import Publisher as Publisher
+from aiohooks.stores.publishers import current_publisher as current_publisher
 from aiohooks.stores.remote import RemoteStepStore as RemoteStepStore
 from aiohooks.stores.shared import SharedStepStore as SharedStepStore
 

@@ -7,8 +7,8 @@ import math
 from aiohooks._aio.clock import Clock, TimerHandle
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end
 from aiohooks.stores._protocol import Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
-from aiohooks.stores._publishers import Publisher, PublisherExit
 from aiohooks.stores._waiting import WaitRegistry
+from aiohooks.stores.publishers import Publisher, PublisherExit
 
 
 class Members:

@@ -21,7 +21,7 @@ from aiohooks.errors import (
     another,
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
-from aiohooks.stores._publishers import Publisher, PublisherExit, Publishers, current_publisher, publisher_summary, shortened
+from aiohooks.stores.publishers import Publisher, PublisherExit, Publishers, current_publisher, publisher_summary, shortened
 
 T = TypeVar("T")
 

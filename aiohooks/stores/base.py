@@ -13,8 +13,8 @@ from typing import ClassVar, Literal, Self
 from aiohooks._aio.clock import current_clock
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
-from aiohooks.stores._publishers import Publisher
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
+from aiohooks.stores.publishers import Publisher
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"

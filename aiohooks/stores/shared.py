@@ -34,9 +34,9 @@ from aiohooks.stores._protocol import (
     checked_step,
     logger,
 )
-from aiohooks.stores._publishers import Publisher
 from aiohooks.stores._waiting import ChangeWaiter
 from aiohooks.stores.base import OPEN_BY_URL, StepStore, Term
+from aiohooks.stores.publishers import Publisher
 
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
