@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from aiohooks._aio.cancel import CancelScope, current_task
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.clock import current_clock, wake
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError
 from aiohooks.stores import Position, StepStore
@@ -36,8 +36,8 @@ class _Waiter:
     def wake(self) -> None:
         if self.scope is not None:
             self.scope.fire("the queue moves")
-        elif self.future is not None and not self.future.done():
-            self.future.set_result(None)
+        elif self.future is not None:
+            wake(self.future)
 
     def expire(self) -> None:
         self.expired = True
