@@ -334,3 +334,22 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
 def missing_extra(feature: str, extra: str) -> ImportError:
     """Return the error that says which extra to install; raised by the one module that imports the extra's package."""
     return ImportError(f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'")
+
+
+def add_origin(error: BaseException, origin: str) -> None:
+    """Add the origin of a passing error as a note, once."""
+    note = f"raised by {origin}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
+    """Return the errors, with the members of groups in place of the groups."""
+    found: list[BaseException] = []
+    for error in errors:
+        if isinstance(error, BaseExceptionGroup):
+            group = cast("BaseExceptionGroup[BaseException]", error)
+            found.extend(flattened(group.exceptions))
+        else:
+            found.append(error)
+    return found

@@ -1,45 +1,44 @@
 """Which run the current code belongs to.
 
-A hook that calls its own session's `run` is told so instead of hung, and a wait for a step knows whom it keeps from
-advancing it.
+A hook that calls `run` of its own session gets an error instead of a deadlock, and a wait for a step knows which publisher
+it keeps from advancing.
 """
 
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class RunScope:
-    """One run while it goes on, in whatever its context has reached."""
+    """A run in progress, as its context sees it: of which session, under which publisher, inside which other run."""
 
-    __slots__ = ("active", "outer", "publisher", "session")
-
-    def __init__(self, session: object, publisher: object, outer: RunScope | None) -> None:
-        """Begins a run of `session`, which may advance a store as `publisher`, inside the run `outer`."""
-        self.session: object = session
-        self.publisher: object = publisher
-        self.outer: RunScope | None = outer
-        self.active: bool = True
+    session: object
+    publisher: object
+    outer: RunScope | None
+    active: bool = True
 
 
-_running: contextvars.ContextVar[RunScope | None] = contextvars.ContextVar("aiohooks_running", default=None)
-
-
-def begin_run(session: object, publisher: object) -> RunScope:
-    """Marks the context; the mark is left behind when the run is over, as inactive."""
-    running = RunScope(session, publisher, current_run())
-    _running.set(running)
-    return running
+current_scope: contextvars.ContextVar[RunScope | None] = contextvars.ContextVar("aiohooks_run", default=None)
+"""The run of the current context. It may have ended: a task keeps the context in which it was started."""
 
 
 def current_run() -> RunScope | None:
-    """The run that this code is part of."""
-    running = _running.get()
-    while running is not None and not running.active:
-        running = running.outer
-    return running
+    """Return the innermost run in progress that this code is part of."""
+    scope = current_scope.get()
+    while scope is not None and not scope.active:
+        scope = scope.outer
+    return scope
 
 
 def leave_run() -> None:
-    """Makes the current context part of no run: for background tasks."""
-    _running.set(None)
+    """Make the current context part of no run: for background tasks."""
+    current_scope.set(None)
+
+
+def begin_run(session: object, publisher: object) -> RunScope:
+    """Make the current context part of a new run; the scope stays in it, inactive, when the run is over."""
+    scope = RunScope(session, publisher, current_run())
+    current_scope.set(scope)
+    return scope

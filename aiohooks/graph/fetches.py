@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,8 +20,19 @@ from aiohooks.graph.graph import GlobalStep, Graph, Node, Operation, Output, Pla
 Build = Callable[[Sequence[Any]], Any]
 """Makes the shape of one request out of the values of a run's leaves."""
 
+Take = Callable[[Sequence[Any]], Sequence[Any]]
+"""Takes some of several values."""
+
 LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
 """What a fetch without structure can be, by exact type."""
+
+
+def taking(places: Sequence[int]) -> Take:
+    """Return a function that takes the items at `places` out of a sequence."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    # `itemgetter` of one index would return the bare item: a slice gives a sequence, also of one or none.
+    return operator.itemgetter(slice(places[0], places[0] + 1 or None) if places else slice(0))
 
 
 class Leaves:
@@ -69,7 +81,7 @@ class Leaves:
 
 
 def _leaf(slot: int) -> Build:
-    return lambda values: values[slot]
+    return operator.itemgetter(slot)
 
 
 def _list(parts: list[Build]) -> Build:

@@ -1,26 +1,29 @@
-"""How a set of nodes is computed: which operations, in which order, and what is committed at the end. Made once a set."""
+"""The plan of a run: which operations compute a set of nodes, in which order, and what is committed at the end.
+
+A plan is made once for each set of fetched and fed nodes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import operator
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks.errors import FetchError, GraphError, did_you_mean
+from aiohooks.graph.fetches import Take, taking
 from aiohooks.graph.graph import MISSING, GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
-
-Call = Callable[[list[Any]], Any]
-"""Calls an operation with its inputs out of a run's values; gives its result, or a coroutine for it."""
 
 
 class PlannedOperation(NamedTuple):
-    """One operation of a plan: `call` takes a run's values, the result goes to `slot`. Unpacked in the loop of every run."""
+    """One operation of a plan: `fn` is called with what `take` takes out of a run's values, and its result goes to `slot`.
 
-    call: Call
+    Unpacked in the loop of every run.
+    """
+
+    fn: Callable[..., Any]
+    take: Take
     is_async: bool
     slot: int
     name: str
@@ -32,8 +35,7 @@ class Plan:
     """A run of some nodes with some nodes fed.
 
     `template` holds what is the same in each run; `fed`, `variables` and `step_slots` say what is put into a copy of it;
-    then the operations run, in an order in which each finds its inputs; `result` takes the fetched values out. In a chain
-    each one needs the one before it, so that nothing can overlap.
+    then the operations run, in an order in which each finds its inputs; `take_fetched` takes the fetched values.
     """
 
     template: list[Any]
@@ -44,16 +46,15 @@ class Plan:
     updates: tuple[tuple[str, int], ...]
     additions: tuple[tuple[str, int], ...]
     steps: int
-    result: Callable[[Sequence[Any]], tuple[Any, ...]]
-    is_chain: bool
+    take_fetched: Take
     changes_variables: bool
 
 
 def make_plan(graph: Graph, nodes: Sequence[Node], feeds: Mapping[Node, Any], grace_secs: float) -> Plan:
-    """Plans a run; `feeds` maps each fed node to the key under which a run finds its value.
+    """Plan a run; `feeds` maps each fed node to the key under which a run finds its value.
 
     Raises:
-        FetchError: a placeholder is not fed, or an operation has a parameter that is nothing in the graph.
+        FetchError: a placeholder is not fed, or an operation has a parameter that is not in the graph.
         GraphError: a cycle, or two operations that claim one variable.
     """
     return _Planner(graph, feeds, grace_secs).plan(nodes)
@@ -85,8 +86,7 @@ class _Planner:
             updates=tuple(self.updates),
             additions=tuple(self.additions),
             steps=self.steps,
-            result=_taker(wanted),
-            is_chain=_is_chain(self.operations),
+            take_fetched=taking(wanted),
             changes_variables=bool(self.updates or self.additions),
         )
 
@@ -96,7 +96,7 @@ class _Planner:
             return slot
         if node in self.path:
             names = [one.name for one in [*self.path[self.path.index(node) :], node]]
-            raise GraphError(f"operations need each other in a circle: {' -> '.join(names)}; feed one of them, or break it")
+            raise GraphError(f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the cycle")
         value: Any = MISSING
         if node not in self.feeds:
             self.path.append(node)
@@ -126,7 +126,7 @@ class _Planner:
         for name in node.inputs:
             if name not in known:
                 if name in node.optional:
-                    by_name = True  # what comes behind the left-out one cannot be given by place
+                    by_name = True  # those behind the one left out cannot be given by position
                     continue
                 raise FetchError(
                     f"operation {node.name!r} has a parameter {name!r} that is not in the graph; {did_you_mean(name, known)}"
@@ -138,10 +138,10 @@ class _Planner:
                 positional.append(slot)
         self.path.pop()
         slot = self.add(node)
-        call = _caller(node, tuple(positional), named, self.grace_secs)
-        self.operations.append(
-            PlannedOperation(call, node.is_async or node.thread, slot, node.name, (*positional, *named.values()))
-        )
+        fn = _with_keywords(_in_thread(node.fn, self.grace_secs) if node.thread else node.fn, tuple(named))
+        inputs = (*positional, *named.values())
+        is_async = node.is_async or node.thread
+        self.operations.append(PlannedOperation(fn, taking(inputs), is_async, slot, node.name, inputs))
         self.claim(node, slot)
         return slot
 
@@ -149,8 +149,8 @@ class _Planner:
         source = self.visit(node.operation)
         self.path.pop()
         slot = self.add(node)
-        take = functools.partial(_take, node, source)
-        self.operations.append(PlannedOperation(take, False, slot, node.name, (source,)))
+        fn, inputs = functools.partial(_item, node), (source,)
+        self.operations.append(PlannedOperation(fn, taking(inputs), False, slot, node.name, inputs))
         return slot
 
     def claim(self, node: Operation, slot: int) -> None:
@@ -171,36 +171,16 @@ class _Planner:
         (self.updates if node.updates else self.additions).append((name, slot))
 
 
-def _is_chain(operations: Sequence[PlannedOperation]) -> bool:
-    return all(before.slot in after.inputs for before, after in itertools.pairwise(operations))
+def _with_keywords(fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """Return `fn` with its last arguments passed by name: those that are keyword-only, or stand behind one left out."""
+    if not names:
+        return fn
 
+    def call(*args: Any) -> Any:
+        positional = len(args) - len(names)
+        return fn(*args[:positional], **dict(zip(names, args[positional:], strict=True)))
 
-def _taker(slots: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    if len(slots) > 1:
-        return operator.itemgetter(*slots)
-    if not slots:
-        return lambda values: ()
-    only = slots[0]
-    return lambda values: (values[only],)
-
-
-def _caller(node: Operation, positional: tuple[int, ...], named: dict[str, int], grace_secs: float) -> Call:
-    fn = node.fn
-    if node.thread:
-        fn = _in_thread(fn, grace_secs)
-    if named:
-        return lambda values: fn(*[values[slot] for slot in positional], **{name: values[slot] for name, slot in named.items()})
-    # The usual small numbers of inputs are spelled out: this is on the path of every run.
-    if not positional:
-        return lambda values: fn()
-    if len(positional) == 1:
-        a = positional[0]
-        return lambda values: fn(values[a])
-    if len(positional) == 2:
-        a, b = positional
-        return lambda values: fn(values[a], values[b])
-    inputs: Any = operator.itemgetter(*positional)  # pyright: ignore[reportUnknownVariableType]
-    return lambda values: fn(*inputs(values))
+    return call
 
 
 def _in_thread(fn: Callable[..., Any], grace_secs: float) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -210,8 +190,7 @@ def _in_thread(fn: Callable[..., Any], grace_secs: float) -> Callable[..., Corou
     return call
 
 
-def _take(node: Output, source: int, values: Sequence[Any]) -> Any:
-    result = values[source]
+def _item(node: Output, result: Any) -> Any:
     if isinstance(result, Mapping):
         mapping: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
         if node.key in mapping:

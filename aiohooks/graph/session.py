@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task, shielded
-from aiohooks._aio.gather import FanOut, drive
+from aiohooks._aio.gather import LazyGather, drive
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
+from aiohooks.dispatch.group import hook_cancelled_error, hook_timeout_error
 from aiohooks.errors import GraphError, SessionClosedError, WrongLoopError
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node
@@ -28,11 +29,11 @@ _MOST_PLANS = 1024
 
 
 class Session:
-    """Runs the operations of a graph that a set of fetches needs, each once, independent ones together.
+    """Runs the operations of a graph that a set of fetches needs: each once, independent ones at the same time.
 
     A run reads each variable once, at its start. When every operation has succeeded, the new values of variables and the
-    global step are committed together; a run that fails or is cancelled changes nothing. Runs of one session may overlap:
-    taking turns is the monitored session's.
+    global step are committed together; a run that fails or is cancelled changes nothing. Runs of one session may overlap;
+    it is the monitored session whose runs take turns.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Session:
         variables: Variables | None = None,
         grace_secs: float = DEFAULT_GRACE_SECS,
     ) -> None:
-        """Opens a session; it needs no closing of its own unless you want `run` refused afterwards.
+        """Open a session. It holds no resource: close it only to have `run` refused afterwards.
 
         Args:
-            graph: what is run.
-            global_step: where the global step is kept; its own, if left out.
-            variables: the values of the variables; its own, if left out.
-            grace_secs: how long a cancelled run waits for what does not end at once, such as worker threads.
+            graph: the graph to run.
+            global_step: the store of the global step; by default one of its own.
+            variables: the values of the variables; by default its own.
+            grace_secs: how long a cancelled run waits for what does not end immediately, such as worker threads.
         """
         check_instance(graph, Graph, "graph")
         check_instance(global_step, StepStore, "global_step", optional=True)
@@ -62,15 +63,13 @@ class Session:
         """The global step as the latest run of this session left it."""
         self.grace_secs = grace_secs
         self.tracked: Mapping[str, Stateful] = {}
-        """What is kept in checkpoints besides the variables: the scaffold's `tracked`."""
+        """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
         self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
-        """Gives the hooks that are kept in checkpoints too; set by the monitored session."""
+        """Return the hooks that are saved in checkpoints; set by the monitored session."""
         self.saver: Saver | None = None
-        """Where the creator of this session restores from."""
+        """The saver from which the creator of this session restores."""
         self.restored: Restored | None = None
-        """What this session was restored from; of its `state` only the hooks' part is kept."""
-        self.driven_by: FanOut | None = None
-        """Set right before a run by who awaits that run through `drive` already."""
+        """The checkpoint that this session was restored from; only the hooks' part of its `state` is kept."""
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._plans: dict[tuple[Any, tuple[Any, ...]], Plan] = {}
@@ -89,29 +88,42 @@ class Session:
         options: Mapping[str, Any] | None = None,
         run_metadata: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs what `fetches` needs and returns its values in the same shape.
+        """Run what `fetches` needs and return its values in the same shape.
 
         Args:
             fetches: nodes or names, nested in lists, tuples, mappings, dataclasses at will.
             feed_dict: values by node or name, for this run only; a fed node is not computed.
-            options: for subclasses that know some; ignored here.
-            run_metadata: a dict into which a subclass may write.
+            options: ignored here; for sessions with a `run` of their own.
+            run_metadata: a dict into which such a session may write.
 
         Raises:
             FetchError: unknown names, a placeholder that is not fed.
             GraphError: the operations cannot be ordered.
             SessionClosedError: the session is closed.
             WrongLoopError: it was used in another event loop before.
-            BaseException: what an operation raised, as it is; several as one group.
+            BaseException: the error of an operation, the same object; several as one group.
         """
-        fan, self.driven_by = self.driven_by, None
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise WrongLoopError(
+                    "this session belongs to another event loop; make one in each loop, and share a step store by URL"
+                )
+            self._loop = loop
+        gather = LazyGather(cancel_count(current_task()))
+        return await drive(self._run(gather, fetches, feed_dict), gather)
+
+    async def _run(
+        self,
+        gather: LazyGather,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None,
+        options: object = None,
+        run_metadata: object = None,
+    ) -> Any:
         if self._closed:
             raise SessionClosedError("this session is closed; use the session that the latest after_create_session got")
-        if fan is None:  # else the one who drives it has looked
-            loop = asyncio.get_running_loop()
-            if self._loop is not loop:
-                self._bind(loop)
-        # The plan for a tuple of leaves (what the monitored session asks for) or a single one is found at once.
+        # The plan for a tuple of leaves (what the monitored session asks for) or a single one is looked up directly.
         build: Build | None = None
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         plan = None
@@ -127,32 +139,43 @@ class Session:
             for slot, key in plan.fed:
                 value = values[slot] = feed_dict[key]
                 if isinstance(value, Node):
-                    canonical_feeds(self.graph, {key: value})  # raises, and says so
+                    canonical_feeds(self.graph, {key: value})  # raises
         store = self.global_step
         for slot, name in plan.variables:
             values[slot] = self.variables.read(name)
         for slot in plan.step_slots:
             values[slot] = store.latest.step
-        if plan.operations:
-            if fan is None and not plan.is_chain:
-                fan = FanOut()
-                fan.base = cancel_count(current_task())
-                await drive(_run_operations(self, plan, values, fan), fan)
-            else:
-                await _run_operations(self, plan, values, fan or FanOut())
+        gather.batch = OperationCalls(self, plan, values)
+        try:
+            for fn, take, is_async, slot, name, _ in plan.operations:
+                result = fn(*take(values))
+                if is_async:
+                    result = await result
+                elif type(result) is types.CoroutineType:
+                    _refuse_coroutine(name, result)
+                values[slot] = result
+                if gather.overlap is not None:
+                    break
+        except BaseException as error:
+            await gather.fail(error)
+        else:
+            if gather.overlap is not None:
+                await gather.join()
+        finally:
+            gather.batch = gather.overlap = None
         if plan.changes_variables or not store.inline:
             await self._commit(plan, values)
         elif plan.steps:
             self.committed_step = store.advance_nowait(plan.steps)
         else:
             self.committed_step = store.latest.step
-        results = plan.result(values)
+        results = tuple(plan.take_fetched(values))
         if build is not None:
             return build(results)
         return results if kind is tuple else results[0]
 
     def _plan(self, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> tuple[Plan, Build, Mapping[Any, Any]]:
-        """Makes the plan of a run, or finds it; returns it with what shapes the result, and the feeds by node."""
+        """Return the plan of a run, new or known, the function that shapes the result, and the feeds by node."""
         leaves = Leaves(self.graph)
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
@@ -195,17 +218,10 @@ class Session:
                 self.variables.put({name: old[name] for name in new if self.variables.read(name) is new[name]})
                 raise
 
-    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is not None:
-            raise WrongLoopError(
-                "this session belongs to another event loop; make one in each loop, and share a step store by URL"
-            )
-        self._loop = loop
-
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds: the graph's "variables", the states of "tracked" objects and of "hooks", by name.
+        """Return what a checkpoint holds: the graph's "variables", the states of "tracked" objects and of "hooks", by name.
 
-        Values of variables are the ones that are there, not copies: a commit puts new ones. The rest is copied.
+        Values of variables are not copied, as a commit replaces them; the rest is.
 
         Raises:
             InvalidHookError: two hooks with a state have one name.
@@ -217,87 +233,110 @@ class Session:
         }
 
     async def aclose(self) -> None:
-        """Closes the session; again is harmless. Values of shared variables and steps stay."""
+        """Close the session; closing twice is harmless. Values of shared variables and steps stay."""
         self._closed = True
 
     def __repr__(self) -> str:
         return f"<Session at step {self.global_step.latest.step}{', closed' if self._closed else ''}>"
 
 
-async def _run_operations(session: Session, plan: Plan, values: list[Any], fan: FanOut) -> None:
-    """Runs a plan's operations in turn; awaited through `drive`, together from the moment one suspends."""
-    fan.piece = (_Operations, session, plan, values)
-    try:
-        for call, is_async, slot, name, _ in plan.operations:
-            result = call(values)
-            if is_async:
-                result = await result
-            elif type(result) is types.CoroutineType:
-                _no_coroutine(name, result)
-            values[slot] = result
-            if fan.crew is not None:
-                break
-    except BaseException as error:
-        await fan.failed(error)
-    else:
-        if fan.crew is not None:
-            await fan.crew.settle(None)
-    finally:
-        fan.piece = fan.crew = None
+GatheredRun = Callable[
+    [LazyGather, Any, "Mapping[Any, Any] | None", "Mapping[str, Any] | None", "dict[str, Any] | None"], Awaitable[Any]
+]
+"""`Session.run` with its operations as a batch of the caller's gather: gather, fetches, feeds, options, metadata."""
 
 
-def _no_coroutine(name: str, result: Any) -> Any:
+def gathered_run(session: Session) -> GatheredRun:
+    """Return the function that makes a run of `session` as a part of its caller's gather.
+
+    A session that overrides `run` is run by that, without the gather.
+    """
+    if type(session) is Session and "run" not in vars(session):
+        return session._run
+
+    def run(gather: LazyGather, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Awaitable[Any]:
+        if options is None:
+            return session.run(fetches, feed_dict=feed_dict)
+        return session.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
+
+    return run
+
+
+def _refuse_coroutine(name: str, result: Any) -> Any:
     if type(result) is types.CoroutineType:
         result.close()
         raise GraphError(f"operation {name!r} is a plain function that returned a coroutine; write it as `async def`")
     return result
 
 
-class _Operations:
-    """A plan's operations as work that overlaps: each can start when its inputs are there."""
+class OperationCalls:
+    """The operations of one run, as a `Batch` of the lazy gather: each can start when its inputs are there."""
 
-    __slots__ = ("_left", "_plan", "_session", "_values", "grace_secs", "has_order", "has_timeouts")
+    __slots__ = ("_left", "_plan", "_session", "_values")
+
+    has_dependencies = True
+    has_timeouts = False
 
     def __init__(self, session: Session, plan: Plan, values: list[Any]) -> None:
-        self.grace_secs = session.grace_secs
-        self.has_order = True
-        self.has_timeouts = False
         self._session = session
         self._plan = plan
         self._values = values
-        self._left = [number for number in range(len(plan.operations)) if number > self.current()]
+        self._left: list[int] | None = None
 
-    def startable(self) -> Iterable[int]:
+    @property
+    def grace_secs(self) -> float:
+        """How long cancelled operations may take to end."""
+        return self._session.grace_secs
+
+    def ready(self) -> Iterable[int]:
+        """Those whose inputs are there."""
         operations, values = self._plan.operations, self._values
+        if self._left is None:
+            self._left = list(range(self.current() + 1, len(operations)))
         ready = [one for one in self._left if all(values[slot] is not MISSING for slot in operations[one].inputs)]
         self._left = [one for one in self._left if one not in ready]
         return ready
 
     async def start(self, number: int) -> Any:
+        """Call the operation."""
         operation = self._plan.operations[number]
-        result = operation.call(self._values)
-        return await result if operation.is_async else _no_coroutine(operation.name, result)
+        result = operation.fn(*operation.take(self._values))
+        return await result if operation.is_async else _refuse_coroutine(operation.name, result)
 
     def current(self) -> int:
+        """The first one without a result."""
         for number, operation in enumerate(self._plan.operations):
             if self._values[operation.slot] is MISSING:
                 return number
-        return len(self._plan.operations) - 1  # a result is MISSING itself: cannot be
+        raise AssertionError("no operation is running")
 
     def store(self, number: int, result: Any) -> None:
+        """Put the result at its place."""
         self._values[self._plan.operations[number].slot] = result
 
+    def complete(self) -> None:
+        """Nothing is left to do: results are at their places."""
+
     def name(self, number: int) -> str:
+        """The operation's name."""
         return self._plan.operations[number].name
 
     def describe(self, number: int) -> str:
+        """Operation and step."""
         return f"operation {self.name(number)!r} at step {self._session.global_step.latest.step + 1}"
 
     def timeout_secs(self, number: int) -> float | None:
+        """Operations have no time limit."""
         return None
 
-    def forgives(self, number: int, error: BaseException) -> bool:
-        return False
+    def timeout_error(self, number: int, suspended_at: str) -> BaseException:
+        """See `hook_timeout_error`."""
+        return hook_timeout_error(self.describe(number), None, suspended_at)
 
-    def complete(self) -> None:
-        pass
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
+        """See `hook_cancelled_error`."""
+        return hook_cancelled_error(self.describe(number), cause)
+
+    def suppresses(self, number: int, error: BaseException) -> bool:
+        """An operation's errors are never suppressed."""
+        return False

@@ -1,81 +1,67 @@
-"""The hooks of one session: checked once, sorted once, and called phase by phase."""
+"""The hooks of one session: checked once, sorted once, called method by method; and what they ask of a run.
+
+`begin`, `end` and `close` are called one hook after the other; `after_create_session`, `before_run` and `after_run` of all
+hooks of one `order` overlap.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task
+from aiohooks._aio.cancel import cancel_count, current_task
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.gather import FanOut, describe_failure, drive
+from aiohooks._aio.gather import drive
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
+from aiohooks.dispatch.group import HookCaller, OrderGroup, order_groups
 from aiohooks.dispatch.hook import HookRegistration, registration_of
-from aiohooks.errors import HookCancelledError, HookTimeoutError, InvalidHookError
-from aiohooks.graph.graph import is_coroutine_function
+from aiohooks.errors import HookCancelledError, InvalidHookError
+from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, merge_feeds, merge_options, taking
+from aiohooks.graph.graph import Graph, Node, is_coroutine_function
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import HOOK_METHODS, SessionRunHook
+from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunHook, SessionRunValues
 
-_logger = logging.getLogger("aiohooks")
-
-Method = Callable[..., Coroutine[Any, Any, Any]]
-
-
-class Tier:
-    """The calls of one phase that start together: hooks of one `order`, in registration order."""
-
-    __slots__ = ("grace_secs", "has_timeouts", "methods", "names", "phase", "registrations", "size")
-
-    def __init__(self, phase: str, registered: Sequence[tuple[str, HookRegistration]], grace_secs: float) -> None:
-        """Takes the named hooks that override the method `phase`."""
-        self.phase = phase
-        self.grace_secs: float = grace_secs
-        self.size = len(registered)
-        self.has_timeouts = any(registration.timeout is not None for _, registration in registered)
-        self.registrations = tuple(registration for _, registration in registered)
-        self.names = tuple(f"{name}.{phase}" for name, _ in registered)
-        self.methods: tuple[Method, ...] = tuple(
-            _forgiving(method, name) if registration.on_error == "log" else method
-            for registration, name in zip(self.registrations, self.names, strict=True)
-            for method in (getattr(registration.hook, phase),)
-        )
+_LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
+_MOST_MERGES = 1024
+_NOTHING = SessionRunValues(None, None, None)
+# Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
+_new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(tuple.__new__, SessionRunValues)
 
 
 class HookSet:
-    """All hooks of one session.
+    """All hooks of one session. A method that no hook overrides has no order group, so it costs nothing."""
 
-    A phase is a tuple of tiers; one that no hook overrides is empty, so what is not overridden costs nothing.
-    """
-
-    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration], grace_secs: float) -> None:
-        """Checks the hooks and sorts their methods.
+    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration], graph: Graph, grace_secs: float) -> None:
+        """Check the hooks and sort their methods.
 
         Raises:
             InvalidHookError: one is not a hook, is listed twice, or has a plain function where a coroutine is needed.
         """
-        self.grace_secs = grace_secs
+        self.grace_secs: float = grace_secs
         self.registrations: tuple[HookRegistration, ...] = _checked(hooks)
         self.names: tuple[str, ...] = _names(self.registrations)
-        self.after_create_session: tuple[Tier, ...] = self._tiers("after_create_session")
-        self.before_run: tuple[Tier, ...] = self._tiers("before_run")
-        self.after_run: tuple[Tier, ...] = self._tiers("after_run")
-        # Where, among the answers of before_run, each hook of after_run finds its own; None if it has no before_run.
-        asked = [id(registration.hook) for tier in self.before_run for registration in tier.registrations]
-        self.answers: tuple[tuple[int | None, ...], ...] = tuple(
-            tuple(asked.index(id(one.hook)) if id(one.hook) in asked else None for one in tier.registrations)
-            for tier in self.after_run
-        )
-        self.asked_names: list[str] = [name for tier in self.before_run for name in tier.names]
+        self._after_create_session = self._groups("after_create_session")
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
+        self.after_run: tuple[OrderGroup, ...] = self._groups("after_run")
+        self.in_runs: bool = bool(self.before_run or self.after_run)
+        """Whether a hook takes part in runs."""
+        # Where, among the requests of before_run, each hook of after_run finds its own; -1 if it has no before_run.
+        asking = [one.hook for group in self.before_run for one in group.registrations]
+        request_of = [
+            [next((place for place, hook in enumerate(asking) if hook is one.hook), -1) for one in group.registrations]
+            for group in self.after_run
+        ]
+        self.merger: Merger = Merger(graph, [name for group in self.before_run for name in group.names], request_of)
         self.begun: list[tuple[str, HookRegistration]] = []
-        self.calling: tuple[str, HookRegistration, float, asyncio.Task[Any]] | None = None
-        """The `begin`, `end` or `close` that goes on: whose it is, since when, and in which task."""
-        self.opening: FanOut | None = None
-        """Tells what an `after_create_session` that goes on is doing."""
+        """The hooks whose `begin` was started and whose `close` was not."""
+        self.caller: HookCaller | None = None
+        """The active call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
 
     def stateful(self) -> dict[str, Stateful]:
-        """The hooks that are kept in checkpoints, by their unique names.
+        """Return the hooks that are kept in checkpoints, by their unique names.
 
         Raises:
             InvalidHookError: two of them have one name; which state belongs to which would depend on their order.
@@ -92,34 +78,30 @@ class HookSet:
                 found[name] = hook
         return found
 
-    def _tiers(self, phase: str) -> tuple[Tier, ...]:
-        overriding = [
-            (name, one) for name, one in zip(self.names, self.registrations, strict=True) if _overrides(one.hook, phase)
-        ]
-        orders = sorted({one.order for _, one in overriding})
-        return tuple(
-            Tier(phase, [(name, one) for name, one in overriding if one.order == order], self.grace_secs) for order in orders
-        )
-
     async def begin(self) -> None:
-        """Calls `begin` of the hooks one by one; each counts as begun from the moment it is started."""
+        """Call `begin` of the hooks one by one; each counts as begun from the moment it is started."""
         for name, registration in zip(self.names, self.registrations, strict=True):
             self.begun.append((name, registration))
             if _overrides(registration.hook, "begin"):
-                await self._call_one(registration, f"{name}.begin", registration.hook.begin)
+                await self._call(OrderGroup("begin", [(name, registration)], self.grace_secs, without_argument=True))
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Call `after_create_session` of all hooks."""
+        groups, step = self._after_create_session, session.global_step.latest.step
+        await self._call(*groups, first=session, seconds=[(coord,) * group.size for group in groups], step=step)
 
     async def end(self, session: Session) -> list[BaseException]:
-        """Calls `end` of the hooks one by one, whatever the others' do; returns what they raised.
+        """Call `end` of the hooks one by one, also after one that fails; return their errors.
 
         Raises:
-            CancelledError: the caller was cancelled; the hooks left over get no `end`.
+            CancelledError: the caller was cancelled; the remaining hooks get no `end`.
         """
         errors: list[BaseException] = []
         for name, registration in self.begun:
             if not _overrides(registration.hook, "end"):
                 continue
             try:
-                await self._call_one(registration, f"{name}.end", registration.hook.end, session)
+                await self._call(OrderGroup("end", [(name, registration)], self.grace_secs), first=session)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
@@ -127,18 +109,18 @@ class HookSet:
         return errors
 
     async def close(self, exc: BaseException | None) -> list[BaseException]:
-        """Calls `close` of the hooks that were begun, in reverse and once, whatever the others' do; returns what they raised."""
+        """Call `close` of the begun hooks, once and in reverse order, also after one that fails; return their errors."""
         errors: list[BaseException] = []
         while self.begun:
             name, registration = self.begun.pop()
             if not _overrides(registration.hook, "close"):
                 continue
-            if registration.timeout is None:  # unlike the other methods, this one is always limited in time
-                registration = registration._replace(timeout=max(self.grace_secs, 1e-9))
+            # Unlike the other methods, this one always has a time limit.
+            limit = max(self.grace_secs, 1e-9)
             try:
-                await self._call_one(registration, f"{name}.close", registration.hook.close, exc)
+                await self._call(OrderGroup("close", [(name, registration)], self.grace_secs, limit), first=exc)
             except asyncio.CancelledError as error:
-                # The closing itself was cancelled: at the end of the grace period, or by a third party. The others go on.
+                # The closing itself was cancelled: at the end of the grace period, or by a third party. The others continue.
                 cancelled = HookCancelledError(f"{name}.close was cancelled before it was done")
                 cancelled.__cause__ = error
                 errors.append(cancelled)
@@ -146,61 +128,122 @@ class HookSet:
                 errors.append(error)
         return errors
 
-    async def _call_one(self, registration: HookRegistration, name: str, method: Method, *args: Any) -> None:
-        self.calling = name, registration, current_clock().now(), current_task()
+    async def _call(
+        self, *groups: OrderGroup, first: Any = None, seconds: Sequence[Sequence[Any]] | None = None, step: int | None = None
+    ) -> None:
+        caller = self.caller = HookCaller(cancel_count(current_task()), current_clock().now)
         try:
-            await _call_one(registration, name, method, *args)
+            await drive(caller.call(groups, first, seconds, step), caller)
         finally:
-            self.calling = None
+            self.caller = None
+
+    def _groups(self, method: str) -> tuple[OrderGroup, ...]:
+        named = zip(self.names, self.registrations, strict=True)
+        return order_groups(method, [(name, one) for name, one in named if _overrides(one.hook, method)], self.grace_secs)
 
     def __repr__(self) -> str:
         return f"<hooks: {', '.join(self.names) or 'none'}>"
 
 
-async def _call_one(registration: HookRegistration, name: str, method: Method, *args: Any) -> None:
-    limit = TimeLimit(registration.timeout, name)
-    base = cancel_count(current_task())
-    try:
-        with limit:
-            await method(*args)
-        return
-    except asyncio.CancelledError as error:
-        if current_task().cancelling() > base:
-            raise
-        failure: BaseException = HookCancelledError(f"{name} was cancelled, and not by its session")
-        failure.__cause__ = error
-    except TimeoutError as error:
-        failure = error
-        if limit.expired:
-            failure = HookTimeoutError(f"{error}; give it more with configure(hook, timeout=...)")
-            failure.__cause__ = error
-            failure.add_note(limit.stood)
-    except BaseException as error:
-        failure = error
-    describe_failure(failure, name)
-    if registration.on_error == "log" and isinstance(failure, Exception):
-        _log(name, failure)
-        return
-    raise failure
+Request = tuple[Any, Mapping[Any, Any] | None, Mapping[str, Any] | None]
+"""The items of a `SessionRunArgs`: fetches, feeds, options."""
 
 
-def _forgiving(method: Method, name: str) -> Method:
-    async def call(*args: Any) -> Any:
-        base = cancel_count(current_task())
-        try:
-            return await method(*args)
-        except asyncio.CancelledError as error:
-            if current_task().cancelling() > base:
-                raise
-            _log(name, error)
-        except Exception as error:
-            _log(name, error)
+class MergedFetches(NamedTuple):
+    """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of their values.
 
-    return call
+    Requests for the same leaf share a part. `takes` has a function for each order group of `after_run`, which takes the parts
+    of its hooks out of all parts; behind these is the part of a hook without a request.
+    """
+
+    nodes: tuple[Node, ...]
+    caller: Build
+    builds: tuple[Build, ...]
+    takes: tuple[Take, ...]
 
 
-def _log(name: str, error: BaseException) -> None:
-    _logger.error("%s failed; going on, as its on_error says", name, exc_info=error)
+class Merger:
+    """Merges requests over one graph; fetches without structure are merged once and looked up from then on."""
+
+    def __init__(self, graph: Graph, names: Sequence[str], request_of: Sequence[Sequence[int]]) -> None:
+        """`names` are those of the requests; `request_of` has the number of each hook's own, for each group of `after_run`."""
+        self._graph = graph
+        self._request_of = request_of
+        self._names = names
+        self._known: dict[tuple[Any, ...], MergedFetches] = {}
+
+    def merge(self, request: Request, asked: Sequence[SessionRunArgs | None]) -> tuple[Request, MergedFetches | None]:
+        """Merge the caller's request with those of the hooks; return the merged one, and what splits its values.
+
+        Raises:
+            FeedConflictError: two of them feed one node; lists all such.
+            FetchError: something that they name is not known to the graph.
+            InvalidHookError: a hook returned something else than `SessionRunArgs` or None.
+        """
+        if asked.count(None) == len(asked):
+            return request, None
+        wanted, feed_dict, options = [request[0]], request[1], request[2]
+        fetches_only = True
+        for one, name in zip(asked, self._names):  # noqa: B905 - of one length
+            if one is None:
+                wanted.append(None)
+                continue
+            if not isinstance(one, SessionRunArgs):
+                raise InvalidHookError(f"{name} returned {one!r}; return SessionRunArgs(fetches, feed_dict) or None")
+            wanted.append(one[0])
+            if one[1] or one[2] is not None:
+                fetches_only = False
+        fetches = self._merge_fetches(wanted)
+        if not fetches_only:
+            feeds = [(name, one[1]) for name, one in zip(self._names, asked, strict=True) if one is not None and one[1]]
+            feed_dict = merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)]) if feeds else feed_dict
+            options = merge_options([options, *[one[2] for one in asked if one is not None]])
+        return (fetches.nodes, feed_dict, options), fetches
+
+    def split(
+        self, values: Any, merged: MergedFetches | None, options: Mapping[str, Any] | None, run_metadata: dict[str, Any] | None
+    ) -> list[Sequence[SessionRunValues]]:
+        """Return what each hook of `after_run` gets, for each of its order groups: its part of the values of a merged run."""
+        nothing = _NOTHING if options is None else _new_values((None, options, run_metadata))
+        if merged is None:
+            return [(nothing,) * len(places) for places in self._request_of]
+        parts = [_new_values((build(values), options, run_metadata)) for build in merged.builds]
+        parts.append(nothing)
+        return [take(parts) for take in merged.takes]
+
+    def _merge_fetches(self, wanted: Sequence[Any]) -> MergedFetches:
+        # Names, nodes and None only: everything else may compare equal and yet have another shape.
+        if not _LEAF_OR_NOTHING.issuperset(map(type, wanted)):
+            return self._new_fetches(wanted)
+        key = tuple(wanted)
+        merged = self._known.get(key)
+        if merged is None:
+            if len(self._known) >= _MOST_MERGES:
+                self._known.clear()
+            merged = self._known[key] = self._new_fetches(wanted)
+        return merged
+
+    def _new_fetches(self, wanted: Sequence[Any]) -> MergedFetches:
+        leaves = Leaves(self._graph)
+        caller = leaves.build(wanted[0])
+        parts: list[Build] = []
+        part_of: list[int] = []
+        shared: dict[Any, int] = {}
+        for fetches in wanted[1:]:
+            if fetches is None:
+                part_of.append(-1)
+            elif type(fetches) in LEAF_TYPES:
+                slot = leaves.slot(fetches)
+                if slot not in shared:
+                    shared[slot] = len(parts)
+                    parts.append(leaves.build(fetches))
+                part_of.append(shared[slot])
+            else:
+                part_of.append(len(parts))
+                parts.append(leaves.build(fetches))
+        part_of.append(-1)
+        takes = [taking([part_of[place] for place in places]) for places in self._request_of]
+        return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(takes))
 
 
 def _checked(hooks: Iterable[SessionRunHook | HookRegistration]) -> tuple[HookRegistration, ...]:
@@ -242,118 +285,3 @@ def _names(registrations: Sequence[HookRegistration]) -> tuple[str, ...]:
 def _overrides(hook: Any, phase: str) -> bool:
     method = getattr(hook, phase)
     return getattr(method, "__func__", method) is not getattr(SessionRunHook, phase)
-
-
-async def call_tier(fan: FanOut, tier: Tier, first: Any, seconds: Sequence[Any] | None, results: list[Any], step: int) -> None:
-    """Calls all methods of a tier with `first` and, if given, each with its own of `seconds`; appends what they return.
-
-    To be awaited through `drive`, which makes them overlap. Raises as `aiohooks._fan_out` says; `step` is for the messages.
-    """
-    fan.piece = (Calls, tier, first, seconds, results, len(results), step)
-    try:
-        if seconds is None:
-            for method in tier.methods:
-                results.append(await method(first))
-                if fan.crew is not None:
-                    break
-        else:
-            for method, second in zip(tier.methods, seconds):  # noqa: B905 - of one length, and on the path of every run
-                results.append(await method(first, second))
-                if fan.crew is not None:
-                    break
-    except BaseException as error:
-        await fan.failed(error)
-    else:
-        if fan.crew is not None:
-            await fan.crew.settle(None)
-    finally:
-        fan.piece = fan.crew = None
-
-
-class Calls:
-    """The calls of one tier as work that overlaps."""
-
-    __slots__ = (
-        "_before",
-        "_brought",
-        "_first",
-        "_handed_out",
-        "_results",
-        "_seconds",
-        "_step",
-        "_tier",
-        "grace_secs",
-        "has_order",
-        "has_timeouts",
-    )
-
-    def __init__(self, tier: Tier, first: Any, seconds: Sequence[Any] | None, results: list[Any], before: int, step: int) -> None:
-        """Takes what `call_tier` got; `before` is how many results were there before this tier."""
-        self._tier = tier
-        self._first = first
-        self._seconds = seconds
-        self._results = results
-        self._before = before
-        self._step = step
-        self._handed_out = False
-        self._brought: dict[int, Any] = {}
-        self.grace_secs = tier.grace_secs
-        self.has_order = False
-        self.has_timeouts = tier.has_timeouts
-
-    def startable(self) -> Iterable[int]:
-        """All behind the one that runs in the caller's task, once."""
-        if self._handed_out:
-            return ()
-        self._handed_out = True
-        return range(len(self._results) - self._before + 1, self._tier.size)
-
-    def start(self, number: int) -> Coroutine[Any, Any, Any]:
-        """The call itself."""
-        method = self._tier.methods[number]
-        return method(self._first) if self._seconds is None else method(self._first, self._seconds[number])
-
-    def current(self) -> int:
-        """The one whose result is missing."""
-        return len(self._results) - self._before
-
-    def store(self, number: int, result: Any) -> None:
-        """See `Work`."""
-        self._brought[number] = result
-
-    def complete(self) -> None:
-        """Puts the results that tasks brought behind those that came in turn."""
-        for number in range(len(self._results) - self._before, self._tier.size):
-            self._results.append(self._brought.get(number))
-
-    def name(self, number: int) -> str:
-        """See `Work`."""
-        return self._tier.names[number]
-
-    def describe(self, number: int) -> str:
-        """See `Work`."""
-        return f"{self._tier.names[number]} at step {self._step}"
-
-    def timeout_secs(self, number: int) -> float | None:
-        """See `Work`."""
-        return self._tier.registrations[number].timeout
-
-    def forgives(self, number: int, error: BaseException) -> bool:
-        """See `Work`."""
-        if self._tier.registrations[number].on_error != "log" or not isinstance(error, Exception):
-            return False
-        _log(self.describe(number), error)
-        return True
-
-
-async def after_create_session(hooks: HookSet, session: Session, coord: Coordinator) -> None:
-    """Calls `after_create_session` of all hooks, tier by tier."""
-    fan = hooks.opening = FanOut()
-    fan.base = cancel_count(current_task())
-    fan.now = current_clock().now
-    try:
-        for tier in hooks.after_create_session:
-            call = call_tier(fan, tier, session, (coord,) * tier.size, [], session.global_step.latest.step)
-            await drive(call, fan)
-    finally:
-        hooks.opening = None

@@ -1,4 +1,4 @@
-"""Who may run now: one task at a time, while the session is open, in its own loop; and how that run is ended from outside."""
+"""The run lock: one run at a time, while the session is open, in its own loop; and how a run is ended from outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from aiohooks._aio.cancel import CancelScope, TimeLimit, cancel_count, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.run_scope import RunScope, begin_run, current_run
+from aiohooks._aio.run_scope import RunScope, current_run, current_scope
+from aiohooks.dispatch.group import HookCaller
 from aiohooks.errors import (
     NestedRunError,
     RecoveryExhaustedError,
@@ -18,78 +19,81 @@ from aiohooks.errors import (
     StopRequestedError,
     WrongLoopError,
 )
-from aiohooks.session.recovery import Recoverable
+from aiohooks.session.recovery import SessionSupervisor
 from aiohooks.stores.publishers import Publisher
 
+_logger = logging.getLogger("aiohooks")
 
-class Turns:
-    """Taking turns. Unlike `asyncio.Lock` the way without waiting is two attribute reads, and `taken` says who waits."""
 
-    __slots__ = ("_waiting", "taken")
+class FifoLock:
+    """A lock that waiters get in the order in which they came.
+
+    Unlike with `asyncio.Lock`, taking it without waiting costs two attribute accesses (`taken`), and the number of waiters
+    is known.
+    """
+
+    __slots__ = ("_waiters", "taken")
 
     def __init__(self) -> None:
-        """Starts free."""
         self.taken: bool = False
-        """Whether somebody has the turn now."""
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        """Whether the lock is held; set it to take a free lock."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Waits for the turn, and has it then; only to be called while it is taken."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        """Wait for the lock, which is taken, and hold it then."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back()  # it came together with the cancellation: the next one must not wait for ever
-            elif turn in self._waiting:  # or passed over already
-                self._waiting.remove(turn)
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # the lock came together with the cancellation: pass it on
+            elif waiter in self._waiters:  # or passed over already
+                self._waiters.remove(waiter)
             raise
 
-    def give_back(self) -> None:
-        """Ends the own turn; the next one in line has it from now on."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+    def release(self) -> None:
+        """Pass the lock on to the next waiter, or free it."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
         self.taken = False
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
+        """The number of waiters."""
+        return len(self._waiters)
 
 
-_logger = logging.getLogger("aiohooks")
+class RunLock:
+    """The lock that every run of one monitored session holds, and the session's state, on which taking it depends."""
 
-
-class RunGate:
-    """The gate through which every run of one monitored session goes."""
-
-    def __init__(self, life: Recoverable) -> None:
-        """Starts closed: the session is new."""
-        self._life = life
+    def __init__(self, supervisor: SessionSupervisor) -> None:
+        self._supervisor = supervisor
         self.state: str = "new"
         """"new", "opening", "open", "closing" or "closed"."""
         self.since: float | None = None
-        """When it became that."""
+        """When the state was set."""
         self.owner: asyncio.Task[Any] | None = None
         """The task that entered the session."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread: int = 0
-        """The loop's thread: asking for it is cheaper than asking for the running loop."""
-        self.turns: Turns = Turns()
+        """The loop's thread: cheaper to compare than the running loop."""
+        self.turns: FifoLock = FifoLock()
+        self.caller: HookCaller = HookCaller()
+        """Calls the hooks of the run in progress."""
         self.publisher: Publisher | None = None
+        """The session's registration as a publisher of steps."""
         self.runs: int = 0
-        """How many runs have begun."""
-        self.base: int = 0
-        """How many cancels the running task had been through when its run began."""
-        self._runner: asyncio.Task[Any] | None = None
-        self._interrupt: CancelScope | None = None
+        """The number of runs begun."""
+        self.runner: asyncio.Task[Any] | None = None
+        """The task of the run in progress."""
+        self._scope: CancelScope | None = None
 
-    def become(self, state: str) -> None:
-        """Changes the state."""
+    def set_state(self, state: str) -> None:
+        """Set the state, and the time of the change."""
         self.state = state
         self.since = current_clock().now()
         if state == "opening":
@@ -97,67 +101,72 @@ class RunGate:
         elif state == "closed":
             self.owner = None
 
-    @property
-    def runner(self) -> asyncio.Task[Any] | None:
-        """The task of the run that goes on."""
-        return self._runner
-
-    @property
-    def running(self) -> bool:
-        """Whether a run goes on."""
-        return self._runner is not None
-
     async def wait(self) -> RunScope:
-        """Begins a run behind those of other tasks; to be called while one of these goes on."""
+        """Wait behind the runs of other tasks, and acquire the lock; call only while it is taken."""
         self.check_caller("run")
         self._check_usable()
         await self.turns.wait()
         try:
             if self.state == "closing":
                 raise StopRequestedError("the session has ended")
-            return self.begin()
+            return self.acquire()
         except BaseException:
-            self.turns.give_back()
+            self.turns.release()
             raise
 
-    def begin(self) -> RunScope:
-        """Begins a run; while none goes on, and when it is one's turn."""
-        life = self._life
-        if self.state != "open" or get_ident() != self.thread or life.given_up or life.root.should_stop():
+    def acquire(self) -> RunScope:
+        """Begin a run: the lock is free, or has been waited for.
+
+        Raises:
+            StopRequestedError: a stop was requested.
+            SessionClosedError: the session is not open.
+            RecoveryExhaustedError: recovery gave up before.
+            WrongLoopError: this is not the session's loop.
+        """
+        supervisor = self._supervisor
+        if self.state != "open" or get_ident() != self.thread or supervisor.recovery_error or supervisor.root.stopped:
             self._check_usable()
         task = task_of(self.loop)
         if task is None:  # another loop of the same thread
             self.check_entered()
             task = current_task()
         self.turns.taken = True
-        self._runner = task
-        self.base = cancel_count(task)
+        self.runner = task
+        self.caller.base = cancel_count(task)
+        self.caller.began = None
         self.runs += 1
-        return begin_run(self, self.publisher)
+        outer = current_scope.get()
+        if outer is not None and not outer.active:
+            outer = current_run()
+        scope = RunScope(self, self.publisher, outer)
+        current_scope.set(scope)
+        return scope
 
-    def end(self, running: RunScope) -> None:
-        """Ends it; the next one in line begins."""
-        self.take_interrupt()
-        self._runner = None
-        running.active = False
-        self.turns.give_back()
+    def release(self, scope: RunScope) -> None:
+        """End the run; the next waiter begins."""
+        if self._scope is not None:
+            self.end_interrupt()
+        self.runner = None
+        scope.active = False
+        current_scope.set(scope.outer)
+        self.turns.release()
 
     def interrupt(self, why: str, cause: BaseException | None) -> None:
-        """Ends the run that goes on, from outside; with `cause`, or with what it finds when it looks for a reason."""
-        if self._runner is not None and self._interrupt is None:
-            self._interrupt = CancelScope(self._runner, self.base)
-            self._interrupt.fire(why, cause)
+        """Cancel the run in progress; it raises `cause`, or without one, the first background failure."""
+        if self.runner is not None and self._scope is None:
+            self._scope = CancelScope(self.runner, self.caller.base)
+            self._scope.cancel(why, cause)
 
-    def take_interrupt(self) -> tuple[bool, BaseException | None]:
-        """Takes back what `interrupt` did: whether that was all that was done to the task, and the cause given."""
-        interrupt = self._interrupt
-        if interrupt is None:
+    def end_interrupt(self) -> tuple[bool, BaseException | None]:
+        """Take back the cancel of `interrupt`; return whether it was the task's only one, and its cause."""
+        scope = self._scope
+        if scope is None:
             return False, None
-        self._interrupt = None
-        return not interrupt.settle(), interrupt.cause
+        self._scope = None
+        return not scope.uncancel(), scope.cause
 
-    async def close(self, at_once: bool, grace_secs: float) -> None:
-        """Waits for the run of another task, which may finish within the grace period, or is ended `at_once`."""
+    async def close(self, immediately: bool, grace_secs: float) -> None:
+        """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""
         if not self.turns.taken:
             return
 
@@ -168,24 +177,23 @@ class RunGate:
             for last_time in (False, True):
                 if not self.turns.taken:  # it ended before this began
                     return
-                limit = TimeLimit(grace_secs, "the last run")
                 try:
-                    with limit:
+                    with TimeLimit(grace_secs, "the last run"):
                         await self.turns.wait()
                     return
                 except TimeoutError:
                     if last_time:
-                        _logger.warning("a run goes on %s s after it was cancelled; closing without it", grace_secs)
+                        _logger.warning("run still active %s s after its cancellation; closing anyway", grace_secs)
                     interrupt()
 
-        if at_once:
+        if immediately:
             interrupt()
         await shielded(wait(), grace_secs=grace_secs, what="the wait for the last run", on_cancel=interrupt)
 
-    # -- who may
+    # -- who may run
 
     def check_entered(self) -> None:
-        """Raises if the session was never entered, or belongs to another loop."""
+        """Raise if the session was never entered, or belongs to another loop."""
         if self.loop is None:
             raise SessionClosedError("this session was not entered; use `async with`")
         try:
@@ -196,30 +204,31 @@ class RunGate:
             raise WrongLoopError("this session belongs to another event loop; use it where it was entered")
 
     def check_caller(self, what: str) -> None:
-        """Raises if the caller is itself part of a run of this session that goes on."""
-        running = current_run()
-        while running is not None:
-            if running.session is self and running.active:
+        """Raise if the caller is itself part of a run in progress of this session."""
+        scope = current_run()
+        while scope is not None:
+            if scope.session is self and scope.active:
                 raise NestedRunError(
-                    f"{what} was called from inside a run of the same session, which it would wait for for ever; "
+                    f"{what} was called from inside a run of the same session, which would deadlock; "
                     "in a hook use run_context.session, and request_stop to end"
                 )
-            running = running.outer
+            scope = scope.outer
 
     def _check_usable(self) -> None:
-        """Says why there can be no run now, if so."""
+        """Raise if no run can begin now."""
         self.check_entered()
-        life = self._life
-        if self.state == "closing" and (life.root.owns(current_task()) or life.coord.owns(current_task())):
+        supervisor = self._supervisor
+        task = current_task()
+        if self.state == "closing" and (supervisor.root.owns(task) or supervisor.coord.owns(task)):
             raise StopRequestedError("the session has ended")
         if self.state in ("opening", "closing"):
             raise SessionClosedError(f"this session is {self.state}; a hook runs the raw session that it was given")
         if self.state != "open":
             raise SessionClosedError(f"this session is {self.state}; make a new one")
-        if life.given_up is not None:
+        if supervisor.recovery_error is not None:
             raise RecoveryExhaustedError(
-                f"recovery has given up on {life.given_up!r}; leave the session's block"
-            ) from life.given_up
-        life.root.raise_requested_exception()
-        if life.root.should_stop():
-            raise StopRequestedError(life.root.stop_reason)
+                f"recovery has given up on {supervisor.recovery_error!r}; leave the session's block"
+            ) from supervisor.recovery_error
+        supervisor.root.raise_requested_exception()
+        if supervisor.root.should_stop():
+            raise StopRequestedError(supervisor.root.stop_reason)

@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, current_task, wait_done
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.gather import describe_failure
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, is_clean_end
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, add_origin, is_clean_end
 from aiohooks.session.status import SessionStatus
 
 _logger = logging.getLogger("aiohooks")
@@ -53,7 +52,8 @@ class Coordinator:
         self._clean = clean_stop_exception_types
         self._top: Coordinator = self if parent is None else parent._top
         self._survives = survives
-        self._stopped = False
+        self.stopped: bool = False
+        """Whether a stop was requested of this coordinator itself; `should_stop` counts its parent too."""
         self._retired = False
         self._reason: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,7 +68,7 @@ class Coordinator:
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self.on_failure: Callable[[], None] | None = None
         """Called when a task has failed, after the waits were ended."""
-        self.look: Callable[[], SessionStatus] | None = None
+        self.get_status: Callable[[], SessionStatus] | None = None
         """Tells what the session is doing; kept by the top only, and set by the monitored session."""
 
     # -- stopping
@@ -91,16 +91,16 @@ class Coordinator:
         if self._top is not self:
             self._top.request_stop(reason)
             return
-        if not self._stopped:
+        if not self.stopped:
             self._reason = self._reason or reason or "a stop was requested"
-            self._stopped = True  # after the reason: another thread may look in between
+            self.stopped = True  # after the reason: another thread may look in between
             self._in_loop(self._wake)
         elif self._reason is None:  # retired: it ends already, and now it is known that it was wanted as well
             self._reason = reason
 
     def should_stop(self) -> bool:
         """Whether a stop was asked for; never waits, never raises."""
-        return self._stopped or self._top._stopped
+        return self.stopped or self._top.stopped
 
     @property
     def stop_reason(self) -> str | None:
@@ -128,7 +128,7 @@ class Coordinator:
 
     def clear_stop(self) -> None:
         """Forgets the stop, its reason, the errors and that `join` was called; the tasks stay."""
-        self._stopped = self._joined = self.raised = False
+        self.stopped = self._joined = self.raised = False
         self._reason = None
         self.errors.clear()
         if self._top is not self:
@@ -181,16 +181,16 @@ class Coordinator:
             else:
                 result = await awaitable
         except asyncio.CancelledError:
-            if interrupt.settle() or interrupt.cause is None:
+            if interrupt.uncancel() or interrupt.cause is None:
                 raise
             self._mark_raised(interrupt.cause)
             raise interrupt.cause from None
         except BaseException:
-            interrupt.settle()
+            interrupt.uncancel()
             raise
         finally:
             waits.discard(interrupt)
-        interrupt.settle()
+        interrupt.uncancel()
         return result
 
     def _mark_raised(self, error: BaseException) -> None:
@@ -238,7 +238,7 @@ class Coordinator:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            describe_failure(error, f"background task {task.get_name()!r}")
+            add_origin(error, f"background task {task.get_name()!r}")
             self._report(error, f"background task {task.get_name()!r} failed")
 
     def _means_stop(self, error: BaseException) -> bool:
@@ -260,10 +260,10 @@ class Coordinator:
             _logger.error("%s after another failure", what, exc_info=error)
         self.errors.append(error)
         top = self._top
-        if not top._stopped and not (self._survives is not None and self._survives(error)):
+        if not top.stopped and not (self._survives is not None and self._survives(error)):
             top._reason = f"{what}: {error!r}"
-            top._stopped = True
-        if first or top._stopped:  # the run was ended by the first one, and is perhaps being recovered now
+            top.stopped = True
+        if first or top.stopped:  # the run was ended by the first one, and is perhaps being recovered now
             self._in_loop(functools.partial(top._wake, error if first else None))
 
     @property
@@ -273,7 +273,7 @@ class Coordinator:
 
     def status(self) -> SessionStatus | None:
         """What the session is doing; None where this coordinator is used without one."""
-        return None if self._top.look is None else self._top.look()
+        return None if self._top.get_status is None else self._top.get_status()
 
     @property
     def joined(self) -> bool:
@@ -303,11 +303,11 @@ class Coordinator:
         finally:
             stop.cancel()
             await asyncio.wait([stop])
-        await self.wind_down(stop_grace_period_secs, stop_grace_period_secs)
+        await self.shut_down(stop_grace_period_secs, stop_grace_period_secs)
         self._joined = True
         self.raise_requested_exception()
 
-    async def wind_down(self, stop_grace_period_secs: float, cancel_grace_secs: float) -> None:
+    async def shut_down(self, stop_grace_period_secs: float, cancel_grace_secs: float) -> None:
         """Ends the tasks: so long to end by themselves, then cancelled, then so long again, then named in a warning."""
         if not self._tasks:
             return
@@ -329,7 +329,7 @@ class Coordinator:
 
     def retire(self) -> None:
         """Tells this coordinator's own tasks to end, and no one else: its session is being replaced, or closed."""
-        self._stopped = self._retired = True
+        self.stopped = self._retired = True
         if self._top is self:
             self._in_loop(self._wake)
 
@@ -355,12 +355,12 @@ class Coordinator:
             loop.call_soon_threadsafe(wake)
 
     def _wake(self, error: BaseException | None = None) -> None:
-        if self._stopped:
+        if self.stopped:
             for waiter in self._stop_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
         for interrupt in tuple(self._waits):
-            interrupt.fire("the session stops", error or self._stop_error())
+            interrupt.cancel("the session stops", error or self._stop_error())
         if error is not None and self.on_failure is not None:
             self.on_failure()
 

@@ -15,7 +15,7 @@ The life of a hook, as its session calls it:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks.dispatch.hook import Hook
@@ -57,26 +57,23 @@ class SessionRunContext:
     and in `after_run` the committed step. `attempt` is 1, and one more after each recovery of this run.
     """
 
-    __slots__ = ("_coord", "_requested", "attempt", "feed_dict", "fetches", "global_step", "options", "session")
+    __slots__ = ("_args", "_coord", "_requested", "attempt", "global_step", "session")
 
-    fetches: Any
-    feed_dict: Mapping[Any, Any] | None
-    options: Mapping[str, Any] | None
     session: Session
     global_step: int
     attempt: int
 
     def __init__(
         self,
-        original_args: SessionRunArgs | tuple[Any, Mapping[Any, Any] | None, Mapping[str, Any] | None],
+        original_args: Iterable[Any],
         session: Session,
         coord: Coordinator | None = None,
         *,
         global_step: int = 0,
         attempt: int = 1,
     ) -> None:
-        """Makes the context of one attempt; without `coord` (in a test) a stop is only remembered here."""
-        self.fetches, self.feed_dict, self.options = original_args
+        """Make the context of one attempt; without `coord` (in a test) a stop is only recorded here."""
+        self._args = original_args
         self.session = session
         self.global_step = global_step
         self.attempt = attempt
@@ -85,8 +82,8 @@ class SessionRunContext:
 
     @property
     def original_args(self) -> SessionRunArgs:
-        """What the caller of `run` asked for: the caller's own objects."""
-        return SessionRunArgs(self.fetches, self.feed_dict, self.options)
+        """The arguments of `run`: the caller's own objects."""
+        return SessionRunArgs(*self._args)
 
     @property
     def stop_requested(self) -> bool:

@@ -1,9 +1,18 @@
-"""The monitored session that never recovers."""
+"""The monitored session: a loop of steps with hooks around each, recovery, and an end that is always complete.
+
+`run` and `_run_once` are one run from top to bottom. The parts that they use, each with one concern:
+
+    _run_lock.py    one run at a time, and how it is ended from outside
+    _hooks.py       the hooks: checked, sorted, called; their requests merged, the values split
+    recovery.py     the raw session: created, replaced after an error of the policy
+    _shutdown.py    the end, clean or not
+    signals.py      SIGINT and SIGTERM as a stop
+    status.py       what the session does now
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import warnings
@@ -14,46 +23,44 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task
 from aiohooks._aio.clock import quick_now
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._aio.gather import drive
+from aiohooks._validate import check_instance, check_mapping, check_secs
+from aiohooks.dispatch.group import HookCaller
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import (
-    InvalidArgumentError,
-    SessionClosedError,
-    StopRequestedError,
-)
+from aiohooks.errors import InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import Graph
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
-from aiohooks.session._hooked_run import HookedRun
-from aiohooks.session._hooks import HookSet
-from aiohooks.session._run_lock import RunGate
-from aiohooks.session._shutdown import Ending
-from aiohooks.session._snapshot import status_of
+from aiohooks.session._hooks import HookSet, Request
+from aiohooks.session._run_lock import RunLock
+from aiohooks.session._shutdown import Shutdown
+from aiohooks.session._snapshot import session_status
 from aiohooks.session.coordinator import Coordinator, close_unawaited
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
-from aiohooks.session.hook import SessionRunHook
-from aiohooks.session.recovery import NEVER, Recoverable, RecoveryPolicy
+from aiohooks.session.hook import SessionRunContext, SessionRunHook
+from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus
 from aiohooks.session.steps import StepContext, Steps
 from aiohooks.stores.base import StepStore
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 
 class AsyncMonitoredSession:
-    """Runs a graph, or a coroutine function, with hooks around each run; recovers from errors that mean "try again".
+    """A loop of steps, run by one object: `async with AsyncMonitoredSession(step_or_graph, hooks) as session:`.
 
-    Use it as `async with AsyncMonitoredSession(...) as session`. Leaving the block normally, or with an error that means the
-    end of the work (`OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`), is a clean end: `end` of
-    every hook is called and the error is swallowed. Any other error reaches the caller as the same object, without `end`.
-    However it ends, `close` of every hook is called once, background tasks are over and the session is closed.
+    On entering, the hooks' `begin` is called, then the raw session is created, and each hook's `after_create_session` is
+    called. `run` makes one step with all hooks around it; an error of the recovery policy replaces the raw session and repeats
+    the run. A block that is left without an error, or with one that is a clean end (`OutOfRangeError`, `StopAsyncIteration`,
+    `StopIteration`, `StopRequestedError`), ends cleanly: `end` of every hook is called and the error is swallowed. Any other
+    error reaches the caller as the same object, without `end`. In any case `close` of every hook is called once, background
+    tasks are ended and the raw session is closed.
 
-    Runs do not overlap: several tasks may call `run`, they take turns. A cancellation is never swallowed; cleanup runs
-    shielded from it, for at most the grace period.
+    Runs do not overlap: several tasks may call `run`, they take turns. A cancellation is never swallowed; cleanup is shielded
+    from it, for at most the grace period.
     """
 
     def __init__(
@@ -68,160 +75,102 @@ class AsyncMonitoredSession:
         handle_signals: bool | SignalPolicy = False,
         name: str | None = None,
     ) -> None:
-        """Checks and keeps the arguments; nothing is started before the `async with` block is entered.
+        """Check the arguments; nothing is started before the `async with` block is entered.
 
         Args:
-            source: a graph, a `SessionCreator`, or a coroutine function that is the step. Of such a function the parameters
+            source: a graph, a `SessionCreator`, or a coroutine function that is the step. The parameters of such a function
                 are fed by name, and keys of the mapping it returns can be fetched.
-            hooks: `SessionRunHook` objects, or what `configure` made of them.
-            global_step: where the global step is kept; the session's own, if left out.
-            variables: the values of the variables; the session's own, if left out.
+            hooks: `SessionRunHook` objects, or registrations made by `configure`.
+            global_step: the store of the global step; by default one of the session's own.
+            variables: the values of the variables; by default the session's own.
             recovery: which errors are recovered from, and how often.
-            stop_grace_period_secs: how long background tasks may go on after a clean end, and cleanup after a cancellation.
+            stop_grace_period_secs: how long background tasks may continue after a clean end, and cleanup after a cancellation.
             handle_signals: whether SIGINT and SIGTERM end the session while it is open: the first one by a stop, the second one
-                as a cancellation does, the third one at once; or a `SignalPolicy` that says which signals, and how fast.
-            name: what the session is called where it publishes steps; the name of the task that enters it, if left out.
+                like a cancellation, the third one immediately; or a `SignalPolicy` that says which signals, and how fast.
+            name: the session's name where it publishes steps; by default that of the task that enters it.
 
         Raises:
-            InvalidArgumentError: a source, store or number that cannot be meant.
+            InvalidArgumentError: an invalid source, store or number.
             InvalidHookError: something in `hooks` is not a hook.
         """
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
         check_instance(recovery, RecoveryPolicy, "recovery")
         if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(f"name is {name!r}; give a non-empty str, or leave it out")
-        self._creator = creator_of(source, global_step, variables)
-        self._graph = self._creator.graph
-        self._hooks = HookSet(hooks, stop_grace_period_secs)
-        self._life = Recoverable(self._creator, self._hooks, recovery, stop_grace_period_secs)
-        self._hooked_run = HookedRun(self._hooks, self._graph)
-        self._ending = Ending(self._life, self._hooks, stop_grace_period_secs)
-        self._gate = RunGate(self._life)
+        creator = creator_of(source, global_step, variables)
+        self._graph = creator.graph
+        self._hooks = HookSet(hooks, self._graph, stop_grace_period_secs)
+        self._supervisor = SessionSupervisor(creator, self._hooks, recovery, stop_grace_period_secs)
+        self._run_lock = RunLock(self._supervisor)
+        self._shutdown = Shutdown(self._supervisor, self._hooks, stop_grace_period_secs)
         signals = policy_of(handle_signals)
-        self._signals = None if signals is None else StopOnSignal(signals, self._life.root, self._gate.interrupt)
+        self._signals = None if signals is None else StopOnSignal(signals, self._supervisor.root, self._run_lock.interrupt)
         self._name = name
         # Made of parts, so that the coordinator does not keep the session itself alive.
-        self._look = partial(status_of, self._gate, self._life, self._hooks, self._hooked_run.fan, name)
-        self._life.root.look = self._look
+        self._status = partial(session_status, self._run_lock, self._supervisor, self._hooks, name)
+        self._supervisor.root.get_status = self._status
         self._grace_secs = stop_grace_period_secs
-
-    # -- entering and leaving
-
-    async def __aenter__(self) -> Self:
-        """Begins the hooks, creates the session and tells the hooks of it.
-
-        Raises:
-            BaseException: whatever a hook or the creation raises, also an error that would end the block cleanly.
-        """
-        gate = self._gate
-        if gate.state != "new":
-            raise SessionClosedError(f"this session is {gate.state}: it is entered once; make a new one")
-        gate.loop, gate.thread = self._life.root.bind(), get_ident()
-        gate.become("opening")
-        self._life.root.on_failure = lambda: gate.interrupt("a background task failed", None)
-        self._hooked_run.fan.now = quick_now()
-        ending = self._ending
-        try:
-            if self._signals is not None:
-                ending.callback(self._signals.install())
-            with self._graph.as_default():
-                await self._hooks.begin()
-            self._graph.hold()
-            ending.callback(self._graph.release)
-            store = getattr(self._creator, "global_step", None)
-            if getattr(store, "inline", True) or not isinstance(self._creator, WorkerSessionCreator):
-                self._publish(store)  # a worker that waits for its chief, elsewhere, is nobody to count on
-            await self._life.create()
-            self._publish(self._life.store)
-        except BaseException as error:
-            gate.become("closed")
-            await ending.shut_down(error)
-            raise
-        gate.become("open")
-        return self
-
-    def _publish(self, store: StepStore | None) -> None:
-        """From here on others may count on this session to advance the step; from before it is created, if the store is known."""
-        if self._gate.publisher is None and isinstance(store, StepStore) and self._graph.trains:
-            name = self._name or current_task().get_name()
-            if self._name is None and not store.inline:
-                name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
-            self._gate.publisher = self._ending.publisher = store.publisher(name)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        """Ends the session; returns whether `error` was a clean end and is swallowed."""
-        return await self._leave(error)
-
-    async def aclose(self) -> None:
-        """Ends the session as leaving the block without an error does; again is harmless."""
-        await self._leave(None)
-
-    async def _leave(self, error: BaseException | None) -> bool:
-        gate = self._gate
-        if gate.state in ("closed", "closing"):
-            return self._ending.swallows(error)
-        gate.check_entered()
-        if gate.state != "open":
-            raise SessionClosedError("this session is still opening; raise an error in the hook to end it")
-        gate.check_caller("aclose")
-        gate.become("closing")
-        try:
-            try:
-                await gate.close(error is not None and not self._ending.swallows(error), self._grace_secs)
-            except BaseException as raised:
-                await self._ending.shut_down(raised)
-                raise
-            return await self._ending.end(error)
-        finally:
-            gate.become("closed")
 
     # -- running
 
     async def run(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None
     ) -> Any:
-        """Makes one run with all hooks around it, and again after each recovery until it succeeds.
+        """Make one run with all hooks around it, and again after each recovery until it succeeds.
 
         Args:
             fetches: nodes or names, nested at will; the result has the same shape.
             feed_dict: values by node or name.
-            options: handed to the session and to the hooks, merged with theirs.
+            options: passed to the raw session and to the hooks, merged with theirs.
 
         Raises:
-            StopRequestedError: a stop was asked for before; leaves the block cleanly.
+            StopRequestedError: a stop was requested before; leaves the block cleanly.
             FeedConflictError: a hook feeds what another hook or the caller feeds.
-            FetchError: names that the graph does not know, or a placeholder that nobody feeds.
+            FetchError: names that the graph does not know, or a placeholder that is not fed.
             NestedRunError: called from inside a hook; use `run_context.session` there.
             SessionClosedError: the session is not open.
-            BaseException: what a hook or an operation raised, or a background task; several as one group.
+            BaseException: the error of a hook, an operation or a background task; several as one group.
         """
-        gate = self._gate
-        running = await gate.wait() if gate.turns.taken else gate.begin()
+        lock = self._run_lock
+        scope = await lock.wait() if lock.turns.taken else lock.acquire()
         try:
-            life = self._life
             attempt = 1
             while True:
                 try:
-                    coord = life.coord
-                    if coord.errors:
-                        raise coord.errors[0]
-                    session = life.session or await life.created_session()
-                    step = session.global_step.latest.step + 1
-                    result = await self._hooked_run(session, coord, step, attempt, fetches, feed_dict, options, gate.base)
+                    return await drive(self._run_once(lock.caller, (fetches, feed_dict, options), attempt), lock.caller)
                 except BaseException as error:
-                    await self._recover(error)
-                    attempt += 1
-                else:
-                    if life.history.total:
-                        life.history.completed(step)
-                    return result
+                    await self._supervisor.recover(error, lock)  # returns: run again; raises: give up
+                attempt += 1
         finally:
-            gate.end(running)
+            lock.release(scope)
+
+    async def _run_once(self, caller: HookCaller, request: Request, attempt: int) -> Any:
+        """Make one attempt of a run; under `drive`, so that hooks and operations overlap when they wait."""
+        supervisor, hooks, options = self._supervisor, self._hooks, request[2]
+        if supervisor.coord.errors:
+            raise supervisor.coord.errors[0]
+        if options is not None:
+            check_mapping(options, "options")
+        session = supervisor.session or await supervisor.current_session()
+        step = session.global_step.latest.step + 1
+        if hooks.in_runs:
+            context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
+            asked = await caller.call(hooks.before_run, context, None, step)  # all hooks, overlapping
+            (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
+            metadata: dict[str, Any] | None = None if options is None else {}
+            values = await supervisor.run(caller, fetches, feed_dict, options, metadata)  # all or nothing
+            context.global_step = session.committed_step
+            answers = hooks.merger.split(values, merged, options, metadata)  # each hook gets what it asked for
+            await caller.call(hooks.after_run, context, answers, context.global_step)
+            result = values if merged is None else merged.caller(values)
+        else:
+            result = await supervisor.run(caller, *request, None if options is None else {})
+        if supervisor.history.total:
+            supervisor.history.completed(step)
+        return result
 
     async def run_step_fn(self, fn: Callable[[StepContext], Awaitable[T]]) -> T:
-        """Calls `fn(step_context)`, which may make raw runs and runs with hooks; after a recovery the whole of it is repeated.
+        """Call `fn(step_context)`, which may make raw runs and runs with hooks; a recovery repeats the whole of it.
 
         Args:
             fn: a coroutine function with one parameter; see `StepContext`.
@@ -229,104 +178,156 @@ class AsyncMonitoredSession:
         Returns:
             What `fn` returns. Raises like `run`.
         """
-        gate = self._gate
-        running = await gate.wait() if gate.turns.taken else gate.begin()
+        lock = self._run_lock
+        scope = await lock.wait() if lock.turns.taken else lock.acquire()
+
+        async def run_attempt(request: Request, attempt: int) -> Any:
+            caller = lock.caller
+            caller.base = cancel_count(current_task())
+            caller.began = None
+            return await drive(self._run_once(caller, request, attempt), caller)
+
         try:
             attempt = 1
             while True:
                 try:
-                    if self._life.coord.errors:
-                        raise self._life.coord.errors[0]
-                    return await StepContext(self._life, self._hooked_run, attempt).call(fn)
+                    if self._supervisor.coord.errors:
+                        raise self._supervisor.coord.errors[0]
+                    return await StepContext(self._supervisor, run_attempt, attempt).call(fn)
                 except BaseException as error:
-                    await self._recover(error)
-                    attempt += 1
+                    await self._supervisor.recover(error, lock)
+                attempt += 1
         finally:
-            gate.end(running)
+            lock.release(scope)
 
     def steps(self, fetches: Any, *, feeds: AsyncIterable[Any] | Iterable[Any] | None = None) -> Steps:
-        """Runs again and again: `async for values in session.steps("loss", feeds=batches)`.
+        """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
-        Ends at a stop or when the feeds end. While it waits for the next feed, a stop or a failed background task ends that
-        wait too.
+        Ends at a stop or when the feeds end. A stop or a failed background task also ends the wait for the next feed.
 
         Args:
             fetches: what each run fetches and each turn of the loop gets.
             feeds: one element a run: the argument of a step function that has one parameter, otherwise a feed mapping. Left
                 out, runs are not fed and end at a stop only.
         """
-        if self._gate.loop is None:
-            self._gate.check_entered()
-        return Steps(self.run, self.until, self.should_stop, self._graph, fetches, feeds)
+        if self._run_lock.loop is None:
+            self._run_lock.check_entered()
+        return Steps(self, fetches, feeds)
 
-    async def _recover(self, error: BaseException) -> None:
-        """Replaces the session if `error` is recovered from, and raises it otherwise."""
-        interrupted, cause = self._gate.take_interrupt()
-        if isinstance(error, asyncio.CancelledError):
-            if not interrupted:
-                raise error
-            if cause is not None:
-                raise cause from None
-        life = self._life
-        root_cause = life.root_cause(error)
-        if not life.recovers(root_cause):
-            for coord in (life.coord, life.root):
-                coord.raised = coord.raised or root_cause in coord.errors
-            if isinstance(root_cause, StopRequestedError):
-                life.root.request_stop(str(root_cause))  # so that `stop_reason` says it too, if it is the first
-            raise root_cause
+    # -- entering and leaving
+
+    async def __aenter__(self) -> Self:
+        """Call the hooks' `begin`, create the raw session, and pass it to the hooks.
+
+        Raises:
+            BaseException: the error of a hook or of the creation, also one that would end the block cleanly.
+        """
+        lock, supervisor, shutdown = self._run_lock, self._supervisor, self._shutdown
+        if lock.state != "new":
+            raise SessionClosedError(f"this session is {lock.state}: it is entered once; make a new one")
+        lock.loop, lock.thread = supervisor.root.bind(), get_ident()
+        lock.set_state("opening")
+        supervisor.root.on_failure = lambda: lock.interrupt("a background task failed", None)
+        lock.caller.now = quick_now()
         try:
-            await life.recover(root_cause, None if life.session is None else life.session.global_step.latest.step + 1)
-        except asyncio.CancelledError:
-            # A task of the whole session may have failed meanwhile, which is not a cancellation of who called `run`.
-            interrupted, cause = self._gate.take_interrupt()
-            if not interrupted or not (cause or life.root.errors):
+            if self._signals is not None:
+                shutdown.add_callback(self._signals.install())
+            with self._graph.as_default():
+                await self._hooks.begin()
+            self._graph.hold()
+            shutdown.add_callback(self._graph.release)
+            store = getattr(supervisor.creator, "global_step", None)
+            if getattr(store, "inline", True) or not isinstance(supervisor.creator, WorkerSessionCreator):
+                self._register_publisher(store)  # a worker that waits for its chief in another process publishes nothing yet
+            await supervisor.create()
+            self._register_publisher(supervisor.store)
+        except BaseException as error:
+            lock.set_state("closed")
+            await shutdown.close(error)
+            raise
+        lock.set_state("open")
+        return self
+
+    def _register_publisher(self, store: StepStore | None) -> None:
+        """Register as a publisher of steps: before the session is created, if its store is known, or right after it."""
+        if self._run_lock.publisher is None and isinstance(store, StepStore) and self._graph.trains:
+            name = self._name or current_task().get_name()
+            if self._name is None and not store.inline:
+                name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
+            self._run_lock.publisher = self._shutdown.publisher = store.publisher(name)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """End the session; return whether `error` was a clean end and is swallowed."""
+        return await self._leave(error)
+
+    async def aclose(self) -> None:
+        """End the session like leaving the block without an error; calling it twice is harmless."""
+        await self._leave(None)
+
+    async def _leave(self, error: BaseException | None) -> bool:
+        lock = self._run_lock
+        if lock.state in ("closed", "closing"):
+            return self._shutdown.swallows(error)
+        lock.check_entered()
+        if lock.state != "open":
+            raise SessionClosedError("this session is still opening; raise an error in the hook to end it")
+        lock.check_caller("aclose")
+        lock.set_state("closing")
+        try:
+            try:
+                await lock.close(error is not None and not self._shutdown.swallows(error), self._grace_secs)
+            except BaseException as raised:
+                await self._shutdown.close(raised)
                 raise
-            life.root.raised = life.root.raised or cause is None
-            raise cause or life.root.errors[0] from None
+            return await self._shutdown.end(error)
+        finally:
+            lock.set_state("closed")
 
     # -- stopping
 
     def should_stop(self) -> bool:
-        """Whether the loop should end: a stop was asked for, or the session is not open. Never waits, never raises."""
-        return self._life.root.should_stop() or self._gate.state != "open" or self._life.given_up is not None
+        """Return whether the loop should end: a stop was requested, or the session is not open. Never waits, never raises."""
+        supervisor = self._supervisor
+        return supervisor.root.stopped or self._run_lock.state != "open" or supervisor.recovery_error is not None
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Asks for a stop: recorded at once, never lost, the first reason is kept; from any thread."""
-        self._life.root.request_stop(reason)
+        """Request a stop: recorded immediately, never lost, the first reason is kept; from any thread."""
+        self._supervisor.root.request_stop(reason)
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a stop was asked for; None if it was not."""
-        return self._life.root.stop_reason
+        """Why a stop was requested; None if it was not."""
+        return self._supervisor.root.stop_reason
 
     @property
     def stop_signal(self) -> Signals | None:
-        """The signal that asked for the stop, if it was one: `sys.exit(128 + session.stop_signal)`."""
+        """The signal that requested the stop, if it was one: `sys.exit(128 + session.stop_signal)`."""
         return None if self._signals is None else self._signals.number
 
     # -- background work
 
     def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
-        """Starts `fn(*args)` as a task of this session; it lives through recoveries. See `Coordinator.start_soon`."""
-        self._gate.check_entered()
-        if self._gate.state not in ("open", "opening"):
-            raise SessionClosedError(f"this session is {self._gate.state}; start tasks while it is open")
-        return self._life.root.start_soon(fn, *args, name=name)
+        """Start `fn(*args)` as a task of this session; it lives through recoveries. See `Coordinator.start_soon`."""
+        self._run_lock.check_entered()
+        if self._run_lock.state not in ("open", "opening"):
+            raise SessionClosedError(f"this session is {self._run_lock.state}; start tasks while it is open")
+        return self._supervisor.root.start_soon(fn, *args, name=name)
 
     async def until(self, awaitable: Awaitable[T]) -> T:
-        """Awaits something that a stop, or the failure of a background task, ends too. See `Coordinator.until`."""
-        if self._gate.loop is None:
+        """Await something; a stop or the failure of a background task ends the wait too. See `Coordinator.until`."""
+        if self._run_lock.loop is None:
             close_unawaited(awaitable)
-            self._gate.check_entered()
-        return await self._life.coord.until(awaitable)
+            self._run_lock.check_entered()
+        return await self._supervisor.coord.until(awaitable)
 
-    # -- looking
+    # -- its parts
 
     @property
     def coord(self) -> Coordinator:
-        """The coordinator of the session of the moment; another one after a recovery."""
-        return self._life.coord
+        """The coordinator of the raw session; another one after a recovery."""
+        return self._supervisor.coord
 
     @property
     def graph(self) -> Graph:
@@ -335,25 +336,25 @@ class AsyncMonitoredSession:
 
     @property
     def global_step(self) -> StepStore:
-        """Where the global step is kept; known from the first session on, also when all is over.
+        """The store of the global step; known from the first raw session on, also after the end.
 
         Raises:
             SessionClosedError: the session was not entered yet.
         """
-        if self._life.store is None:
+        if self._supervisor.store is None:
             raise SessionClosedError("the step store is known once the session is open; use `async with`")
-        return self._life.store
+        return self._supervisor.store
 
     def status(self) -> SessionStatus:
-        """What the session is doing, for people and programs; waits for nothing."""
-        return self._look()
+        """Return the current activities of the session, for people and programs; waits for nothing."""
+        return self._status()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._gate.state}, {self._hooks!r}>"
+        return f"<{type(self).__name__} {self._run_lock.state}, {self._hooks!r}>"
 
     def __del__(self) -> None:
-        gate = getattr(self, "_gate", None)
-        if gate is not None and gate.state in ("open", "opening"):
+        lock = getattr(self, "_run_lock", None)
+        if lock is not None and lock.state in ("open", "opening"):
             warnings.warn(f"{self!r} was never closed; use `async with`", ResourceWarning, stacklevel=2, source=self)
 
 
@@ -371,7 +372,6 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
         handle_signals: bool | SignalPolicy = False,
         name: str | None = None,
     ) -> None:
-        """See `AsyncMonitoredSession`."""
         super().__init__(
             source,
             hooks,
@@ -385,4 +385,4 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
 
     def raw_session(self) -> Session | None:
         """The session without hooks; None when it is closed."""
-        return self._life.session
+        return self._supervisor.session

@@ -1,33 +1,39 @@
-"""Keeping a session alive: creating it, and replacing it when a recoverable error came out of it."""
+"""Recovery: which errors are recovered from, when to give up, and the supervisor that replaces the raw session."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded
-from aiohooks._validate import check_instance
+from aiohooks._validate import check_instance, check_int
 from aiohooks.errors import (
     AbortedError,
     InvalidArgumentError,
     SessionClosedError,
+    StopRequestedError,
     StoreRefusedError,
     UnavailableError,
     is_clean_end,
 )
-from aiohooks.graph.session import Session
-from aiohooks.session._hooks import HookSet, after_create_session
+from aiohooks.graph.session import GatheredRun, Session, gathered_run
+from aiohooks.session._hooks import HookSet
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.creators import SessionCreator, restore_hooks
 from aiohooks.stores.base import StepStore
 
+if TYPE_CHECKING:
+    from aiohooks.session._run_lock import RunLock
+
+_logger = logging.getLogger("aiohooks")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """Which errors are recovered from, and when to give up.
+    """Which errors a session recovers from, and when it gives up.
 
     Args:
         on: types of errors after which the session is replaced and the run repeated.
@@ -43,16 +49,17 @@ class RecoveryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "no_progress_limit"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InvalidArgumentError(f"{name} is {value!r}; give a whole number, 0 for never")
+            check_int(getattr(self, name), name, expected="a whole number, 0 for never")
         check_instance(self.backoff, Backoff, "backoff")
         on: object = self.on
         if not isinstance(on, tuple) or not all(isinstance(one, type) and issubclass(one, Exception) for one in on):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidArgumentError(f"on is {on!r}; give a tuple of exception classes (cancellation is never recovered)")
 
     def recovers(self, error: BaseException) -> bool:
-        """Whether a session recovers from `error`; from a group if each is recoverable or a clean end, and one recoverable."""
+        """Return whether a session recovers from `error`.
+
+        A group is recovered from if each member is recoverable or a clean end, and at least one is recoverable.
+        """
         if isinstance(error, BaseExceptionGroup):
             group = cast("BaseExceptionGroup[BaseException]", error)
             return all(self.recovers(one) or is_clean_end(one) for one in group.exceptions) and any(
@@ -66,10 +73,9 @@ NEVER = RecoveryPolicy((), max_attempts=0)
 
 
 class RecoveryHistory:
-    """What has failed since the last progress, and whether that is enough."""
+    """The failures since the last progress, and whether to give up."""
 
     def __init__(self, policy: RecoveryPolicy) -> None:
-        """Starts empty."""
         self._policy = policy
         self.total: int = 0
         """Recoveries so far."""
@@ -78,7 +84,7 @@ class RecoveryHistory:
         self._failures_of_step = 0
 
     def failed(self, error: BaseException, step: int | None) -> str | None:
-        """Takes up a failure of the run of `step` (None: of a creation); returns why to give up, or None to go on."""
+        """Record a failure of the run of `step` (None: of a creation); return why to give up, or None to continue."""
         where = "creating a session" if step is None else f"the run of step {step}"
         self._in_a_row.append(f"{where}: {error!r}")
         if step is not None:
@@ -95,55 +101,45 @@ class RecoveryHistory:
         return None
 
     def completed(self, step: int) -> None:
-        """Takes up a completed run of `step`."""
+        """Record a completed run of `step`."""
         if self._in_a_row:
             self._in_a_row.clear()
         if self._failed_step is not None and step >= self._failed_step:
             self._failed_step = None
 
     def pause_secs(self) -> float:
-        """The pause before the next attempt."""
+        """Return the pause before the next attempt."""
         return self._policy.backoff.pause_secs(len(self._in_a_row))
 
     def notes(self, why: str) -> list[str]:
-        """The history, for the error that is raised."""
+        """Return the history, for the error that is raised."""
         return [f"recovery gave up: {why}; what failed, oldest first:", *(f"  {line}" for line in self._in_a_row[-20:])]
 
 
-_logger = logging.getLogger("aiohooks")
-
-
-class Recoverable:
-    """The session of the moment and its coordinator, and how both are replaced.
+class SessionSupervisor:
+    """Creates the raw session and its coordinator, and replaces both in a recovery.
 
     The monitored session's own coordinator, `root`, lives through recoveries; `coord` is new with each session.
     """
 
     def __init__(self, creator: SessionCreator, hooks: HookSet, policy: RecoveryPolicy, grace_secs: float) -> None:
-        """Makes one without a session."""
         self.root: Coordinator = Coordinator()
         self.coord: Coordinator = self.root
         self.session: Session | None = None
+        self.run: GatheredRun
+        """Makes a run of the session under the caller's `drive`."""
         self.store: StepStore | None = None
         """The step store of the sessions so far; all have the same."""
-        self.given_up: BaseException | None = None
-        """What recovery gave up with; nothing works any more then."""
+        self.recovery_error: BaseException | None = None
+        """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self.creator: SessionCreator = creator
         self._hooks = hooks
         self._policy = policy
         self._grace_secs = grace_secs
 
-    async def created_session(self) -> Session:
-        """The session of the moment; a new one if a recovery was cut off before it had made one."""
-        if self.session is None:
-            await self._create()
-        if self.session is None:
-            raise SessionClosedError("the session was closed while it was created")
-        return self.session
-
     async def create(self) -> None:
-        """Makes the first session, as often as the policy says.
+        """Create the first session, with as many attempts as the policy allows.
 
         Raises:
             BaseException: any error that is not recovered from, and the last one when the attempts are used up.
@@ -151,13 +147,55 @@ class Recoverable:
         try:
             await self._create()
         except BaseException as error:
-            # A password or an address that is wrong from the start is no outage; later on it may be one, of a server that moves.
+            # A wrong password or address at the start is no outage; later it may be one, of a server that moves.
             if isinstance(error, StoreRefusedError) or not self._policy.recovers(error):
                 raise
-            await self.recover(error, None)
+            await self._replace(error, None)
 
-    def root_cause(self, error: BaseException) -> BaseException:
-        """What to go by when `error` came out of a run: a background task's failure may be what is behind it."""
+    async def current_session(self) -> Session:
+        """Return the session; a new one if a recovery was interrupted before it had created one."""
+        if self.session is None:
+            await self._create()
+        if self.session is None:
+            raise SessionClosedError("the session was closed while it was created")
+        return self.session
+
+    def recovers(self, error: BaseException) -> bool:
+        """Return whether a new session can help: a failed task of the whole session cannot be started again."""
+        return self._policy.recovers(error) and error not in self.root.errors
+
+    async def recover(self, error: BaseException, run_lock: RunLock) -> None:
+        """Replace the session after `error` came out of a run: return if the run is to be repeated.
+
+        Raises:
+            BaseException: what the run ends with: `error`, if it is not recovered from; the failure of a background task
+                that is behind it; the last error, with the history as notes, when the policy gives up.
+        """
+        interrupted, cause = run_lock.end_interrupt()
+        if isinstance(error, asyncio.CancelledError):
+            if not interrupted:
+                raise error
+            if cause is not None:
+                raise cause from None
+        error = self._root_cause(error)
+        if not self.recovers(error):
+            for coord in (self.coord, self.root):
+                coord.raised = coord.raised or error in coord.errors
+            if isinstance(error, StopRequestedError):
+                self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
+            raise error
+        try:
+            await self._replace(error, None if self.session is None else self.session.global_step.latest.step + 1)
+        except asyncio.CancelledError:
+            # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
+            interrupted, cause = run_lock.end_interrupt()
+            if not interrupted or not (cause or self.root.errors):
+                raise
+            self.root.raised = self.root.raised or cause is None
+            raise cause or self.root.errors[0] from None
+
+    def _root_cause(self, error: BaseException) -> BaseException:
+        """Choose the error to act on: the failure of a background task may be behind the one that came out of a run."""
         failures = [*self.coord.errors, *self.root.errors]
         if not failures or failures[0] is error or is_clean_end(error):
             return error
@@ -170,34 +208,28 @@ class Recoverable:
         error.add_note(f"a background task had failed before: {cause!r}")
         return error
 
-    def recovers(self, error: BaseException) -> bool:
-        """Whether `recover` is worth calling; what failed in a task of the whole session cannot be started again."""
-        return self._policy.recovers(error) and error not in self.root.errors
-
-    async def recover(self, error: BaseException, step: int | None) -> None:
-        """Replaces the session after `error`, which came out of the run of `step` or, if None, of a creation.
-
-        Raises:
-            BaseException: the last error, with the history as notes, when the policy gives up; any that is not recovered.
-        """
+    async def _replace(self, error: BaseException, step: int | None) -> None:
+        """Replace the session after `error` of the run of `step`; None means the error of a creation."""
         while True:
             why = self.history.failed(error, step)
             if why is not None:
-                self.given_up = error
+                self.recovery_error = error
                 for note in self.history.notes(why):
                     error.add_note(note)
-                await self.drop()
+                await self._close_session()
                 raise error
             _logger.warning("recovering from %r", error)
-            await self.drop()
-            await self._pause(self.history.pause_secs())
+            await self._close_session()
+            pause = self.history.pause_secs()
+            if pause > 0 and not self.root.should_stop():
+                await self.root.wait_for_stop(pause)
             try:
                 await self._create()
             except BaseException as again:
                 if not self._policy.recovers(again):
                     # After a clean end `end` gets the new session; any other error has left it half announced.
                     if not is_clean_end(again):
-                        self.given_up = again
+                        self.recovery_error = again
                     raise
                 error, step = again, None
             else:
@@ -205,34 +237,32 @@ class Recoverable:
 
     async def _create(self) -> None:
         session = await self.creator.create_session()
-        made: object = session
-        if not all(hasattr(made, name) for name in ("run", "aclose", "graph", "global_step")):
-            raise InvalidArgumentError(f"{self.creator!r} created {made!r}; a SessionCreator returns a Session")
+        created: object = session
+        if not all(hasattr(created, name) for name in ("run", "aclose", "graph", "global_step")):
+            raise InvalidArgumentError(f"{self.creator!r} created {created!r}; a SessionCreator returns a Session")
         if session.graph is not self.creator.graph:
             raise InvalidArgumentError(f"{self.creator!r} created a session of another graph than its own `graph`")
-        self.session = session
+        self.session, self.run = session, gathered_run(session)
         self.store = session.global_step
         self.coord = Coordinator(parent=self.root, survives=self._policy.recovers)
-        if isinstance(made, Session):
-            made.stateful_hooks = self._hooks.stateful
-            restore_hooks(made)
-        await after_create_session(self._hooks, session, self.coord)
+        if isinstance(created, Session):
+            created.stateful_hooks = self._hooks.stateful
+            restore_hooks(created)
+        await self._hooks.after_create_session(session, self.coord)
 
-    async def drop(self) -> None:
-        """Ends the session's tasks at once and closes it; its errors are only logged, there is another one to report."""
+    async def _close_session(self) -> None:
+        """Cancel the session's tasks and close it. Errors are only logged: another one is being reported."""
         session, self.session = self.session, None
-        if session is not None:
-            coord = self.coord
-            await shielded(self._drop(session, coord), grace_secs=self._grace_secs, what="closing a session")
+        if session is None:
+            return
+        coord = self.coord
 
-    async def _drop(self, session: Session, coord: Coordinator) -> None:
-        coord.retire()
-        await coord.wind_down(0, self._grace_secs)
-        try:
-            await session.aclose()
-        except Exception as error:
-            _logger.warning("closing a session failed", exc_info=error)
+        async def close() -> None:
+            coord.retire()
+            await coord.shut_down(0, self._grace_secs)
+            try:
+                await session.aclose()
+            except Exception as error:
+                _logger.warning("closing a session failed", exc_info=error)
 
-    async def _pause(self, secs: float) -> None:
-        if secs > 0 and not self.root.should_stop():
-            await self.root.wait_for_stop(secs)
+        await shielded(close(), grace_secs=self._grace_secs, what="closing a session")

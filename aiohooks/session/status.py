@@ -1,4 +1,4 @@
-"""What a session is doing, as a value and as text."""
+"""The status of a session: its current activities, as a value and as text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aiohooks.stores.base import StoreStatistics
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Activity:
-    """Something that goes on in a session: a call of a hook, an operation, a run, a background task.
+    """A current activity of a session: a call of a hook, an operation, a run, a background task.
 
     Attributes:
-        what: who it is: hook, method and step; or the operation, or the task.
-        secs: how long it has been going on; None where nobody has looked at the clock.
-        awaits: what it waits for, where that has a name: a step of a store, another task.
-        where: at which line it waits.
-        hook: the hook whose call it is.
+        what: hook, method and step; or the operation, or the task.
+        secs: how long it has been active; None if its start was not timed.
+        awaits: what it waits for, if that has a name: a step of a store, another task.
+        where: the line at which it waits.
+        hook: the hook that was called.
         task: the task in which it runs.
     """
 
@@ -31,33 +31,33 @@ class Activity:
     task: asyncio.Task[Any] | None = dataclasses.field(default=None, repr=False)
 
     def __str__(self) -> str:
-        told = [self.what + _lasting(self.secs)]
+        parts = [self.what + _for_secs(self.secs)]
         if self.awaits is not None:
-            told.append(f"waiting for {self.awaits}")
+            parts.append(f"waiting for {self.awaits}")
         if self.where is not None:
-            told.append(f"at {self.where}")
-        return ", ".join(told)
+            parts.append(f"at {self.where}")
+        return ", ".join(parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """A session at one moment; `str()` of it is what a person wants to read in a log.
+    """A session at one moment; `str()` of it is text for a log.
 
     Attributes:
         state: "new", "opening", "open", "closing" or "closed".
-        global_step: the step, as far as it is known here; None before there is a session.
-        runs: how many runs have begun.
-        running: whether one goes on.
-        queued: how many tasks wait for their turn to run.
-        stop_reason: why a stop was asked for; None if it was not.
-        recoveries: how often the session was replaced.
-        failure: what failed, as text; None if nothing has.
-        name: what the session is called.
-        state_secs: how long it has been in that state; None when it is new or closed.
-        run_secs: how long the run has been going on; None where none goes on, or nothing in it has waited yet.
-        doing: what goes on, each with what it waits for.
+        global_step: the latest step known here; None before there is a session.
+        runs: number of runs begun.
+        running: whether a run is in progress.
+        queued: number of tasks that wait for their turn to run.
+        stop_reason: why a stop was requested; None if it was not.
+        recoveries: number of times the session was replaced.
+        failure: the first failure, as text; None if there is none.
+        name: the session's name.
+        state_secs: seconds in that state; None when it is new or closed.
+        run_secs: seconds since the run first waited; None if there is no run, or nothing in it has waited yet.
+        doing: the current activities, each with what it waits for.
         background: the background tasks.
-        steps: its step store: who waits for which step, what was last seen, who publishes.
+        steps: statistics of its step store: waiters, latest step, publishers.
     """
 
     state: str
@@ -77,11 +77,11 @@ class SessionStatus:
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
-        first = f"{name}: {self.state}{_lasting(self.state_secs)}"
+        first = f"{name}: {self.state}{_for_secs(self.state_secs)}"
         if self.global_step is not None:
             first += f", at step {self.global_step}"
         if self.running:
-            first += f", in run {self.runs}{_lasting(self.run_secs)}"
+            first += f", in run {self.runs}{_for_secs(self.run_secs)}"
         lines = [first, *map(str, self.doing), *map(str, self.background)]
         if self.queued:
             lines.append(f"waiting for their turn to run: {self.queued}")
@@ -96,13 +96,13 @@ class SessionStatus:
         return "\n  ".join(lines)
 
 
-def _lasting(secs: float | None) -> str:
+def _for_secs(secs: float | None) -> str:
     return "" if secs is None else f" for {secs:.3g} s"
 
 
 def _steps(steps: StoreStatistics) -> str:
-    text = f"steps: last seen {steps.latest.step}, published by {', '.join(steps.publishers) or 'nobody'}"
+    text = f"steps: last seen {steps.latest.step}, published by {', '.join(steps.publishers) or 'no publisher'}"
     if steps.waiting:
-        waiters = f"{steps.waiting} waiter{'s' if steps.waiting > 1 else ''}{_lasting(steps.waiting_secs)}"
+        waiters = f"{steps.waiting} waiter{'s' if steps.waiting > 1 else ''}{_for_secs(steps.waiting_secs)}"
         text += f"; {waiters}, the next one due at step {steps.wanted}"
     return text

@@ -1,18 +1,18 @@
-"""The loop over runs: `async for values in session.steps(...)`."""
+"""Two ways to make runs: the loop `async for values in session.steps(...)`, and a function that makes one step of runs."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from aiohooks._aio.cancel import cancel_count, current_task
 from aiohooks._validate import check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
-from aiohooks.graph.graph import Graph
 from aiohooks.graph.session import Session
-from aiohooks.session._hooked_run import HookedRun
-from aiohooks.session.recovery import Recoverable
+from aiohooks.session.recovery import SessionSupervisor
+
+if TYPE_CHECKING:
+    from aiohooks.session.monitored import AsyncMonitoredSession
 
 T = TypeVar("T")
 
@@ -20,16 +20,16 @@ T = TypeVar("T")
 class StepContext:
     """Control over one step: the argument of the function given to `run_step_fn`."""
 
-    def __init__(self, life: Recoverable, hooked_run: HookedRun, attempt: int) -> None:
-        """Made by the monitored session."""
-        self._life = life
-        self._hooked_run = hooked_run
+    def __init__(self, supervisor: SessionSupervisor, run_attempt: Callable[..., Awaitable[Any]], attempt: int) -> None:
+        """Made by the monitored session; `run_attempt` makes one run with hooks and does not recover."""
+        self._supervisor = supervisor
+        self._run_attempt = run_attempt
         self._attempt = attempt
 
     @property
     def session(self) -> Session:
-        """The raw session of the moment, after a recovery the new one; runs through it call no hooks."""
-        session = self._life.session
+        """The raw session, the new one after a recovery; runs through it call no hooks."""
+        session = self._supervisor.session
         if session is None:
             raise SessionClosedError("the session is closed")
         return session
@@ -37,26 +37,23 @@ class StepContext:
     async def run_with_hooks(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None
     ) -> Any:
-        """Makes a run with all hooks around it; any number of times. A recoverable error repeats the whole step function."""
-        root = self._life.root
+        """Make a run with all hooks around it; any number of times. A recoverable error repeats the whole step function."""
+        root = self._supervisor.root
         if root.should_stop():
             raise StopRequestedError(root.stop_reason)
-        session = self.session
-        step = session.global_step.latest.step + 1
-        base = cancel_count(current_task())
-        return await self._hooked_run(session, self._life.coord, step, self._attempt, fetches, feed_dict, options, base)
+        return await self._run_attempt((fetches, feed_dict, options), self._attempt)
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
-        """Asks for a stop and ends the step function at once.
+        """Request a stop and end the step function.
 
         Raises:
             StopRequestedError: always; it leaves the session's block cleanly.
         """
-        self._life.root.request_stop(reason or "the step function requested a stop")
-        raise StopRequestedError(self._life.root.stop_reason)
+        self._supervisor.root.request_stop(reason or "the step function requested a stop")
+        raise StopRequestedError(self._supervisor.root.stop_reason)
 
     async def call(self, fn: Callable[[StepContext], Awaitable[T]]) -> T:
-        """Calls a step function with this context."""
+        """Call a step function with this context."""
         check_callable(fn, "the step function")
         try:
             inspect.signature(fn).bind(self)
@@ -66,7 +63,7 @@ class StepContext:
                 "write it as `async def step_fn(step_context):`"
             ) from None
         except ValueError:
-            pass  # it has no signature to look at
+            pass  # it has no signature
         result = fn(self)
         if not inspect.isawaitable(result):  # pyright: ignore[reportUnnecessaryComparison]
             raise InvalidArgumentError(f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async def`")
@@ -74,23 +71,12 @@ class StepContext:
 
 
 class Steps:
-    """Runs the session once for each turn of the loop; made by `AsyncMonitoredSession.steps`."""
+    """Run the session once for each turn of the loop; made by `AsyncMonitoredSession.steps`."""
 
-    def __init__(
-        self,
-        run: Callable[..., Awaitable[Any]],
-        until: Callable[[Awaitable[Any]], Awaitable[Any]],
-        should_stop: Callable[[], bool],
-        graph: Graph,
-        fetches: Any,
-        feeds: AsyncIterable[Any] | Iterable[Any] | None,
-    ) -> None:
-        """Opens the feeds."""
-        self._run = run
-        self._until = until
-        self._should_stop = should_stop
+    def __init__(self, session: AsyncMonitoredSession, fetches: Any, feeds: AsyncIterable[Any] | Iterable[Any] | None) -> None:
+        self._session = session
         self._fetches = fetches
-        operation = graph.step_operation
+        operation = session.graph.step_operation
         self._parameter = operation.inputs[0] if operation is not None and len(operation.inputs) == 1 else None
         self._async_feeds: AsyncIterator[Any] | None = None
         self._feeds: Iterator[Any] | None = None
@@ -105,16 +91,16 @@ class Steps:
         return self
 
     async def __anext__(self) -> Any:
-        if self._should_stop():
+        if self._session.should_stop():
             raise StopAsyncIteration
         try:
-            return await self._run(self._fetches, await self._feed())
+            return await self._session.run(self._fetches, await self._next_feed())
         except StopRequestedError:
             raise StopAsyncIteration from None
 
-    async def _feed(self) -> Any:
+    async def _next_feed(self) -> Any:
         if self._async_feeds is not None:
-            feed = await self._until(anext(self._async_feeds))
+            feed = await self._session.until(anext(self._async_feeds))
         elif self._feeds is not None:
             try:
                 feed = next(self._feeds)

@@ -35,7 +35,7 @@ class _Waiter:
 
     def wake(self) -> None:
         if self.scope is not None:
-            self.scope.fire("the queue moves")
+            self.scope.cancel("the queue moves")
         elif self.future is not None:
             wake(self.future)
 
@@ -129,7 +129,7 @@ class AdmissionQueue:
         except StepResetError:
             pass
         except asyncio.CancelledError:
-            if scope.settle() or not scope.fired:
+            if scope.uncancel() or not scope.cancel_called:
                 raise
         except AiohooksError as error:
             error.add_note(f"{len(self._waiters)} waited for room in the version gate of {versions.run}")
@@ -139,7 +139,7 @@ class AdmissionQueue:
                     other.wake()
             raise
         finally:
-            scope.settle()
+            scope.uncancel()
             self._listener = waiter.scope = None
         self._ledger.sync()
 

@@ -10,8 +10,9 @@ from operator import itemgetter
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._aio.gather import FanOut, drive
-from aiohooks.session._hooks import HookSet, call_tier
+from aiohooks._aio.gather import drive
+from aiohooks.dispatch.group import HookCaller
+from aiohooks.session._hooks import HookSet
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
 
 HOOKS = 5
@@ -232,17 +233,14 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
 def _both_phases(
     hooks: Sequence[ah.SessionRunHook], context: ah.SessionRunContext, values: ah.SessionRunValues
 ) -> Callable[[], Awaitable[None]]:
-    checked = HookSet(hooks, 120.0)
-    fan = FanOut()
+    checked = HookSet(hooks, ah.Graph(), 120.0)
+    caller = HookCaller()
 
     async def both() -> None:
-        requests: list[Any] = []
-        for tier in checked.before_run:
-            await call_tier(fan, tier, context, None, requests, 1)
-        for tier in checked.after_run:
-            await call_tier(fan, tier, context, [values for _ in requests], [], 1)
+        await caller.call(checked.before_run, context, None, 1)
+        await caller.call(checked.after_run, context, [(values,) * len(hooks)], 1)
 
-    return lambda: drive(both(), fan)
+    return lambda: drive(both(), caller)
 
 
 async def _gathered_phases(

@@ -85,7 +85,7 @@ async def test_close_is_always_limited() -> None:
         closing = asyncio.create_task(main())
         await ticks(20)
         clock.advance(7)
-        with refused(ah.errors.HookTimeoutError, "PhaseHook.close took longer than 7 s"):
+        with refused(ah.errors.HookTimeoutError, "PhaseHook.close took longer than its timeout of 7 s"):
             await closing
 
 

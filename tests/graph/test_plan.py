@@ -95,7 +95,7 @@ async def test_a_cycle_is_named(length: int) -> None:
     graph.operation(name="start")(lambda a: a)
     session = ah.Session(graph)
     circle = {1: "a -> a", 2: "a -> b -> a", 3: "a -> c -> b -> a"}[length]
-    with refused(ah.errors.GraphError, "in a circle", circle, "feed one of them, or break it"):
+    with refused(ah.errors.GraphError, "form a cycle", circle, "feed one of them, or break the cycle"):
         await session.run("start")
     assert await session.run("start", {"a": 5}) == 5
 

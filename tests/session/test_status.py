@@ -82,7 +82,7 @@ async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("hooked", [False, True])
 async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -> None:
-    """The active operation is named; without hooks it is the run, with the line of the step at which it waits."""
+    """The active operation is named, with hooks and without, with the line of the step at which it waits."""
     gate = Gate()
 
     async def step() -> None:
@@ -94,7 +94,7 @@ async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -
         await ticks()
         clock.advance(2)
         (doing,) = session.status().doing
-        assert (doing.what, doing.secs) == ("operation 'step' at step 1" if hooked else "run 1", 2.0)
+        assert (doing.what, doing.secs) == ("operation 'step' at step 1", 2.0)
         assert doing.where is not None
         assert "Gate.pass_through" in doing.where
         assert "at step 0, in run 1 for 2 s" in str(session.status())

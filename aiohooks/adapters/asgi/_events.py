@@ -140,14 +140,14 @@ class WhileConnected:
         except OSError:
             pass  # some servers raise it for a disconnect
         if not self._ended:
-            self._scope.fire("the client has disconnected")
+            self._scope.cancel("the client has disconnected")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         self._ended = True
-        outer = self._scope.settle()
-        self.disconnected = self._scope.fired and not outer and isinstance(error, asyncio.CancelledError)
+        outer = self._scope.uncancel()
+        self.disconnected = self._scope.cancel_called and not outer and isinstance(error, asyncio.CancelledError)
         self._listener.cancel()
         await wait_done([self._listener], None)
         if not self._listener.cancelled() and (failed := self._listener.exception()) is not None and error is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import ParseResult, unquote, urlsplit
 
-from aiohooks._aio.cancel import retrieve, wait_done
+from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import Clock, wake, wake_after
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import logger
@@ -352,7 +352,7 @@ class NatsConnection:
         for task in (unfinished := tuple(self._tasks)):
             task.cancel()
         closing = asyncio.get_running_loop().create_task(self._close_client())
-        closing.add_done_callback(retrieve)
+        closing.add_done_callback(retrieve_exception)
         try:
             # TLS would wait half a minute for a goodbye where the other side is gone.
             if not await wait_done([*unfinished, closing], _CLOSE_SECS):
@@ -380,7 +380,7 @@ class NatsConnection:
             if not await wait_done([task], secs):
                 raise TimeoutError(f"not done within {secs:g} s")
         except BaseException:
-            task.add_done_callback(retrieve)
+            task.add_done_callback(retrieve_exception)
             task.cancel()
             raise
         task.result()
