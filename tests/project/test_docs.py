@@ -1,4 +1,4 @@
-"""The README and the pages under docs/: every block runs, every link has a target."""
+"""The README, the other pages beside it and those under docs/: every block runs, every link has a target."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.source import ROOT, python_files
+from tests.support.source import ROOT, own_functions, python_files, tree
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = re.compile(r"# not run: (?P<reason>.+)")
 # The maximum number of blocks, over all pages, that start with `# not run: reason`.
 MOST_NOT_RUN = 3
@@ -125,13 +125,39 @@ def test_every_named_test_exists(page: Path) -> None:
 
 
 def test_every_page_can_be_reached() -> None:
-    """Each page under docs/ is linked from the README or from another page."""
+    """Each page is linked from the README or from another page."""
     linked = {
         (page.parent / target).resolve()
         for page in PAGES
         for target in re.findall(r"\]\(([^)\s#:]+)[^)]*\)", page.read_text(encoding="utf-8"))
     }
     assert {page for page in PAGES if page.name != "README.md"} <= linked
+
+
+def test_the_architecture_page_names_what_exists() -> None:
+    """Each row of docs/architecture.md with a file and a function names one that the library has, so that the page stays true."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", text, flags=re.MULTILINE)
+    wrong = [
+        f"{file}: {function}"
+        for file, function in rows
+        if not (path := ROOT / "aiohooks" / file).exists()
+        or function not in {name.rpartition(".")[2] for name, _ in own_functions(tree(path).body)}
+    ]
+    assert rows
+    assert not wrong
+
+
+FOR_DEVELOPERS = [
+    page for page in PAGES if page.name in ("CONTRIBUTING.md", "architecture.md") or page.parent.name == "decisions"
+]
+
+
+@pytest.mark.parametrize("page", FOR_DEVELOPERS, ids=lambda page: page.name)
+def test_pages_for_developers_name_files_that_exist(page: Path) -> None:
+    """A path to a Python file in these pages is relative to the repository or to the library, and the file exists."""
+    named = re.findall(r"`([\w/]+/[\w/]*\.py)`", page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists() and not (ROOT / "aiohooks" / path).exists()] == []
 
 
 @pytest.mark.parametrize(("heading", "needs"), [("Run it", "examples/"), ("Test it", "-m pytest")])
