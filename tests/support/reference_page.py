@@ -1,7 +1,7 @@
 """The API reference: every public name with its signature and docstring.
 
-`python -m tests.support.reference_page --write docs/reference.md` writes the page. A method or property whose docstring starts
-with "Internal:" is for other parts of the library and is left out.
+`python -m tests.support.reference_page --write docs/reference.md` writes the page. A method or attribute whose docstring
+starts with "Internal:" is for other parts of the library and is left out.
 """
 
 from __future__ import annotations
@@ -155,9 +155,10 @@ def is_internal(member: Any) -> bool:
 
 
 def own_classes(cls: type[Any]) -> list[type[Any]]:
-    """Return the class and those of its bases in the library that have no entry."""
-    bases = [base for base in cls.__mro__[1:] if base.__module__.startswith("aiohooks.") and base not in documented()]
-    return [cls, *(base for base in bases if not issubclass(base, tuple))]
+    """Return the class and those of its bases in the library that neither have an entry nor are shown by one that has."""
+    shown = [base for base in cls.__mro__[1:] if base in documented()]
+    bases = [base for base in cls.__mro__[1:] if base.__module__.startswith("aiohooks.") and not issubclass(base, tuple)]
+    return [cls, *(base for base in bases if not any(issubclass(other, base) for other in shown))]
 
 
 def attributes(cls: type[Any]) -> Iterator[tuple[str, str, str]]:
@@ -193,7 +194,7 @@ def assigned(cls: type[Any]) -> Iterator[tuple[str, str, str]]:
                 ast.AnnAssign(target=ast.Name(id=name) | ast.Attribute(attr=name))
                 | ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)]),
                 ast.Expr(value=ast.Constant(value=str(text))),
-            ) if not name.startswith("_"):
+            ) if not name.startswith("_") and not text.startswith("Internal:"):
                 kind = f" (`{ast.unparse(statement.annotation)}`)" if isinstance(statement, ast.AnnAssign) else ""
                 yield name, kind, " ".join(text.split())
             case _:
