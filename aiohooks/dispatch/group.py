@@ -1,8 +1,8 @@
 """Calling one method of several hooks as one: in turn while none suspends, overlapping from then on.
 
-OrderGroup          the calls of one method that start together: hooks of one `order`
-call_order_groups   calls them, group after group
-HookCalls           the calls of one group, as the lazy gather sees them
+OrderGroup     the calls of one method that start together: hooks of one `order`
+order_groups   sorts the hooks that override a method into such groups
+HookCaller     calls them, group after group; it is the batch that the lazy gather sees
 """
 
 from __future__ import annotations
