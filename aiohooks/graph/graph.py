@@ -37,7 +37,7 @@ class Node:
 
 
 class Placeholder(Node):
-    """A value that is fed to each run, or its default."""
+    """A value that is fed to each run, or its default. Created by `Graph.placeholder`."""
 
     __slots__ = ("default",)
 
@@ -48,7 +48,10 @@ class Placeholder(Node):
 
 
 class Variable(Node):
-    """A value that lasts from run to run; it lives in a session's `Variables`. `initial` may be a function without arguments."""
+    """A value that lasts from run to run; it lives in a session's `Variables`. `initial` may be a function without arguments.
+
+    Created by `Graph.variable`.
+    """
 
     __slots__ = ("initial",)
 
@@ -80,6 +83,8 @@ class Operation(Node):
     """A function of the graph: a coroutine function, a plain one, or one that runs in a worker thread.
 
     `inputs` are the names of its parameters, `optional` those that have a default. Calling it calls the function.
+
+    Created by `Graph.operation` and `Graph.train_op`.
     """
 
     __slots__ = ("adds_to", "fn", "inputs", "is_async", "keyword_only", "optional", "steps", "thread", "updates")
@@ -302,11 +307,11 @@ class Graph:
         self._finalized = True
 
     def hold(self) -> None:
-        """Counts one more open session."""
+        """Internal: counts one more open session."""
         self._sessions += 1
 
     def release(self) -> None:
-        """Counts one open session less; the last one leaves the graph as it was found."""
+        """Internal: counts one open session less; the last one leaves the graph as it was found."""
         self._sessions -= 1
 
     @contextlib.contextmanager

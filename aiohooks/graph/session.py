@@ -65,7 +65,7 @@ class Session:
         self.tracked: Mapping[str, Stateful] = {}
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
         self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
-        """Return the hooks that are saved in checkpoints; set by the monitored session."""
+        """Internal: return the hooks that are saved in checkpoints; set by the monitored session."""
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
         self.restored: Restored | None = None

@@ -86,7 +86,7 @@ class Variables:
     # -- for sessions
 
     async def claim(self) -> bool:
-        """Whether the one who asks is to initialise the values; waits while another one does, in case that fails."""
+        """Internal: whether the one who asks is to initialise the values; waits while another one does, in case that fails."""
         while self._initialising and not self._ready:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._claims[waiter] = None
@@ -100,17 +100,17 @@ class Variables:
         return True
 
     def initialise(self, initial: Mapping[str, Any]) -> None:
-        """Puts the first values of variables that have none yet; `mark_ready` follows when all else is initialised."""
+        """Internal: puts the first values of variables that have none yet; `mark_ready` follows when all else is initialised."""
         for name, value in initial.items():
             if name not in self._values:
                 self._values[name] = value() if callable(value) else value
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that have no value."""
+        """Internal: those of `names` that have no value."""
         return [name for name in names if name not in self._values]
 
     def mark_ready(self) -> None:
-        """Lets the waiting workers go on."""
+        """Internal: lets the waiting workers go on."""
         self._ready = True
         self._initialising = False
         self._failure = None
@@ -118,13 +118,13 @@ class Variables:
         _wake(self._waiters)
 
     def discard(self) -> None:
-        """Forgets values of an initialisation that failed halfway."""
+        """Internal: forgets values of an initialisation that failed halfway."""
         self._values.clear()
         self._initialising = False
         _wake(self._claims)
 
     def fail(self, error: BaseException) -> None:
-        """Tells waiting workers that the session which should have initialised the values gave up."""
+        """Internal: tells waiting workers that the session which should have initialised the values gave up."""
         if self._ready or self._initialising:
             return
         self._failure = error
@@ -133,18 +133,18 @@ class Variables:
                 waiter.set_exception(self._failed())
 
     def read(self, name: str) -> Any:
-        """One value."""
+        """Internal: one value."""
         return self._values[name]
 
     def prepare(self, updates: Iterable[tuple[str, Any]], additions: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """The values that a run's results make; an addition that fails raises here, before anything is changed."""
+        """Internal: the values that a run's results make; an addition that fails raises here, before anything is changed."""
         values = dict(updates)
         for name, amount in additions:
             values[name] = values.get(name, self._values[name]) + amount
         return values
 
     def put(self, values: Mapping[str, Any]) -> None:
-        """Puts what `prepare` gave; nothing may be awaited between the two."""
+        """Internal: puts what `prepare` gave; nothing may be awaited between the two."""
         self._values.update(values)
 
     def _late(self, timeout: float) -> SessionNotReadyError:

@@ -41,6 +41,8 @@ _logger = logging.getLogger("aiohooks.hooks")
 class Evaluation:
     """The argument of the function that an `EvaluatorHook` calls.
 
+    Created by `EvaluatorHook`.
+
     Attributes:
         step: the global step after which the evaluation was due.
         variables: the values of the graph's variables after that step; later runs do not change them.

@@ -47,7 +47,10 @@ class Every:
 
 
 class EveryTimer:
-    """Keeps track of when an `Every` was last due. The caller passes the step and the time, usually `clock.now()`."""
+    """Keeps track of when an `Every` was last due. The caller passes the step and the time, usually `clock.now()`.
+
+    Created by `Every.timer`.
+    """
 
     __slots__ = ("_at", "_last_now", "_last_step", "every")
 

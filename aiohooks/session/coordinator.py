@@ -61,15 +61,15 @@ class Coordinator:
         self.errors: list[BaseException] = []
         """The failures reported so far, first one first."""
         self.raised: bool = False
-        """Whether the first failure has reached somebody."""
+        """Internal: whether the first failure has reached somebody."""
         self._joined = False
         # Kept by the top only: what to do when the session stops or a task fails.
         self._waits: set[CancelScope] = set()
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self.on_failure: Callable[[], None] | None = None
-        """Called when a task has failed, after the waits were ended."""
+        """Internal: called when a task has failed, after the waits were ended."""
         self.get_status: Callable[[], SessionStatus] | None = None
-        """Tells what the session is doing; kept by the top only, and set by the monitored session."""
+        """Internal: tells what the session is doing; kept by the top only, and set by the monitored session."""
 
     # -- stopping
 
@@ -308,7 +308,7 @@ class Coordinator:
         self.raise_requested_exception()
 
     async def shut_down(self, stop_grace_period_secs: float, cancel_grace_secs: float) -> None:
-        """Ends the tasks: so long to end by themselves, then cancelled, then so long again, then named in a warning."""
+        """Internal: ends the tasks: so long to end by themselves, then cancelled, then so long again, then named in a warning."""
         if not self._tasks:
             return
         if stop_grace_period_secs > 0 and await wait_done(self._tasks, stop_grace_period_secs):
@@ -319,16 +319,16 @@ class Coordinator:
             _logger.warning("background tasks still run %s s after their cancellation: %s", cancel_grace_secs, names)
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
-        """Whether `task` is one of the background tasks."""
+        """Internal: whether `task` is one of the background tasks."""
         return task in self._tasks
 
     def cancel_tasks(self) -> None:
-        """Ends the tasks at once."""
+        """Internal: ends the tasks at once."""
         for task in tuple(self._tasks):
             task.cancel()
 
     def retire(self) -> None:
-        """Tells this coordinator's own tasks to end, and no one else: its session is being replaced, or closed."""
+        """Internal: tells this coordinator's own tasks to end, and no one else: its session is being replaced, or closed."""
         self.stopped = self._retired = True
         if self._top is self:
             self._in_loop(self._wake)
@@ -336,7 +336,7 @@ class Coordinator:
     # -- the loop's side
 
     def bind(self) -> asyncio.AbstractEventLoop:
-        """Belongs to the running loop from now on.
+        """Internal: belongs to the running loop from now on.
 
         Raises:
             WrongLoopError: it belongs to another one.

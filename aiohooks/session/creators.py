@@ -180,7 +180,7 @@ class Scaffold:
                 )
 
     async def local_init(self, session: Session, what: str) -> None:
-        """Initialises what is a session's own, and checks that everything is there then."""
+        """Internal: initialises what is a session's own, and checks that everything is there then."""
         await _check(self.ready_for_local_init_fn, session, f"{what} did not make the model ready for local_init")
         if self.local_init_fn is not None:
             await self.local_init_fn(session)
@@ -302,7 +302,7 @@ class ChiefSessionCreator:
                 await lead.__aexit__(None, None, None)
 
     def gave_up(self, error: BaseException) -> None:
-        """Tells the workers that wait for the variables that they will not come."""
+        """Internal: tells the workers that wait for the variables that they will not come."""
         self._variables.fail(error)
 
 

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class StepContext:
-    """Control over one step: the argument of the function given to `run_step_fn`."""
+    """Control over one step: the argument of the function given to `run_step_fn`.
+
+    Created by `AsyncMonitoredSession.run_step_fn`.
+    """
 
     def __init__(self, supervisor: SessionSupervisor, run_attempt: Callable[..., Awaitable[Any]], attempt: int) -> None:
         """Made by the monitored session; `run_attempt` makes one run with hooks and does not recover."""
@@ -53,7 +56,7 @@ class StepContext:
         raise StopRequestedError(self._supervisor.root.stop_reason)
 
     async def call(self, fn: Callable[[StepContext], Awaitable[T]]) -> T:
-        """Call a step function with this context."""
+        """Internal: call a step function with this context."""
         check_callable(fn, "the step function")
         try:
             inspect.signature(fn).bind(self)

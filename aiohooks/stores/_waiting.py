@@ -127,6 +127,8 @@ class Changes:
     Positions that came and went between two steps of the iteration are left out; there is never a backlog. It ends when the
     publishers have finished and no change can follow; when they failed, or the store was closed, it raises what a
     `wait_for` would raise. It holds nothing while no task waits on it, so it may be dropped at any time.
+
+    Created by `StepStore.changes`.
     """
 
     __slots__ = ("_closed", "_next_position", "_seen", "_waiters")

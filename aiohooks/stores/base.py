@@ -54,6 +54,8 @@ class StoreStatistics:
 class Term:
     """The time in which one process is the chief of a run.
 
+    Created by `StepStore.lead`.
+
     Attributes:
         number: 1 for the first term of a run; each later one is higher.
     """
@@ -77,7 +79,7 @@ class StepStore(abc.ABC):
     """
 
     inline: ClassVar[bool] = False
-    """Whether `advance_nowait` is available, which advances without suspending."""
+    """Internal: whether `advance_nowait` is available, which advances without suspending."""
 
     def __init__(self, position: Position, *, run: str) -> None:
         """Start from `position`; `run` names what is counted."""
@@ -299,7 +301,7 @@ class StepStore(abc.ABC):
         )
 
     def describe_wait(self, step: int) -> str:
-        """Return the words for a wait for `step`, as status and timeouts show it."""
+        """Internal: return the words for a wait for `step`, as status and timeouts show it."""
         return f"step {step} of {self.run}"
 
     def __repr__(self) -> str:

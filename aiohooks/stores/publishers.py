@@ -16,6 +16,8 @@ class Publisher:
     """A party that may advance a store, from its registration (`store.publisher(name)`) until it is closed.
 
     `with store.publisher("trainer"):` closes it with the error that leaves the block, if any.
+
+    Created by `StepStore.publisher`.
     """
 
     __slots__ = ("_leave", "closed", "name", "parked")
@@ -26,7 +28,7 @@ class Publisher:
         self.closed: bool = False
         """Whether it has left."""
         self.parked: dict[asyncio.Future[Any], tuple[int, RunScope | None]] = {}
-        """Its waits: the step of each and the run in which it began; a resolved one stays until its task has run."""
+        """Internal: its waits: the step of each and the run in which it began; a resolved one stays until its task has run."""
         self._leave = leave
 
     @property
