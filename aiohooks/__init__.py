@@ -1,20 +1,20 @@
-"""An asyncio-native monitored session: a loop of steps, and everything around the step is a hook.
+"""An asyncio-native monitored session: a loop of steps in which everything around the step is a hook.
 
 The loop, as `AsyncMonitoredSession` runs it:
 
     for hook in hooks: await hook.begin()                       # may add to the graph
     session = await creator.create_session()
-    await together(hook.after_create_session(session, coord))
+    await overlapping(hook.after_create_session(session, coord))
     while not should_stop():
-        requests = await together(hook.before_run(run_context)) # fetches and feeds to add
-        values = await session.run(joined fetches, joined feeds)
-        await together(hook.after_run(run_context, its own values))
-        # an error that means "try again": close the session, make a new one, tell the hooks, run again
+        requests = await overlapping(hook.before_run(run_context))  # fetches and feeds to add
+        values = await session.run(merged fetches, merged feeds)
+        await overlapping(hook.after_run(run_context, its own values))
+        # after a recoverable error: close the session, create a new one, call after_create_session, repeat the run
     for hook in hooks: await hook.end(session)                  # on a clean end only
     await session.aclose()
     for hook in reversed(hooks): await hook.close(error)        # always
 
-`together` awaits one after the other while none suspends, and overlaps them from then on.
+`overlapping` awaits the calls in turn while none suspends, and concurrently from then on.
 """
 
 from aiohooks import checkpoint as checkpoint

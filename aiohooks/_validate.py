@@ -1,4 +1,4 @@
-"""Checks of arguments that several places share; each raises `InvalidArgumentError` with the value and what to give."""
+"""Shared checks of arguments; each raises `InvalidArgumentError` with the value and what to give instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohooks.errors import InvalidArgumentError
 
 
 def check_secs(value: object, what: str, *, optional: bool = False, positive: bool = False) -> None:
-    """Refuses what is not a number of seconds: 0 or more, `positive` above 0; `optional` lets None pass."""
+    """Raise unless `value` is a number of seconds: 0 or more, above 0 if `positive`; `optional` lets None pass."""
     if value is None and optional:
         return
     if (
@@ -48,23 +48,23 @@ def _either(choices: tuple[str, ...]) -> str:
 
 
 def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:
-    """Refuses what is not a `kind`; `optional` lets None pass."""
+    """Raise unless `value` is a `kind`; `optional` lets None pass."""
     if not isinstance(value, kind) and not (optional and value is None):
         raise InvalidArgumentError(f"{what} is {value!r}; give a {kind.__name__}{', or leave it out' if optional else ''}")
 
 
 def check_callable(value: object, what: str, *, optional: bool = False) -> None:
-    """Refuses what cannot be called; closes a coroutine that was given instead of its function."""
+    """Raise unless `value` is callable; a coroutine given instead of its function is closed."""
     if optional and value is None:
         return
     if inspect.iscoroutine(value):
-        value.close()  # else it would count as never awaited
+        value.close()  # or Python warns that it was never awaited
         raise InvalidArgumentError(f"{what} is {value!r}, a coroutine; give the function and its arguments, not the call")
     if not callable(value):
         raise InvalidArgumentError(f"{what} is {value!r}; give a function")
 
 
 def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
-    """Refuses what is not a mapping; `optional` lets None pass."""
+    """Raise unless `value` is a mapping; `optional` lets None pass."""
     if not isinstance(value, Mapping) and not (optional and value is None):
         raise InvalidArgumentError(f"{what} is {value!r}; give a mapping{', or leave it out' if optional else ''}")

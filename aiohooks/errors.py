@@ -2,41 +2,41 @@
 
     AiohooksError
      ├─ OutOfRangeError                     the input has ended: a clean end
-     ├─ StopRequestedError (RuntimeError)   a stop was asked for: a clean end
-     │   └─ PublisherFinishedError          nobody is left who could reach the step
-     ├─ AbortedError                        the work was lost, try again: recovered
-     ├─ UnavailableError                    the other side is away, try again: recovered
-     │   └─ StoreUnavailableError           the engine behind a step store is
-     │       └─ StoreRefusedError           it says no, and would say it again: not recovered by waiting
-     ├─ StoreDamagedError                   what it keeps of a run cannot be read: not recovered
-     ├─ RecoveryExhaustedError              used again after recovery gave up
+     ├─ StopRequestedError (RuntimeError)   a stop was requested: a clean end
+     │   └─ PublisherFinishedError          no publisher is left that could reach the step
+     ├─ AbortedError                        the run was lost and can be repeated: recovered
+     ├─ UnavailableError                    a service is temporarily unavailable: recovered
+     │   └─ StoreUnavailableError           the engine of a step store is unavailable
+     │       └─ StoreRefusedError           the engine refuses access: waiting does not help
+     ├─ StoreDamagedError                   the stored data of a run cannot be read: not recovered
+     ├─ RecoveryExhaustedError              the session was used after recovery gave up
      ├─ SessionClosedError (RuntimeError)   the session is not open
      ├─ NestedRunError (RuntimeError)       `run` was called from inside a hook of that run
      ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
      ├─ NotReadyError (RuntimeError)        initialisation left something missing
      ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
-     ├─ InvalidArgumentError (ValueError)   a value that cannot be meant
+     ├─ InvalidArgumentError (ValueError)   an argument is invalid
      ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
-     ├─ HookCancelledError                  a hook was cancelled by somebody else
+     ├─ HookCancelledError                  a hook was cancelled by other code
      ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
-     ├─ SessionStalledError (TimeoutError)  a phase went on for longer than a watchdog's limit
-     ├─ GraphError (ValueError)             a graph that cannot be built or planned
+     ├─ SessionStalledError (TimeoutError)  a phase exceeded a watchdog's limit
+     ├─ GraphError (ValueError)             a graph cannot be built or planned
      ├─ GraphFinalizedError (RuntimeError)  a graph was changed after `begin`
-     ├─ FetchError (ValueError)             a fetch or feed that the graph does not know
+     ├─ FetchError (ValueError)             a fetch or feed is unknown to the graph
      ├─ FeedConflictError (RuntimeError)    one node was fed twice
      ├─ NanLossDuringTrainingError (RuntimeError)
      ├─ StepTimeoutError (TimeoutError)     a step was not reached in time
-     ├─ PublisherFailedError                whoever should have reached the step failed
-     ├─ StepResetError                      the step was reset while waiting for it
+     ├─ PublisherFailedError                the publisher that should have reached the step failed
+     ├─ StepResetError                      the step was reset during a wait
      ├─ StoreClosedError                    the step store was closed
-     ├─ StaleTermError                     another chief has taken over meanwhile
+     ├─ StaleTermError                      another chief has taken over
      ├─ TaskDiedError                       the process of a chief or worker died
      └─ CheckpointError (OSError)           a checkpoint could not be written or read
          ├─ CorruptCheckpointError          it does not verify
          ├─ CheckpointBusyError             another writer has the directory
-         └─ CheckpointMismatchError         it is of another graph or of other tracked objects
+         └─ CheckpointMismatchError         it belongs to another graph or other tracked objects
 
-A class also derives from the builtin that a caller would expect. Other modules add nothing to this tree.
+A class also derives from the builtin that a caller would expect. No other module defines public errors.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class OutOfRangeError(AiohooksError):
 
 
 class StopRequestedError(AiohooksError, RuntimeError):
-    """Raised by a wait or a `run` that began after a stop was asked for; leaves the session cleanly."""
+    """Raised by a `run` that begins after a stop was requested, and by waits that the stop ends; leaves the session cleanly."""
 
 
 class PublisherFinishedError(StopRequestedError):
-    """Raised by a wait for a step when everybody who could reach it has finished cleanly.
+    """Raised by a wait for a step when every publisher that could reach it has finished cleanly.
 
     A publisher that failed gives `PublisherFailedError` instead.
     """
@@ -110,28 +110,32 @@ class AbortedError(AiohooksError):
 
 
 class UnavailableError(AiohooksError):
-    """Raised by the user's code when the other side is away for now; the session recovers."""
+    """Raised by the user's code when a service is temporarily unavailable; the session recovers."""
 
 
 class StoreUnavailableError(UnavailableError):
-    """Raised when the engine behind a step store cannot be reached, or says no; caused by what its client raised."""
+    """Raised when the engine of a step store cannot be reached or refuses access; caused by the error of its client."""
 
 
 class StoreRefusedError(StoreUnavailableError):
-    """Raised when the engine is there and says no: a password, a right, a version, a path.
+    """Raised when the engine of a step store refuses access: a password, permission, version or path.
 
-    Neither a first connection nor a first session tries again; a session that has run recovers, as from any `UnavailableError`.
+    A first connection and a first session do not retry; a session that has run recovers, as from any `UnavailableError`.
     """
 
 
 class StoreDamagedError(AiohooksError):
-    """Raised when what an engine keeps of a run is damaged, not a run, or one of another version; the session does not recover.
+    """Raised when the stored data of a run is damaged, foreign or of another version; the session does not recover.
 
-    Nothing is made up in its place. The message says what to do: stop the processes of the run, then restore it, or delete it.
+    The message says what to do: stop the processes of the run, then restore it or delete it.
+
+    Attributes:
+        path: the file, key, subject or actor.
+        found: the data found there.
+        expected: the data expected there.
     """
 
     def __init__(self, message: str, *, path: str = "", found: str = "", expected: str = "") -> None:
-        """Keeps the file, key, subject or actor, what was found there, and what should have been."""
         super().__init__(message)
         self.path: str = path
         self.found: str = found
@@ -141,7 +145,7 @@ class StoreDamagedError(AiohooksError):
 class RecoveryExhaustedError(AiohooksError):
     """Raised when a session is used again after its recovery gave up.
 
-    The call that gave up raised the last error itself, with the history as notes; this one is caused by it.
+    The call in which recovery gave up raised the last error itself, with the history as notes; it is the cause of this one.
     """
 
 
@@ -150,7 +154,7 @@ class SessionClosedError(AiohooksError, RuntimeError):
 
 
 class NestedRunError(AiohooksError, RuntimeError):
-    """Raised when a hook calls `run` of the monitored session it belongs to, which could never return."""
+    """Raised when a hook calls `run` of its own monitored session, which would deadlock."""
 
 
 class WrongLoopError(AiohooksError, RuntimeError):
@@ -158,7 +162,7 @@ class WrongLoopError(AiohooksError, RuntimeError):
 
 
 class NotReadyError(AiohooksError, RuntimeError):
-    """Raised when a session was initialised and its scaffold still says what is missing."""
+    """Raised when something is still missing after a session was initialised, by the scaffold's check."""
 
 
 class SessionNotReadyError(AiohooksError, TimeoutError):
@@ -166,7 +170,7 @@ class SessionNotReadyError(AiohooksError, TimeoutError):
 
 
 class InvalidArgumentError(AiohooksError, ValueError):
-    """Raised for a value that cannot be meant; the message has the value and what to give instead."""
+    """Raised for an invalid argument; the message has the value and what to give instead."""
 
 
 class InvalidHookError(AiohooksError, TypeError):
@@ -174,7 +178,7 @@ class InvalidHookError(AiohooksError, TypeError):
 
 
 class HookCancelledError(AiohooksError):
-    """Raised when a hook was cancelled by somebody else than the session; caused by its `CancelledError`."""
+    """Raised when a hook was cancelled by other code than the session; caused by its `CancelledError`."""
 
 
 class HookTimeoutError(AiohooksError, TimeoutError):
@@ -182,7 +186,7 @@ class HookTimeoutError(AiohooksError, TimeoutError):
 
 
 class SessionStalledError(AiohooksError, TimeoutError):
-    """Raised by `WatchdogHook` when a phase of a session went on for longer than its limit; says who was waiting for what."""
+    """Raised by `WatchdogHook` when a phase of a session exceeds its limit; the message names the waiting calls and tasks."""
 
 
 class GraphError(AiohooksError, ValueError):
@@ -206,10 +210,15 @@ class NanLossDuringTrainingError(AiohooksError, RuntimeError):
 
 
 class StepTimeoutError(AiohooksError, TimeoutError):
-    """Raised when a step was not reached in time."""
+    """Raised when a step was not reached in time.
+
+    Attributes:
+        wanted: the step that was waited for.
+        seen: the latest step seen.
+        waited_secs: the duration of the wait.
+    """
 
     def __init__(self, message: str, *, wanted: int, seen: int, waited_secs: float) -> None:
-        """Keeps what was wanted, what was last seen, and how long the wait was in seconds."""
         super().__init__(message)
         self.wanted = wanted
         self.seen = seen
@@ -217,84 +226,102 @@ class StepTimeoutError(AiohooksError, TimeoutError):
 
 
 class PublisherFailedError(AiohooksError):
-    """Raised by a wait when whoever should have published the step failed; caused by its error."""
+    """Raised by a wait when the publisher that should have reached the step failed; caused by its error."""
 
 
 class StepResetError(AiohooksError):
-    """Raised by a wait with `on_reset="raise"` when the step was reset; has `old` and `new` marks."""
+    """Raised by a wait with `on_reset="raise"` when the step was reset.
+
+    Attributes:
+        old: the position before the reset.
+        new: the position after it.
+    """
 
     def __init__(self, message: str, *, old: tuple[int, int], new: tuple[int, int]) -> None:
-        """Keeps the mark before the reset and the one after it."""
         super().__init__(message)
         self.old = old
         self.new = new
 
 
 class StoreClosedError(AiohooksError):
-    """Raised by a step store that was closed, and by the waits that were pending then."""
+    """Raised by a closed step store, and by the waits that were pending when it was closed."""
 
 
 class StaleTermError(AiohooksError):
-    """Raised by a write of a chief whose lease had run out, after another one has taken the lead; nothing was written."""
+    """Raised by a write of a chief whose lease has expired, after another chief has taken over; nothing was written.
+
+    Attributes:
+        term: the number of the term that has ended.
+        newest: the number of the current term.
+    """
 
     def __init__(self, message: str, *, term: int, newest: int) -> None:
-        """Keeps the number of the term that has ended, and of the one that has begun."""
         super().__init__(message)
         self.term: int = term
         self.newest: int = newest
 
 
 class TaskDiedError(AiohooksError):
-    """Raised by a launcher when the process of a task died, and was not, or too often, started again.
+    """Raised by a launcher when the process of a task died and is not restarted (again).
 
-    What the task's function raised itself comes out as it is.
+    An error that the task's function raised is raised as it is.
+
+    Attributes:
+        task_id: the number of the task.
+        exit_code: the exit code of its process, negative for a signal; None if unknown.
     """
 
     def __init__(self, message: str, *, task_id: int = -1, exit_code: int | None = None) -> None:
-        """Keeps the number of the task, and the exit code of its process: negative for a signal, None if it is not known."""
         super().__init__(message)
         self.task_id: int = task_id
         self.exit_code: int | None = exit_code
 
 
 class CheckpointError(AiohooksError, OSError):
-    """Raised when a checkpoint could not be written or read, with the `errno` of what the system refused.
+    """Raised when a checkpoint could not be written or read, with the `errno` of the failed system call.
 
-    The checkpoints that were there before are there still.
+    Earlier checkpoints are unchanged.
     """
 
 
 class CorruptCheckpointError(CheckpointError):
-    """Raised when a checkpoint, or every checkpoint there is, does not verify; names the file and what is wrong with it."""
+    """Raised when a checkpoint, or every existing checkpoint, does not verify; the message names the file and the damage.
+
+    Attributes:
+        path: the directory of the checkpoint.
+        reason: the damage.
+    """
 
     def __init__(self, message: str, *, path: Path | None = None, reason: str = "") -> None:
-        """Keeps the directory of the checkpoint, and what is wrong with it."""
         super().__init__(message)
         self.path: Path | None = path
         self.reason: str = reason
 
 
 class CheckpointBusyError(CheckpointError):
-    """Raised when another writer has the directory; names the process where it is known."""
+    """Raised when another writer has the directory.
+
+    Attributes:
+        pid: the process that holds the directory, if known.
+    """
 
     def __init__(self, message: str, *, pid: int | None = None) -> None:
-        """Keeps the process that holds the directory, as far as it said."""
         super().__init__(message)
         self.pid: int | None = pid
 
 
 class CheckpointMismatchError(CheckpointError):
-    """Raised when a good checkpoint cannot be put into this session: other variables, shapes or tracked objects."""
+    """Raised when an intact checkpoint does not fit this session: other variables, shapes or tracked objects."""
 
 
 _CLEAN = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
 
 
 def is_clean_end(error: BaseException) -> bool:
-    """Whether leaving a session with `error` is a clean end: `end` is called and the error swallowed.
+    """Return whether leaving a session with `error` is a clean end: `end` is called and the error is swallowed.
 
     These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their subclasses, the
-    `RuntimeError` that Python makes of a `StopIteration` inside a coroutine, and groups of nothing else.
+    `RuntimeError` that Python raises for a `StopIteration` inside a coroutine, and groups that contain only these.
     """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
@@ -314,7 +341,7 @@ E = TypeVar("E", bound=AiohooksError)
 
 
 def another(error: E, message: str | None = None) -> E:
-    """An error like this one, for one more caller: if the same one were raised twice, it would collect both tracebacks."""
+    """Return a copy of an error for another caller: one object raised twice would collect both tracebacks."""
     attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
     copy = type(error)(str(error) if message is None else message, **attributes)
     copy.__cause__ = error.__cause__
@@ -322,7 +349,7 @@ def another(error: E, message: str | None = None) -> E:
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
-    """The end of a message about an unknown `name`: the nearest known one, and what is known."""
+    """Return the end of a message about an unknown `name`: the nearest known name, and all known names."""
     names = sorted(map(str, known))
     if not names:
         return "nothing is known by name here"

@@ -46,35 +46,34 @@ def monitored_training_session(
     handle_signals: bool | SignalPolicy = False,
     name: str | None = None,
 ) -> AsyncMonitoredSession:
-    """A monitored session with the hooks that a training job has as a rule.
+    """Return a monitored session with the usual hooks of a training job.
 
     A chief restores from `checkpoint_dir` and has, in this order: `chief_only_hooks`, a `StepCounterHook`, a
-    `SummarySaverHook`, a `CheckpointSaverHook`, `hooks`. Each of the three is there if its period is not None and there is
-    something for it to do; none depends on another one. A worker waits for the chief, and has `hooks` only.
+    `SummarySaverHook`, a `CheckpointSaverHook`, `hooks`. Each of the three is present if its period is not None and it has
+    something to do; they are independent. A worker waits for the chief, and has `hooks` only.
 
     Args:
         source: a graph, or a coroutine function that is the step.
-        is_chief: whether it initialises, restores and saves, or waits for the one who does.
-        checkpoint_dir: where checkpoints are restored from and saved; None for neither.
+        is_chief: whether it initialises, restores and saves, or waits for the chief that does.
+        checkpoint_dir: the directory from which checkpoints are restored and to which they are saved; None for neither.
         scaffold: how sessions are initialised, and what is tracked in checkpoints.
         hooks: of chief and workers.
         chief_only_hooks: of the chief; they come first.
         save_checkpoint: when to save.
         save_summaries: when to write `summaries`.
         log_step_count: when to log the steps per second.
-        summaries: what to write for TensorBoard: a mapping from a tag to a fetch, or nodes and names.
-        summary_dir: where to; `checkpoint_dir`, if left out.
-        global_step: see `AsyncMonitoredSession`, as for what is not named here.
+        summaries: the values to write for TensorBoard: a mapping from tags to fetches, or nodes and names.
+        summary_dir: the directory of the summaries; by default `checkpoint_dir`.
+        global_step: see `AsyncMonitoredSession`.
         variables: shared by a chief and its workers of one process; see `WorkerSessionCreator` for other processes.
-        max_wait_secs: how long a worker waits for the chief; None for ever.
+        max_wait_secs: how long a worker waits for the chief; None for no limit.
         recovery: see `AsyncMonitoredSession`.
         stop_grace_period_secs: likewise.
         handle_signals: likewise.
         name: likewise.
 
     Raises:
-        InvalidArgumentError: a value that cannot be meant, summaries without a directory, a worker that cannot hear of its
-            chief.
+        InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has no connection to its chief.
     """
     for what, every in (
         ("save_checkpoint", save_checkpoint),

@@ -1,7 +1,7 @@
-"""Time as everything here sees it: a clock that tests can replace.
+"""The clock, which tests can replace.
 
-Whatever needs the time takes `current_clock()` when it is made or started and asks that one from then on. It is the
-running event loop's clock unless a context says otherwise (`aiohooks.testing.ManualClock`).
+An object that needs the time takes `current_clock()` when it is created or started and keeps it. It is the running event
+loop's clock unless the context has another one (`aiohooks.testing.ManualClock`).
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from typing import Any, Protocol
 
 
 class TimerHandle(Protocol):
-    """A call that is still to come, and can be called off."""
+    """A scheduled call."""
 
     def cancel(self) -> Any:
-        """Calls it off; harmless when it was made already."""
+        """Cancel the call; harmless if it was already made."""
         ...
 
 
 class Clock(Protocol):
-    """What tells the time and calls back later."""
+    """The time, and calls after a delay."""
 
     def now(self) -> float:
-        """Seconds since some moment in the past; never runs backwards."""
+        """Return the seconds since an arbitrary moment in the past; never decreases."""
         ...
 
     def call_later(self, secs: float, callback: Callable[[], object]) -> TimerHandle:
-        """Calls `callback()` from the event loop, `secs` seconds from now."""
+        """Call `callback()` from the event loop after `secs` seconds."""
         ...
 
 
 class LoopClock:
     """The running event loop's clock.
 
-    The loop is looked up at each call, so that a clock may be taken before there is a loop.
+    The loop is looked up at each call, so a clock can be taken before there is a loop.
     """
 
     __slots__ = ()
 
     def now(self) -> float:
-        """The running loop's time."""
+        """Return the running loop's time."""
         return asyncio.get_running_loop().time()
 
     def call_later(self, secs: float, callback: Callable[[], object]) -> TimerHandle:
-        """The running loop's `call_later`."""
+        """Schedule a call with the running loop."""
         return asyncio.get_running_loop().call_later(secs, callback)
 
     def __repr__(self) -> str:
@@ -56,18 +56,18 @@ _current: ContextVar[Clock] = ContextVar("aiohooks_clock", default=LoopClock()) 
 
 
 def current_clock() -> Clock:
-    """The clock of this context: the event loop's, unless a test has set another."""
+    """Return the clock of this context: the event loop's, unless a test has set another."""
     return _current.get()
 
 
 def quick_now() -> Callable[[], float]:
-    """The current clock's `now`, for who asks often: the running loop is not looked up each time."""
+    """Return the current clock's `now` for frequent calls: it does not look up the running loop each time."""
     clock = current_clock()
     return asyncio.get_running_loop().time if isinstance(clock, LoopClock) else clock.now
 
 
 def set_current_clock(clock: Clock) -> Callable[[], None]:
-    """Makes `clock` the current one of this context; the result puts back what was there before."""
+    """Make `clock` the clock of this context; return a function that restores the previous one."""
     token = _current.set(clock)
     return lambda: _current.reset(token)
 
