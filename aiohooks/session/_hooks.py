@@ -28,6 +28,7 @@ _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _MOST_MERGES = 1024
 _NOTHING = SessionRunValues(None, None, None)
 # Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
+new_args: Callable[[tuple[Any, ...]], SessionRunArgs] = partial(tuple.__new__, SessionRunArgs)
 _new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(tuple.__new__, SessionRunValues)
 
 
@@ -145,10 +146,6 @@ class HookSet:
         return f"<hooks: {', '.join(self.names) or 'none'}>"
 
 
-Request = tuple[Any, Mapping[Any, Any] | None, Mapping[str, Any] | None]
-"""The items of a `SessionRunArgs`: fetches, feeds, options."""
-
-
 class MergedFetches(NamedTuple):
     """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of their values.
 
@@ -172,7 +169,9 @@ class Merger:
         self._names = names
         self._known: dict[tuple[Any, ...], MergedFetches] = {}
 
-    def merge(self, request: Request, asked: Sequence[SessionRunArgs | None]) -> tuple[Request, MergedFetches | None]:
+    def merge(
+        self, request: SessionRunArgs, asked: Sequence[SessionRunArgs | None]
+    ) -> tuple[SessionRunArgs, MergedFetches | None]:
         """Merge the caller's request with those of the hooks; return the merged one, and what splits its values.
 
         Raises:
@@ -198,7 +197,7 @@ class Merger:
             feeds = [(name, one[1]) for name, one in zip(self._names, asked, strict=True) if one is not None and one[1]]
             feed_dict = merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)]) if feeds else feed_dict
             options = merge_options([options, *[one[2] for one in asked if one is not None]])
-        return (fetches.nodes, feed_dict, options), fetches
+        return new_args((fetches.nodes, feed_dict, options)), fetches
 
     def split(
         self, values: Any, merged: MergedFetches | None, options: Mapping[str, Any] | None, run_metadata: dict[str, Any] | None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import CancelScope, TimeLimit, cancel_count, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
@@ -19,8 +19,10 @@ from aiohooks.errors import (
     StopRequestedError,
     WrongLoopError,
 )
-from aiohooks.session.recovery import SessionSupervisor
 from aiohooks.stores.publishers import Publisher
+
+if TYPE_CHECKING:
+    from aiohooks.session.recovery import SessionSupervisor
 
 _logger = logging.getLogger("aiohooks")
 

@@ -14,8 +14,9 @@ The life of a hook, as its session calls it:
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks.dispatch.hook import Hook
@@ -50,51 +51,36 @@ class SessionRunValues(NamedTuple):
     run_metadata: dict[str, Any] | None
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class SessionRunContext:
     """One attempt of one run, as its hooks see it; the same object in `before_run` and `after_run` of all hooks.
 
-    `session` is the raw session: runs through it call no hooks. `global_step` is, in `before_run`, the step about to run,
-    and in `after_run` the committed step. `attempt` is 1, and one more after each recovery of this run.
+    Attributes:
+        original_args: the arguments of `run`, the caller's own objects.
+        session: the raw session: runs through it call no hooks.
+        coord: its coordinator; without one (in a test) a stop is only recorded here.
+        global_step: in `before_run` the step about to run, in `after_run` the committed step.
+        attempt: 1, and one more after each recovery of this run.
     """
 
-    __slots__ = ("_args", "_coord", "_requested", "attempt", "global_step", "session")
-
+    original_args: SessionRunArgs
     session: Session
-    global_step: int
-    attempt: int
-
-    def __init__(
-        self,
-        original_args: Iterable[Any],
-        session: Session,
-        coord: Coordinator | None = None,
-        *,
-        global_step: int = 0,
-        attempt: int = 1,
-    ) -> None:
-        """Make the context of one attempt; without `coord` (in a test) a stop is only recorded here."""
-        self._args = original_args
-        self.session = session
-        self.global_step = global_step
-        self.attempt = attempt
-        self._coord = coord
-        self._requested = False
-
-    @property
-    def original_args(self) -> SessionRunArgs:
-        """The arguments of `run`: the caller's own objects."""
-        return SessionRunArgs(*self._args)
+    coord: Coordinator | None = None
+    _: dataclasses.KW_ONLY
+    global_step: int = 0
+    attempt: int = 1
+    _requested: bool = dataclasses.field(default=False, init=False)
 
     @property
     def stop_requested(self) -> bool:
         """Whether a stop has been asked for, by this hook or by anybody."""
-        return self._requested or (self._coord is not None and self._coord.should_stop())
+        return self._requested or (self.coord is not None and self.coord.should_stop())
 
     def request_stop(self, reason: str | None = None) -> None:
         """Asks the session to stop after this run; recorded at once, and the first reason is kept."""
         self._requested = True
-        if self._coord is not None:
-            self._coord.request_stop(reason)
+        if self.coord is not None:
+            self.coord.request_stop(reason)
 
     def __repr__(self) -> str:
         return f"<SessionRunContext step={self.global_step} attempt={self.attempt} stop_requested={self.stop_requested}>"

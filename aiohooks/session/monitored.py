@@ -33,16 +33,15 @@ from aiohooks.errors import InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import Graph
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
-from aiohooks.session._hooks import HookSet, Request
+from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import RunLock
 from aiohooks.session._shutdown import Shutdown
-from aiohooks.session._snapshot import session_status
 from aiohooks.session.coordinator import Coordinator, close_unawaited
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
-from aiohooks.session.hook import SessionRunContext, SessionRunHook
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
-from aiohooks.session.status import SessionStatus
+from aiohooks.session.status import SessionStatus, session_status
 from aiohooks.session.steps import StepContext, Steps
 from aiohooks.stores.base import StepStore
 
@@ -134,17 +133,17 @@ class AsyncMonitoredSession:
         lock = self._run_lock
         scope = await lock.wait() if lock.turns.taken else lock.acquire()
         try:
-            attempt = 1
+            request, attempt = new_args((fetches, feed_dict, options)), 1
             while True:
                 try:
-                    return await drive(self._run_once(lock.caller, (fetches, feed_dict, options), attempt), lock.caller)
+                    return await drive(self._run_once(lock.caller, request, attempt), lock.caller)
                 except BaseException as error:
                     await self._supervisor.recover(error, lock)  # returns: run again; raises: give up
                 attempt += 1
         finally:
             lock.release(scope)
 
-    async def _run_once(self, caller: HookCaller, request: Request, attempt: int) -> Any:
+    async def _run_once(self, caller: HookCaller, request: SessionRunArgs, attempt: int) -> Any:
         """Make one attempt of a run; under `drive`, so that hooks and operations overlap when they wait."""
         supervisor, hooks, options = self._supervisor, self._hooks, request[2]
         if supervisor.coord.errors:
@@ -181,7 +180,7 @@ class AsyncMonitoredSession:
         lock = self._run_lock
         scope = await lock.wait() if lock.turns.taken else lock.acquire()
 
-        async def run_attempt(request: Request, attempt: int) -> Any:
+        async def run_attempt(request: SessionRunArgs, attempt: int) -> Any:
             caller = lock.caller
             caller.base = cancel_count(current_task())
             caller.began = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from aiohooks._validate import check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
+from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.recovery import SessionSupervisor
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class StepContext:
         root = self._supervisor.root
         if root.should_stop():
             raise StopRequestedError(root.stop_reason)
-        return await self._run_attempt((fetches, feed_dict, options), self._attempt)
+        return await self._run_attempt(SessionRunArgs(fetches, feed_dict, options), self._attempt)
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
         """Request a stop and end the step function.

@@ -106,7 +106,7 @@ class ByHand:
         self.hooks = hooks
         self.names = names
         self.step = 0
-        self.context = ah.SessionRunContext((None, None, None), ah.Session(ah.Graph()))
+        self.context = ah.SessionRunContext(ah.SessionRunArgs(), ah.Session(ah.Graph()))
 
     async def run(self, batch: float) -> None:
         """One step."""
@@ -179,7 +179,7 @@ async def marginal_cost(counts: Counts) -> AsyncIterator[Setup]:
     """The cost of one more hook: the slope between 5 and 15 hooks."""
     more = 10
     hooks = [NoOpHook() for _ in range(more)]
-    context = ah.SessionRunContext((None, None, None), ah.Session(ah.Graph()))
+    context = ah.SessionRunContext(ah.SessionRunArgs(), ah.Session(ah.Graph()))
     values = ah.SessionRunValues(None, None, None)
 
     async def by_hand() -> None:
@@ -210,7 +210,7 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
     """Hooks that all suspend, against gathering their coroutines: a whole run, and its two phases alone."""
     quiet: list[ah.SessionRunHook] = [SuspendingHook() for _ in range(HOOKS)]
     asking: list[ah.SessionRunHook] = [SuspendingFetchingHook(name) for name in NAMES]
-    context = ah.SessionRunContext((None, None, None), ah.Session(ah.Graph()))
+    context = ah.SessionRunContext(ah.SessionRunArgs(), ah.Session(ah.Graph()))
     values = ah.SessionRunValues(None, None, None)
     async with AsyncExitStack() as stack:
         yield Setup(

@@ -305,7 +305,7 @@ async def test_the_status_of_a_session() -> None:
 
 async def test_the_repr_of_a_context() -> None:
     """The context's repr has what a person debugging needs."""
-    context = ah.SessionRunContext(("loss", None, None), ah.Session(counting_graph()), global_step=5, attempt=2)
+    context = ah.SessionRunContext(ah.SessionRunArgs("loss"), ah.Session(counting_graph()), global_step=5, attempt=2)
     assert repr(context) == "<SessionRunContext step=5 attempt=2 stop_requested=False>"
     context.request_stop("in a test")
     assert context.stop_requested

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,12 @@ class JsonReply:
     status: int
     body: dict[str, Any] = field(default_factory=dict[str, Any])
     retry: bool = False
+
+
+def encode_json(report: dict[str, Any]) -> bytes:
+    """Encode a report as one line of ASCII without characters that have a meaning in HTML."""
+    text = json.dumps(report, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").encode("ascii")
 
 
 def error_reply(status: int, error: str, message: str, *, retry: bool = False, **more: Any) -> JsonReply:

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiohooks._aio.cancel import CancelScope, TimeLimit, current_task, wait_done
 from aiohooks._aio.clock import current_clock, sleep
-from aiohooks.adapters.asgi._access import JsonReply, error_reply, safe_error, safe_text
-from aiohooks.adapters.asgi._report import SessionReporter, encode_json
+from aiohooks.adapters.asgi._access import JsonReply, encode_json, error_reply, safe_error, safe_text
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,
@@ -24,6 +23,9 @@ from aiohooks.errors import (
 )
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores import Changes, StepStore
+
+if TYPE_CHECKING:
+    from aiohooks.adapters.asgi._report import SessionReporter
 
 
 async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float | None) -> JsonReply:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_error, safe_text
-from aiohooks.adapters.asgi._lifespan import SessionRunner
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.status import Activity
 from aiohooks.stores import Position
+
+if TYPE_CHECKING:
+    from aiohooks.adapters.asgi._lifespan import SessionRunner
 
 State = Literal["starting", "running", "recovering", "stopping", "finished", "failed"]
 
@@ -201,9 +202,3 @@ def _thinned_values(history: HistoryHook) -> dict[str, Any]:
 def _finite(value: float | None) -> float | int | None:
     # JSON has neither infinity nor NaN.
     return value if value is not None and math.isfinite(value) else None
-
-
-def encode_json(report: dict[str, Any]) -> bytes:
-    """Encode a report as one line of ASCII without characters that have a meaning in HTML."""
-    text = json.dumps(report, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").encode("ascii")

@@ -22,11 +22,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from aiohooks._validate import check_callable, check_instance, check_int, check_secs
-from aiohooks.adapters.asgi._access import AccessPolicy, JsonReply, error_reply, safe_text
+from aiohooks.adapters.asgi._access import AccessPolicy, JsonReply, encode_json, error_reply, safe_text
 from aiohooks.adapters.asgi._events import WhileConnected, reached_reply, store_of, wait_for_step, write_events
 from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
 from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
-from aiohooks.adapters.asgi._report import SessionReporter, encode_json
+from aiohooks.adapters.asgi._report import SessionReporter
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.timing import HookTimingHook
