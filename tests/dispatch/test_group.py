@@ -85,9 +85,9 @@ async def test_hooks_of_a_lower_order_finish_first() -> None:
         record.append((phase, number, "ends"))
 
     await run_once([ah.configure(hook, order=orders[hook.number]) for hook in five_hooks(act)])
-    tiers = ((1, 4), (2,), (0, 3))
+    groups = ((1, 4), (2,), (0, 3))
     assert record == [
-        (phase, number, what) for phase in OVERLAPPING_PHASES for tier in tiers for what in ("starts", "ends") for number in tier
+        (phase, number, what) for phase in OVERLAPPING_PHASES for group in groups for what in ("starts", "ends") for number in group
     ]
 
 

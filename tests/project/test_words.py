@@ -1,0 +1,134 @@
+"""The words of the project: each word that was replaced, with the word that is used instead."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from tests.support.source import ROOT
+
+FOLDERS = ("aiohooks", "docs", "tests", "examples", ".ci")
+FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
+SUFFIXES = {".py", ".md", ".lua", ".toml", ""}
+
+# Whole words, in any case: names in the code and words of the text. Parts of a name that are joined by `_` are words, too.
+WORDS: dict[str, str] = {
+    # the library's parts
+    "reigns?": "term",
+    "Departed": "LastExit",
+    "WaitingRoom": "waits, registry of waits",
+    "Crew": "task group, workers",
+    "FanOut": "gather",
+    "RunGate": "run lock",
+    "Tiers?": "order group",
+    "HookedRun": "the run of the monitored session",
+    "forgives|forgiving|forgiven": "suppresses",
+    "driven by": "gather",
+    "innermost run": "current run",
+    "hearsay": "unconfirmed members",
+    "wishes": "requests",
+    "bury|buried": "remove",
+    "residue": "leaks",
+    "hopeless|hope lost": "unreachable",
+    "Ears": "inotify",
+    "Bells?": "notifier",
+    # the tests
+    "playbook|plays of": "scenarios",
+    "deaf": "uncancellable",
+    "programmes?": "program",
+    # plain English
+    "so-manieth": "attempt number",
+    "made up": "invented, composed",
+    "somebody(?:'s)?": "name the role: another process, a third party",
+    "nobody(?:'s)?": "no one, or name the role: no waiter",
+    "the one who": "name the role",
+    "cannot be meant": "invalid",
+    "senseless": "invalid",
+    "for ever": "indefinitely",
+    "(?:is|are|was|were|be|been|being) told(?! apart| from)": "is notified, gets",
+    "tell(?:s|ing)? (?:of|him|her|it|nobody|who|everybody)": "notify",
+    "(?:goes|going|go|gone|went) on": "continue, be active",
+    "at once": "immediately, at the same time",
+    "of the moment": "current",
+    "in (?:one|the same|that) moment": "together, in the same tick",
+    "hears?(?: of)?|heard(?: of)?|unheard": "is notified, learns",
+    "takes up": "continues, uses",
+    "comes? of (?:it|this|them)": "result",
+    "(?:of|to|by|from) who": "the caller, the waiter",
+    "who (?:waits|asks|calls)": "the waiter, the caller",
+}
+_ANY = "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+")
+PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECASE)
+
+# Files in which words are still to be replaced.
+UNFINISHED = (
+    "aiohooks/_aio/",
+    "aiohooks/dispatch/",
+    "aiohooks/errors.py",
+    "aiohooks/graph/",
+    "aiohooks/session/",
+    "aiohooks/stores/publishers.py",
+    "aiohooks/training.py",
+    "docs/reference.md",
+    "tests/aio/test_known_asyncio_bugs.py",
+    "tests/benchmarks/rows_hooks.py",
+    "tests/project/test_benchmarks.py",
+    "tests/session/test_shutdown_uncancellable.py",
+)
+
+# A table of old and new names.
+RENAMES = re.compile(r"^ *\| `.*$", re.MULTILINE)
+
+
+def uses(text: str) -> list[tuple[int, str, str]]:
+    """Return each use of a replaced word: the number of its line, the words, and what to write instead."""
+    text = text.replace("_", " ")
+    found: list[tuple[int, str, str]] = []
+    for match in PATTERN.finditer(text):
+        assert match.lastindex is not None
+        line = text.count("\n", 0, match.start()) + 1
+        found.append((line, " ".join(match.group().split()), list(WORDS.values())[match.lastindex - 1]))
+    return found
+
+
+@functools.cache
+def found_words() -> tuple[str, ...]:
+    """Return each use of a replaced word in the project, with its place."""
+    found: list[str] = []
+    for path in files():
+        text = path.read_text(encoding="utf-8")
+        if path.name == "CHANGELOG.md":
+            text = RENAMES.sub("", text)
+        found += [f"{path.relative_to(ROOT)}:{line}: {words} -> {instead}" for line, words, instead in uses(text)]
+    return tuple(found)
+
+
+def files() -> list[Path]:
+    """Return the project's text files, except this one."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))] + [ROOT / name for name in FILES]
+    return [
+        path
+        for path in paths
+        if path.suffix in SUFFIXES and path.is_file() and path != Path(__file__) and "__pycache__" not in path.parts
+    ]
+
+
+def test_the_list_of_unfinished_files_is_current() -> None:
+    """Each entry has a word that is still to be replaced."""
+    found = found_words()
+    assert [path for path in UNFINISHED if not any(one.startswith(path) for one in found)] == []
+
+
+def test_the_search_finds_words() -> None:
+    """A word is found in names, in any case and over the end of a line, and not inside another word."""
+    assert uses("self._crew_of(x)\nIt goes\n    on. Nobodys, crews, gone") == [
+        (1, "crew", "task group, workers"),
+        (2, "goes on", "continue, be active"),
+    ]
+
+
+def test_replaced_words_are_not_used() -> None:
+    """No file uses a word that was replaced by the field's standard term or by plain English."""
+    found = [one for one in found_words() if not one.startswith(UNFINISHED)]
+    assert not found, "\n".join(found)
