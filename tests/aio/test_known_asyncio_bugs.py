@@ -1,7 +1,7 @@
 """Known bugs of asyncio and of code that uses it, each tried on the library's own operations.
 
 The library does not use `asyncio.wait_for`, `Condition` and `TaskGroup` (tests/project/test_architecture.py): tests of their bugs
-are of the waits, locks and fan-outs in their place. There are no eager tasks before Python 3.12; uvloop 0.23 fails with the
+are of the waits, locks and gathers in their place. There are no eager tasks before Python 3.12; uvloop 0.23 fails with the
 eager factory of 3.13.0 at the first task. Bugs that the cancel sweep found in this library are in `test_regressions.py`.
 """
 

@@ -87,7 +87,7 @@ async def test_hooks_of_a_lower_order_finish_first() -> None:
     await run_once([ah.configure(hook, order=orders[hook.number]) for hook in five_hooks(act)])
     groups = ((1, 4), (2,), (0, 3))
     assert record == [
-        (phase, number, what) for phase in OVERLAPPING_PHASES for group in groups for what in ("starts", "ends") for number in group
+        (phase, number, what) for phase in OVERLAPPING_PHASES for one in groups for what in ("starts", "ends") for number in one
     ]
 
 

@@ -24,8 +24,6 @@ WORDS: dict[str, str] = {
     "Tiers?": "order group",
     "HookedRun": "the run of the monitored session",
     "forgives|forgiving|forgiven": "suppresses",
-    "driven by": "gather",
-    "innermost run": "current run",
     "hearsay": "unconfirmed members",
     "wishes": "requests",
     "bury|buried": "remove",
@@ -63,18 +61,16 @@ PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECAS
 
 # Files in which words are still to be replaced.
 UNFINISHED = (
-    "aiohooks/_aio/",
-    "aiohooks/dispatch/",
+    "aiohooks/_aio/clock.py",
+    "aiohooks/dispatch/hook.py",
     "aiohooks/errors.py",
-    "aiohooks/graph/",
-    "aiohooks/session/",
-    "aiohooks/stores/publishers.py",
+    "aiohooks/graph/fetches.py",
+    "aiohooks/graph/variables.py",
+    "aiohooks/session/coordinator.py",
+    "aiohooks/session/creators.py",
+    "aiohooks/session/hook.py",
     "aiohooks/training.py",
     "docs/reference.md",
-    "tests/aio/test_known_asyncio_bugs.py",
-    "tests/benchmarks/rows_hooks.py",
-    "tests/project/test_benchmarks.py",
-    "tests/session/test_shutdown_uncancellable.py",
 )
 
 # A table of old and new names.
