@@ -21,6 +21,7 @@ async def main(directory: Path, how: str) -> None:
     async with ah.open_step_store(f"local://{directory}", run="training") as versions:
         with versions.publisher("trainer"):
             await versions.raise_to(2)
+            await versions.flush()  # from here on other processes know the publisher
             print("published 2", flush=True)
             await asyncio.Event().wait()
 
