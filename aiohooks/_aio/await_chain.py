@@ -30,7 +30,7 @@ class TaskWait(NamedTuple):
             if frame.f_code.co_name == "wait_for":
                 # A step store, which this package must not import.
                 owner, step = frame.f_locals.get("self"), frame.f_locals.get("step")
-                describe = getattr(type(owner), "describe_wait", None)
+                describe = getattr(type(cast("object", owner)), "describe_wait", None)
                 if describe is not None and step is not None:
                     return str(describe(owner, step))
         return f"task {self.future.get_name()!r}" if isinstance(self.future, asyncio.Task) else None

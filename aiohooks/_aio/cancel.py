@@ -12,7 +12,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -27,11 +27,11 @@ DEFAULT_GRACE_SECS = 120.0
 """How long cleanup may take after a cancellation, where the user does not say."""
 
 
+task_of: Callable[[asyncio.AbstractEventLoop | None], asyncio.Task[Any] | None]
 if sys.version_info >= (3, 12):
     task_of = asyncio.current_task
 else:  # `asyncio.current_task` is written in Python there, and slower than all else that a run does for itself
-    _tasks: dict[asyncio.AbstractEventLoop | None, asyncio.Task[Any]] = asyncio.tasks._current_tasks  # type: ignore[attr-defined]
-    task_of = _tasks.get
+    task_of = cast("Any", asyncio.tasks)._current_tasks.get
 
 
 def current_task() -> asyncio.Task[Any]:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from aiohooks.checkpoint._format import ARRAYS, STATE, DamagedError, damage_in
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, missing_extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ try:
     import numpy as np
     import safetensors
 except ImportError as error:
-    raise ImportError("checkpoints need numpy, safetensors and msgspec: pip install 'aiohooks[checkpoint]'") from error
+    raise missing_extra("aiohooks.checkpoint", "checkpoint") from error
 
 Array: TypeAlias = "NDArray[Any]"
 _Path: TypeAlias = tuple[str | int, ...]

@@ -197,7 +197,10 @@ def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
 
 
 def _without_argument(method: Method) -> Method:
-    return lambda _: method()
+    def call(_: Any) -> Coroutine[Any, Any, Any]:
+        return method()
+
+    return call
 
 
 def _log_errors(method: Method, name: str) -> Method:

@@ -252,7 +252,7 @@ def gathered_run(session: Session) -> GatheredRun:
     A session that overrides `run` is run by that, without the gather.
     """
     if type(session) is Session and "run" not in vars(session):
-        return session._run
+        return session._run  # pyright: ignore[reportPrivateUsage]
 
     def run(gather: LazyGather, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Awaitable[Any]:
         if options is None:

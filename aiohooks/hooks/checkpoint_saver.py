@@ -14,7 +14,8 @@ from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
-from aiohooks.errors import HookCancelledError, InvalidArgumentError
+from aiohooks.dispatch.group import hook_cancelled_error
+from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -290,7 +291,7 @@ class CheckpointSaverHook(SessionRunHook):
             self._record_failed_save(step, error)
             return
         except asyncio.CancelledError as error:
-            self._record_failed_save(step, _cancelled_error(step, error))
+            self._record_failed_save(step, hook_cancelled_error(f"the save of step {step}", error))
             raise
         finally:
             del state  # else it would be kept until the listeners return
@@ -306,7 +307,7 @@ class CheckpointSaverHook(SessionRunHook):
         except Exception as error:
             self._record_failure(error)
         except asyncio.CancelledError as error:
-            self._record_failure(_cancelled_error(step, error))
+            self._record_failure(hook_cancelled_error(f"the save of step {step}", error))
             raise
 
     def _record_failed_save(self, step: int, error: Exception) -> None:
@@ -344,9 +345,3 @@ def _metric(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidArgumentError(f"metric {name!r} is {value!r}; fetch a number") from None
-
-
-def _cancelled_error(step: int, error: asyncio.CancelledError) -> HookCancelledError:
-    failure = HookCancelledError(f"the save of step {step} was cancelled, and not by its session")
-    failure.__cause__ = error
-    return failure

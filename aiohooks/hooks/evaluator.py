@@ -14,11 +14,10 @@ from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task, to_threa
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run
 from aiohooks._validate import check_callable, check_choice, check_instance, check_int, check_mapping, check_secs
+from aiohooks.dispatch.group import hook_cancelled_error, hook_timeout_error
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
-    HookCancelledError,
-    HookTimeoutError,
     InvalidArgumentError,
     InvalidHookError,
     StopRequestedError,
@@ -369,12 +368,13 @@ class EvaluatorHook(SessionRunHook):
         except asyncio.CancelledError as error:
             if current_task().cancelling() > base:
                 raise
-            raise HookCancelledError(f"{what} was cancelled, and not by its session") from error
+            raise hook_cancelled_error(what, error) from error
         except StopRequestedError:
             raise
         except TimeoutError as error:
             if limit.expired:
-                raise HookTimeoutError(f"{error}; give it more with timeout_secs=") from error
+                advice = "give it more with timeout_secs="
+                raise hook_timeout_error(what, self._timeout_secs, limit.suspended_at, advice) from error
             raise
         except Exception as error:
             if is_clean_end(error):

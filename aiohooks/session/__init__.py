@@ -10,6 +10,5 @@ from aiohooks.session.steps import Steps as Steps
 
 __all__ = ["Activity", "SessionStatus", "StepContext", "Steps"]
 
-for _public in (Activity, SessionStatus, StepContext, Steps):
-    _public.__module__ = __name__
-del _public
+for _name in __all__:
+    globals()[_name].__module__ = __name__

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from aiohooks._aio.cancel import cancel_count, current_task
 from aiohooks._aio.clock import current_clock
@@ -28,8 +28,9 @@ _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _MOST_MERGES = 1024
 _NOTHING = SessionRunValues(None, None, None)
 # Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
-new_args: Callable[[tuple[Any, ...]], SessionRunArgs] = partial(tuple.__new__, SessionRunArgs)
-_new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(tuple.__new__, SessionRunValues)
+_new_tuple = cast("Any", tuple).__new__
+new_args: Callable[[tuple[Any, ...]], SessionRunArgs] = partial(_new_tuple, SessionRunArgs)
+_new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(_new_tuple, SessionRunValues)
 
 
 class HookSet:

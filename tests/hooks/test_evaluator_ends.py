@@ -77,7 +77,8 @@ async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> No
             await until_true(lambda: gate.began == [2, 3])
             gate.release()
         with refused(
-            ah.errors.HookTimeoutError, "the evaluation at step 2 took longer than 5 s; give it more with timeout_secs="
+            ah.errors.HookTimeoutError,
+            "the evaluation at step 2 took longer than its timeout of 5 s; give it more",
         ):
             await looping
     assert gate.cancelled == [2]

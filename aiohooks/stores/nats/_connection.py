@@ -13,7 +13,7 @@ from urllib.parse import ParseResult, unquote, urlsplit
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import Clock, wake, wake_after
-from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
+from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import logger
 
 try:
@@ -22,7 +22,7 @@ try:
     from nats.aio.transport import Transport
     from nats.errors import SlowConsumerError
 except ImportError as _missing:
-    raise ImportError("NatsStepStore needs a package that is not installed; pip install 'aiohooks[nats]'") from _missing
+    raise missing_extra("NatsStepStore", "nats") from _missing
 
 OLDEST_SERVER = 2, 9
 """The first versions lack republishing and comparing before setting; 2.9 is the oldest that was tried."""

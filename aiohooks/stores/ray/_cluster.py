@@ -13,16 +13,14 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
+from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
 
 try:
     import ray
     from ray.exceptions import AuthenticationError, RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-except ImportError as missing:
-    raise ImportError(
-        "the Ray step store and launcher need a package that is not installed; pip install 'aiohooks[ray]'"
-    ) from missing
+except ImportError as _missing:
+    raise missing_extra("RayStepStore or RayLauncher", "ray") from _missing
 
 _ray: Any = ray  # its own types leave most things open
 _lock = threading.Lock()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from aiohooks._validate import check_secs
-from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError
+from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
 from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.redis._connection import RedisConnection, explain_error, is_foreign_data, is_unknown_script
@@ -32,7 +32,7 @@ try:
     from redis.backoff import NoBackoff
     from redis.exceptions import RedisError
 except ImportError as _missing:
-    raise ImportError("RedisStepStore needs a package that is not installed; pip install 'aiohooks[redis]'") from _missing
+    raise missing_extra("RedisStepStore", "redis") from _missing
 
 _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
 _LONGEST_BLOCK_SECS = 7 * 86_400.0
