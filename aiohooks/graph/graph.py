@@ -1,4 +1,4 @@
-"""The graph: placeholders, variables and operations by name, and which graph is the default one."""
+"""The graph: placeholders, variables and operations by name; and the default graph."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ MISSING = _Missing()
 
 
 class Node:
-    """Something of a graph that can be fetched and fed; compared by identity, found by name."""
+    """A part of a graph that can be fetched and fed; compared by identity, found by name."""
 
     __slots__ = ("graph", "name")
 
     def __init__(self, graph: Graph, name: str) -> None:
-        """Made by the graph's own methods."""
         self.graph: Graph = graph
         self.name: str = name
 
@@ -42,13 +41,12 @@ class Placeholder(Node):
     __slots__ = ("default",)
 
     def __init__(self, graph: Graph, name: str, default: Any) -> None:
-        """Made by `Graph.placeholder`."""
         super().__init__(graph, name)
         self.default: Any = default
 
 
 class Variable(Node):
-    """A value that lasts from run to run; it lives in a session's `Variables`. `initial` may be a function without arguments.
+    """A value that is kept between runs, in the `Variables` of a session. `initial` may be a function without arguments.
 
     Created by `Graph.variable`.
     """
@@ -56,7 +54,6 @@ class Variable(Node):
     __slots__ = ("initial",)
 
     def __init__(self, graph: Graph, name: str, initial: Any) -> None:
-        """Made by `Graph.variable`."""
         super().__init__(graph, name)
         self.initial: Any = initial
 
@@ -68,19 +65,18 @@ class GlobalStep(Node):
 
 
 class Output(Node):
-    """One value, by its key, of the mapping that an operation returns."""
+    """One value of the mapping that an operation returns, by its key."""
 
     __slots__ = ("key", "operation")
 
     def __init__(self, operation: Operation, key: str) -> None:
-        """Made for the names that a step function's result is fetched by."""
         super().__init__(operation.graph, key)
         self.operation: Operation = operation
         self.key: str = key
 
 
 class Operation(Node):
-    """A function of the graph: a coroutine function, a plain one, or one that runs in a worker thread.
+    """A function of the graph: a coroutine function, a plain function, or one that runs in a worker thread.
 
     `inputs` are the names of its parameters, `optional` those that have a default. Calling it calls the function.
 
@@ -100,7 +96,6 @@ class Operation(Node):
         thread: bool,
         steps: int,
     ) -> None:
-        """Made by `Graph.operation` and `Graph.train_op`."""
         super().__init__(graph, name)
         self.fn: Callable[..., Any] = fn
         self.inputs: tuple[str, ...]
@@ -131,18 +126,17 @@ def _variable_name(graph: Graph, given: object, what: str) -> str | None:
 
 
 class Graph:
-    """Placeholders, variables and operations, joined by the names of the operations' parameters.
+    """Placeholders, variables and operations, connected by the names of the operations' parameters.
 
     While a session is open its graph is finalized: nothing can be added.
     """
 
     def __init__(self) -> None:
-        """Makes an empty graph."""
         self._nodes: dict[str, Node] = {}
         self._finalized = False
         self._sessions = 0
         self.global_step: GlobalStep = GlobalStep(self, "global_step")
-        """The global step, to be fetched; operations may have it as a parameter too."""
+        """The node of the global step; it can be fetched, and operations can have it as a parameter."""
         self._nodes["global_step"] = self.global_step
         self._step: Operation | None = None
         self._outputs: dict[str, Output] = {}
@@ -150,7 +144,7 @@ class Graph:
     # -- building
 
     def placeholder(self, name: str, *, default: Any = MISSING) -> Placeholder:
-        """Adds a value that each run must be fed, unless it has a default.
+        """Add a value that each run must feed, unless it has a default.
 
         Raises:
             GraphError: the name is taken or no name.
@@ -159,11 +153,11 @@ class Graph:
         return self._add(Placeholder(self, name, default))
 
     def variable(self, name: str, initial: Any) -> Variable:
-        """Adds a value that lasts from run to run. Raises like `placeholder`.
+        """Add a value that is kept between runs. Raises like `placeholder`.
 
         Args:
             name: its name, also as a parameter of operations.
-            initial: its first value, or a function without arguments that makes it.
+            initial: its initial value, or a function without arguments that returns it.
         """
         return self._add(Variable(self, name, initial))
 
@@ -187,7 +181,7 @@ class Graph:
         thread: bool = False,
         name: str | None = None,
     ) -> Operation | Callable[[Callable[..., Any]], Operation]:
-        """Adds a function whose parameters are its inputs by name; used as a decorator, with or without options.
+        """Add a function whose parameters are its inputs by name; used as a decorator, with or without options.
 
         A coroutine function is awaited, a plain one is called in the event loop, one with `thread=True` in a worker thread.
 
@@ -226,7 +220,7 @@ class Graph:
         name: str | None = None,
         steps: int = 1,
     ) -> Operation | Callable[[Callable[..., Any]], Operation]:
-        """Adds an operation with which the global step advances, by `steps`; otherwise like `operation`."""
+        """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise InvalidArgumentError(f"steps is {steps!r}; give how many steps one run trains, 1 or more")
         return self._operation(fn, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
@@ -257,10 +251,10 @@ class Graph:
     # -- reading
 
     def node(self, key: object) -> Node:
-        """The node of a name; a node of this graph is returned as it is.
+        """Return the node of a name; a node of this graph is returned as it is.
 
         Raises:
-            FetchError: unknown here, or a node of another graph.
+            FetchError: the name is unknown, or the node belongs to another graph.
         """
         if isinstance(key, str):
             node = self._nodes.get(key)
@@ -287,7 +281,7 @@ class Graph:
 
     @property
     def step_operation(self) -> Operation | None:
-        """The one operation of a graph made of a step function, else None."""
+        """The operation of a graph that was made from a step function, else None."""
         return self._step
 
     @property
@@ -299,24 +293,24 @@ class Graph:
 
     @property
     def finalized(self) -> bool:
-        """Whether adding is refused: `finalize` was called, or a session is open."""
+        """Whether nothing can be added: `finalize` was called, or a session is open."""
         return self._finalized or self._sessions > 0
 
     def finalize(self) -> None:
-        """Refuses additions from now on, for good."""
+        """Refuse all later additions."""
         self._finalized = True
 
     def hold(self) -> None:
-        """Internal: counts one more open session."""
+        """Internal: count one more open session."""
         self._sessions += 1
 
     def release(self) -> None:
-        """Internal: counts one open session less; the last one leaves the graph as it was found."""
+        """Internal: count one open session less; after the last one, nodes can be added again."""
         self._sessions -= 1
 
     @contextlib.contextmanager
     def as_default(self) -> Generator[Graph]:
-        """Makes it the default graph of the block, in this context."""
+        """Make this the default graph of the block, in this context."""
         token = _default.set(self)
         try:
             yield self
@@ -332,9 +326,9 @@ _default: contextvars.ContextVar[Graph] = contextvars.ContextVar("aiohooks_defau
 
 
 def get_default_graph() -> Graph:
-    """The default graph of this context: inside a hook's `begin` that of the session, else one that stays the same.
+    """Return the default graph of this context: inside a hook's `begin` the graph of the session.
 
-    A graph of its own is made for a context that has none.
+    A context without a default graph gets a new one, which stays its default.
     """
     graph = _default.get(None)
     if graph is None:
@@ -344,7 +338,7 @@ def get_default_graph() -> Graph:
 
 
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
-    """A graph of one train operation, `fn`: its parameters are placeholders, other names are keys of what it returns."""
+    """Return a graph of one train operation, `fn`: its parameters are placeholders, other names are keys of its result."""
     if not is_coroutine_function(fn):
         raise InvalidArgumentError(
             f"{fn!r} is not a coroutine function; write the step as `async def`, or build a Graph with "
@@ -362,7 +356,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
 
 
 def is_coroutine_function(fn: object) -> bool:
-    """Whether calling `fn` gives a coroutine: also for partials and objects with an `async def __call__`."""
+    """Return whether calling `fn` gives a coroutine: also for partials and objects with an `async def __call__`."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

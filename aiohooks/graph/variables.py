@@ -17,14 +17,13 @@ from aiohooks.errors import (
 
 
 class Variables:
-    """Values by name. A value is never changed in place: a commit puts new ones, all at once.
+    """The values of variables by name. A value is never changed in place: a commit replaces all changed values together.
 
-    It starts empty. The first session that is created on it (a chief) initialises it; others (workers) can wait until it
-    is `ready`. Sessions that share one train one model.
+    It starts empty. The first session created on it (a chief) initialises it; other sessions (workers) can wait until it is
+    `ready`. Sessions that share one object train one model.
     """
 
     def __init__(self) -> None:
-        """Makes an empty one, not ready."""
         self._values: dict[str, Any] = {}
         self._ready = False
         self._initialising = False
@@ -38,13 +37,13 @@ class Variables:
         return self._ready
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Waits until the values are there; returns at once if they are.
+        """Wait until the values are initialised; return immediately if they are.
 
         Args:
-            timeout: seconds to wait, None for ever.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            SessionNotReadyError: they were not there in time.
+            SessionNotReadyError: they were not initialised in time.
             PublisherFailedError: the session that should have initialised them failed.
         """
         check_secs(timeout, "timeout", optional=True)
@@ -68,14 +67,14 @@ class Variables:
                 timer.cancel()
 
     def snapshot(self) -> dict[str, Any]:
-        """The values of one moment, by name; a later commit does not change it."""
+        """Return the current values by name; a later commit does not change the result."""
         return self._values.copy()
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Puts several values at once, as a restore does.
+        """Replace several values together, as a restore does.
 
         Raises:
-            FetchError: a name that is not a variable here; nothing is changed then.
+            FetchError: a name is not a variable; nothing is changed then.
         """
         check_mapping(values, "values", optional=False)
         for name in values:
@@ -86,7 +85,7 @@ class Variables:
     # -- for sessions
 
     async def claim(self) -> bool:
-        """Internal: whether the one who asks is to initialise the values; waits while another one does, in case that fails."""
+        """Internal: return whether the caller is to initialise the values; wait while another session does, in case it fails."""
         while self._initialising and not self._ready:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._claims[waiter] = None
@@ -100,17 +99,17 @@ class Variables:
         return True
 
     def initialise(self, initial: Mapping[str, Any]) -> None:
-        """Internal: puts the first values of variables that have none yet; `mark_ready` follows when all else is initialised."""
+        """Internal: set the initial values of variables without one; `mark_ready` follows when everything is initialised."""
         for name, value in initial.items():
             if name not in self._values:
                 self._values[name] = value() if callable(value) else value
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Internal: those of `names` that have no value."""
+        """Internal: return those of `names` that have no value."""
         return [name for name in names if name not in self._values]
 
     def mark_ready(self) -> None:
-        """Internal: lets the waiting workers go on."""
+        """Internal: wake the waiting workers."""
         self._ready = True
         self._initialising = False
         self._failure = None
@@ -118,13 +117,13 @@ class Variables:
         _wake(self._waiters)
 
     def discard(self) -> None:
-        """Internal: forgets values of an initialisation that failed halfway."""
+        """Internal: remove the values of an initialisation that failed."""
         self._values.clear()
         self._initialising = False
         _wake(self._claims)
 
     def fail(self, error: BaseException) -> None:
-        """Internal: tells waiting workers that the session which should have initialised the values gave up."""
+        """Internal: end the waits of workers: the session that should have initialised the values gave up."""
         if self._ready or self._initialising:
             return
         self._failure = error
@@ -133,18 +132,18 @@ class Variables:
                 waiter.set_exception(self._failed())
 
     def read(self, name: str) -> Any:
-        """Internal: one value."""
+        """Internal: return one value."""
         return self._values[name]
 
     def prepare(self, updates: Iterable[tuple[str, Any]], additions: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """Internal: the values that a run's results make; an addition that fails raises here, before anything is changed."""
+        """Internal: return the new values of a run; an addition that fails raises here, before anything is changed."""
         values = dict(updates)
         for name, amount in additions:
             values[name] = values.get(name, self._values[name]) + amount
         return values
 
     def put(self, values: Mapping[str, Any]) -> None:
-        """Internal: puts what `prepare` gave; nothing may be awaited between the two."""
+        """Internal: set the values that `prepare` returned; there must be no await between the two calls."""
         self._values.update(values)
 
     def _late(self, timeout: float) -> SessionNotReadyError:

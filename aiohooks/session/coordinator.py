@@ -1,4 +1,4 @@
-"""Background tasks, the stop, and the first error: what everybody inside a session shares."""
+"""Background tasks, the stop and the first error, shared by everything inside a session."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ T = TypeVar("T")
 class Coordinator:
     """Coordinates tasks that stop together; usable alone, and every session has one.
 
-    A stop is recorded at once, with its first reason, and never taken back but by `clear_stop`. A task that fails is a
-    stop too, and its error ends every wait made through `until`. An error that means a clean end (`OutOfRangeError`, ...)
-    is a plain stop.
+    A stop is recorded immediately, with its first reason, and withdrawn only by `clear_stop`. A task that fails also requests a
+    stop, and its error ends every wait in `until`. An error that means a clean end (`OutOfRangeError`, ...) is a plain stop.
 
-    A session's coordinator is new after each recovery, and a stop asked of it is the session's.
+    A session has a new coordinator after each recovery; a stop requested from it stops the whole session.
     """
 
     def __init__(
@@ -39,12 +38,12 @@ class Coordinator:
         parent: Coordinator | None = None,
         survives: Callable[[BaseException], bool] | None = None,
     ) -> None:
-        """Makes one without tasks, not stopped.
+        """Start without tasks, not stopped.
 
         Args:
             clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual ones.
-            parent: the coordinator to which a stop is passed on, and whose stop is this one's.
-            survives: says which errors of tasks do not stop the parent (a session recovers from them).
+            parent: the coordinator that shares the stop with this one.
+            survives: returns whether an error of a task does not stop the parent (a session recovers from it).
         """
         types: object = clean_stop_exception_types
         if not isinstance(types, tuple) or not all(isinstance(one, type) and issubclass(one, BaseException) for one in types):  # pyright: ignore[reportUnknownVariableType]
@@ -61,26 +60,26 @@ class Coordinator:
         self.errors: list[BaseException] = []
         """The failures reported so far, first one first."""
         self.raised: bool = False
-        """Internal: whether the first failure has reached somebody."""
+        """Internal: whether the first failure has been raised."""
         self._joined = False
         # Kept by the top only: what to do when the session stops or a task fails.
         self._waits: set[CancelScope] = set()
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self.on_failure: Callable[[], None] | None = None
-        """Internal: called when a task has failed, after the waits were ended."""
+        """Internal: called when a task has failed, after the waits have ended."""
         self.get_status: Callable[[], SessionStatus] | None = None
-        """Internal: tells what the session is doing; kept by the top only, and set by the monitored session."""
+        """Internal: returns the status of the session; only on the top coordinator, set by the monitored session."""
 
     # -- stopping
 
     def request_stop(self, reason: str | BaseException | None = None) -> None:
-        """Asks everybody to stop; may be called from any thread, any number of times. The first reason is kept.
+        """Request a stop; from any thread, any number of times. The first reason is kept.
 
         Args:
-            reason: why, in words; or the error that is the reason, which then counts as the failure of a task.
+            reason: a text, or an error, which then counts as the failure of a task.
 
         Raises:
-            BaseException: the error itself, when it is reported after `join`: nobody else would see it.
+            BaseException: the error itself, if it is reported after `join`, because it would be lost otherwise.
         """
         if isinstance(reason, BaseException):
             if self._joined and not self._means_stop(reason):
@@ -95,20 +94,20 @@ class Coordinator:
             self._reason = self._reason or reason or "a stop was requested"
             self.stopped = True  # after the reason: another thread may look in between
             self._in_loop(self._wake)
-        elif self._reason is None:  # retired: it ends already, and now it is known that it was wanted as well
+        elif self._reason is None:  # retired: it ends already, and now a stop was requested as well
             self._reason = reason
 
     def should_stop(self) -> bool:
-        """Whether a stop was asked for; never waits, never raises."""
+        """Return whether a stop was requested; never waits, never raises."""
         return self.stopped or self._top.stopped
 
     @property
     def stop_reason(self) -> str | None:
-        """Why, of the first who asked; None if nobody has."""
+        """The first reason; None if no stop was requested."""
         return self._top._reason
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """Waits until a stop is asked for, at most `timeout` seconds; returns whether it was."""
+        """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
         check_secs(timeout, "timeout", optional=True)
         if not self.should_stop():
             self.bind()
@@ -127,7 +126,7 @@ class Coordinator:
         return self.should_stop()
 
     def clear_stop(self) -> None:
-        """Forgets the stop, its reason, the errors and that `join` was called; the tasks stay."""
+        """Reset the stop, its reason, the errors and `joined`; the tasks stay."""
         self.stopped = self._joined = self.raised = False
         self._reason = None
         self.errors.clear()
@@ -136,9 +135,9 @@ class Coordinator:
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
-        """A block whose error is reported as a task's would be, and not raised; `join` raises it.
+        """Report the error of the block like that of a task instead of raising it; `join` raises it.
 
-        A cancellation, `KeyboardInterrupt` and the like pass as they are.
+        A cancellation, `KeyboardInterrupt` and the like propagate.
         """
         try:
             yield
@@ -148,15 +147,15 @@ class Coordinator:
     # -- waiting
 
     async def until(self, awaitable: Awaitable[T]) -> T:
-        """Awaits something that a stop or the failure of a background task ends too: nobody waits for a dead producer.
+        """Await something; a stop or the failure of a background task also ends the wait.
 
-        A coroutine is cancelled then, a task or future that was passed in is left alone.
+        A coroutine is cancelled then; a task or future that was passed in is not.
 
         Returns:
-            What the awaitable returns.
+            The result of the awaitable.
 
         Raises:
-            StopRequestedError: a stop was asked for, before or meanwhile; a clean end of a session.
+            StopRequestedError: a stop was requested, before or meanwhile; a clean end of a session.
             BaseException: the error of the background task that failed, the same object.
         """
         try:
@@ -198,7 +197,7 @@ class Coordinator:
             one.raised = one.raised or error in one.errors
 
     def _over(self) -> BaseException | None:
-        """What ends a wait now: the first failure, else the stop."""
+        """Return the error that ends a wait now: the first failure, else the stop."""
         for one in (self, self._top):
             if one.errors:
                 return one.errors[0]
@@ -210,10 +209,10 @@ class Coordinator:
     # -- background tasks
 
     def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
-        """Starts `fn(*args)` as a task that this coordinator owns.
+        """Start `fn(*args)` as a task that this coordinator owns.
 
-        If it fails, its error is the coordinator's: waits end, and in a session the current `run` is cancelled and raises
-        it. Cancelling the task is a quiet way to end it.
+        If it fails, waits end, and in a session the current `run` is cancelled and raises the error. A cancelled task does not
+        count as a failure.
 
         Returns:
             The task.
@@ -247,7 +246,7 @@ class Coordinator:
     def _report(self, error: BaseException, what: str) -> None:
         replaced, stops = self._retired and self._top is not self, self._means_stop(error)
         if (replaced and stops) or any(error is one for one in self.errors):
-            return  # nothing new; the latter is what `until` has told the task, which passed it on
+            return  # nothing new; in the second case `until` raised it in the task, which passed it on
         if replaced:
             _logger.error("%s, after its session was replaced", what, exc_info=error)
             return
@@ -272,7 +271,7 @@ class Coordinator:
         return tuple(self._tasks)
 
     def status(self) -> SessionStatus | None:
-        """What the session is doing; None where this coordinator is used without one."""
+        """Return the current activities of the session; None if this coordinator is used without one."""
         return None if self._top.get_status is None else self._top.get_status()
 
     @property
@@ -281,15 +280,15 @@ class Coordinator:
         return self._joined
 
     def raise_requested_exception(self) -> None:
-        """Raises the first failure, if there is one."""
+        """Raise the first failure, if there is one."""
         if self.errors:
             self.raised = True
             raise self.errors[0]
 
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Waits until all tasks have ended, or a stop is asked for and the grace period after it is over.
+        """Wait until all tasks have ended, or until a stop is requested and the grace period after it has passed.
 
-        Tasks that still run then are cancelled; one that lives on is named in a warning.
+        Tasks that still run then are cancelled; a warning names those that ignore it.
 
         Raises:
             BaseException: the first failure of a task.
@@ -308,7 +307,7 @@ class Coordinator:
         self.raise_requested_exception()
 
     async def shut_down(self, stop_grace_period_secs: float, cancel_grace_secs: float) -> None:
-        """Internal: ends the tasks: so long to end by themselves, then cancelled, then so long again, then named in a warning."""
+        """Internal: wait `stop_grace_period_secs` for the tasks, cancel them, wait `cancel_grace_secs`, then warn."""
         if not self._tasks:
             return
         if stop_grace_period_secs > 0 and await wait_done(self._tasks, stop_grace_period_secs):
@@ -319,16 +318,16 @@ class Coordinator:
             _logger.warning("background tasks still run %s s after their cancellation: %s", cancel_grace_secs, names)
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
-        """Internal: whether `task` is one of the background tasks."""
+        """Internal: return whether `task` is one of the background tasks."""
         return task in self._tasks
 
     def cancel_tasks(self) -> None:
-        """Internal: ends the tasks at once."""
+        """Internal: cancel the tasks."""
         for task in tuple(self._tasks):
             task.cancel()
 
     def retire(self) -> None:
-        """Internal: tells this coordinator's own tasks to end, and no one else: its session is being replaced, or closed."""
+        """Internal: stop this coordinator's own tasks only: its session is being replaced or closed."""
         self.stopped = self._retired = True
         if self._top is self:
             self._in_loop(self._wake)
@@ -336,10 +335,10 @@ class Coordinator:
     # -- the loop's side
 
     def bind(self) -> asyncio.AbstractEventLoop:
-        """Internal: belongs to the running loop from now on.
+        """Internal: bind it to the running loop.
 
         Raises:
-            WrongLoopError: it belongs to another one.
+            WrongLoopError: it is bound to another one.
         """
         loop = _running_loop()
         if loop is None or loop is not (self._top._loop or loop):
@@ -377,13 +376,13 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def close_unawaited(awaitable: object) -> None:
-    """Gives up what was to be awaited: a coroutine would otherwise count as never awaited."""
+    """Close a coroutine that will not be awaited, or Python warns about it."""
     if asyncio.iscoroutine(awaitable):
         awaitable.close()
 
 
 async def _done(future: asyncio.Future[Any]) -> None:
-    """Waits for a future without cancelling it."""
+    """Wait for a future without cancelling it."""
     if not future.done():
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

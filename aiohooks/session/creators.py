@@ -59,7 +59,7 @@ async def restore_session(session: Session, restored: Restored) -> None:
 
 
 def restore_hooks(session: Session) -> None:
-    """Puts the hooks' states as they were saved; a hook that is not in the checkpoint stays as it is, and this is logged."""
+    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is logged."""
     restored = session.restored
     if restored is None:
         return
@@ -78,7 +78,7 @@ def restore_hooks(session: Session) -> None:
 
 @contextlib.contextmanager
 def _told(what: str) -> Generator[None]:
-    """Adds what was going on to an error."""
+    """Add a note about the current activity to an error."""
     try:
         yield
     except Exception as error:
@@ -109,7 +109,7 @@ def _check_names(what: str, kind: str, wanted: Any, saved: Mapping[str, Any]) ->
 
 
 def _check_shape(what: str, name: str, own: Any, saved: Any) -> None:
-    """What has a shape keeps it: a step that was written for another one would fail later, or broadcast."""
+    """Refuse another shape: a step written for one shape would fail later with another, or broadcast."""
     shapes = getattr(own, "shape", None), getattr(saved, "shape", None)
     if shapes[0] is not None and shapes[0] != shapes[1]:
         raise CheckpointMismatchError(
@@ -118,7 +118,7 @@ def _check_shape(what: str, name: str, own: Any, saved: Any) -> None:
 
 
 class SessionCreator(Protocol):
-    """Makes the sessions of a monitored session: the first one, and one more after each recovery."""
+    """Creates the raw sessions of a monitored session: the first one, and another one in each recovery."""
 
     @property
     def graph(self) -> Graph:
@@ -126,31 +126,31 @@ class SessionCreator(Protocol):
         ...
 
     async def create_session(self) -> Session:
-        """Makes a session that is ready to run."""
+        """Create a session that is ready to run."""
         ...
 
 
 SessionFn = Callable[[Session], Awaitable[Any]]
-"""A coroutine function that gets the new session."""
+"""A coroutine function that takes the new session."""
 
 _FIELDS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """What belongs to a graph besides its operations: how a session of it is initialised, when it is ready, what is saved.
+    """How a session of a graph is initialised, when it is ready, and what is saved besides its variables.
 
-    The functions are coroutine functions that get the raw session. The two `ready` functions return what is missing: None,
-    True or something empty means ready; False, a name or several names mean not.
+    The functions are coroutine functions that take the raw session. The two `ready` functions return the missing parts: None,
+    True or an empty collection means ready; False, a name or several names mean not ready.
 
     Args:
-        init_fn: called by the chief after the variables have their initial values; not if they were ready before, or restored.
-        ready_for_local_init_fn: asked before `local_init_fn`.
+        init_fn: called by the chief after the variables have their initial values, unless they were ready before or restored.
+        ready_for_local_init_fn: called before `local_init_fn`.
         local_init_fn: called for each created session, of a chief or a worker.
-        ready_fn: asked at the end.
+        ready_fn: called at the end.
         tracked: objects that change themselves, such as a torch module or a data loader, by name; their `state_dict` is saved in
             checkpoints, and given to their `load_state_dict` when a session is restored.
-        copy_from_scaffold: another one, whose functions stand in where this one has none.
+        copy_from_scaffold: another scaffold, whose functions replace missing ones of this one.
     """
 
     init_fn: SessionFn | None = None
@@ -180,7 +180,7 @@ class Scaffold:
                 )
 
     async def local_init(self, session: Session, what: str) -> None:
-        """Internal: initialises what is a session's own, and checks that everything is there then."""
+        """Internal: initialise the parts of one session, and check that everything is ready."""
         await _check(self.ready_for_local_init_fn, session, f"{what} did not make the model ready for local_init")
         if self.local_init_fn is not None:
             await self.local_init_fn(session)
@@ -207,13 +207,13 @@ def _check_parts(graph: object, scaffold: object, global_step: object, variables
 
 
 class ChiefSessionCreator:
-    """Creates sessions that initialise or restore the variables, unless they are there already.
+    """Creates sessions that initialise or restore the variables, unless they are initialised already.
 
-    With a checkpoint directory the first session is restored from its newest good checkpoint, and so is the session that
-    replaces one in a recovery; where there is none, a recovery goes on with the variables and the step as they are.
+    With a checkpoint directory, the first session is restored from the newest intact checkpoint, as is the session that
+    replaces one in a recovery. Without one, a recovery continues with the current variables and step.
 
-    Over processes it takes the lead of the step store (`StepStore.lead`), for as long as the monitored session is open, and
-    tells the workers when all is initialised. A second chief of the run waits until the lead is free.
+    With a step store for several processes it leads the run (`StepStore.lead`) while the monitored session is open, and
+    notifies the workers when everything is initialised. A second chief of the run waits until the first one has ended.
     """
 
     def __init__(
@@ -226,16 +226,16 @@ class ChiefSessionCreator:
         variables: Variables | None = None,
         lead: bool = True,
     ) -> None:
-        """Keeps what all created sessions have in common.
+        """Create no session yet.
 
         Args:
-            graph: what the sessions run.
+            graph: the graph of the sessions.
             scaffold: how they are initialised.
-            checkpoint_dir: where they are restored from: a directory, or the `Saver` of one. `CheckpointSaverHook()` without a
-                directory of its own writes there.
-            global_step: where the global step is kept; one for all its sessions, if left out.
+            checkpoint_dir: the directory from which they are restored, or its `Saver`. `CheckpointSaverHook()` without
+                a directory of its own writes there.
+            global_step: the store of the global step; by default a new one, shared by all its sessions.
             variables: the values of the variables; likewise.
-            lead: whether to take the lead of a step store over processes. False for peers without a chief.
+            lead: whether to lead the run in a step store for several processes. False for peers without a chief.
         """
         _check_parts(graph, scaffold, global_step, variables)
         self.graph = graph
@@ -249,12 +249,12 @@ class ChiefSessionCreator:
         self._leads = lead and not self.global_step.inline
 
     async def create_session(self) -> Session:
-        """Makes a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
+        """Create a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
 
         Raises:
             NotReadyError: the scaffold says that something is missing in the end.
-            CorruptCheckpointError: there are checkpoints, and none of them is good.
-            CheckpointMismatchError: the checkpoint is of another graph, or of other tracked objects.
+            CorruptCheckpointError: there are checkpoints, and none of them is intact.
+            CheckpointMismatchError: the checkpoint belongs to another graph or other tracked objects.
             CheckpointError: the checkpoints cannot be read, or another process writes there (`CheckpointBusyError`).
             StoreUnavailableError: the engine of the step store cannot be reached.
         """
@@ -289,9 +289,9 @@ class ChiefSessionCreator:
         return session
 
     async def aclose(self) -> None:
-        """Lets go of the checkpoint directory and the lead; called by the monitored session at its end.
+        """Release the checkpoint directory and the lead; called by the monitored session at its end.
 
-        A given `Saver` stays as it is.
+        A given `Saver` is not closed.
         """
         lead, self._lead = self._lead, None
         try:
@@ -302,15 +302,15 @@ class ChiefSessionCreator:
                 await lead.__aexit__(None, None, None)
 
     def gave_up(self, error: BaseException) -> None:
-        """Internal: tells the workers that wait for the variables that they will not come."""
+        """Internal: end the waits of the workers for the variables."""
         self._variables.fail(error)
 
 
 class WorkerSessionCreator:
     """Creates sessions that wait until a chief has initialised the shared variables.
 
-    A worker in another process than the chief has variables of its own, with a step store over processes: it waits until the
-    chief has initialised its own ones, and begins with the initial values of the graph.
+    A worker in another process than the chief has its own variables and a step store for several processes: it waits until the
+    chief has initialised the run, and starts with the initial values of the graph.
     """
 
     def __init__(
@@ -322,10 +322,10 @@ class WorkerSessionCreator:
         variables: Variables | None = None,
         max_wait_secs: float | None = 1800.0,
     ) -> None:
-        """Keeps what all created sessions have in common; like `ChiefSessionCreator`, and `max_wait_secs` (None: for ever).
+        """Create no session yet. Arguments like `ChiefSessionCreator`; `max_wait_secs` limits the wait (None: no limit).
 
         Raises:
-            InvalidArgumentError: neither variables nor a store over processes: how would it hear of the chief?
+            InvalidArgumentError: there are neither shared variables nor a store for several processes.
         """
         _check_parts(graph, scaffold, global_step, variables)
         if variables is None and (global_step is None or global_step.inline):
@@ -342,12 +342,12 @@ class WorkerSessionCreator:
         self._max_wait_secs = max_wait_secs
 
     async def create_session(self) -> Session:
-        """Waits until the variables are ready, an awaited event, and makes a session.
+        """Wait until the variables are ready, and create a session.
 
         Raises:
             SessionNotReadyError: they were not ready within `max_wait_secs`.
             PublisherFailedError: the chief gave up.
-            PublisherFinishedError: the chief has finished already.
+            PublisherFinishedError: the chief has already finished.
             NotReadyError: the scaffold says that something is missing in the end.
         """
         if self._variables is not None:
@@ -370,14 +370,14 @@ class WorkerSessionCreator:
 
 
 Source = Graph | SessionCreator | Callable[..., Awaitable[Any]]
-"""What a monitored session runs: a graph, what creates sessions of one, or a coroutine function as the step."""
+"""The source of a monitored session: a graph, a creator of sessions, or a coroutine function as the step."""
 
 
 def creator_of(source: object, global_step: StepStore | None, variables: Variables | None) -> SessionCreator:
-    """The creator of a session's sessions.
+    """Return the creator of the raw sessions of a source.
 
     Raises:
-        InvalidArgumentError: not a source; or a store or variables beside a creator, which has its own.
+        InvalidArgumentError: it is not a source; or a store or variables are given besides a creator, which has its own.
     """
     check_instance(global_step, StepStore, "global_step", optional=True)
     check_instance(variables, Variables, "variables", optional=True)
@@ -395,7 +395,7 @@ def creator_of(source: object, global_step: StepStore | None, variables: Variabl
 
 
 def graph_of(source: object, wanted: str = "a Graph") -> Graph:
-    """The graph that a source is, or that a coroutine function comes to.
+    """Return the graph of a source: itself, or that of a coroutine function.
 
     Raises:
         InvalidArgumentError: it is neither.
