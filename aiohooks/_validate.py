@@ -25,19 +25,19 @@ def check_secs(value: object, what: str, *, optional: bool = False, positive: bo
         raise InvalidArgumentError(f"{what} is {value!r}; give seconds, {bounds}{', or None for no limit' if optional else ''}")
 
 
-def check_int(value: object, what: str, least: int = 0, *, expected: str | None = None, optional: bool = False) -> None:
-    """Raise `InvalidArgumentError` unless `value` is an int (not a bool) of at least `least`; `optional` lets None pass.
+def check_int(value: object, what: str, least: int | None = 0, *, expected: str | None = None, optional: bool = False) -> None:
+    """Raise unless `value` is an int (not a bool), of at least `least` if that is not None; `optional` lets None pass.
 
-    `expected` says what to give, where that is more than the bound.
+    `expected` says what to give, if that is more than the bound.
     """
     if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         raise InvalidArgumentError(f"{what} is {value!r}; give {expected or f'a whole number, {least} or more'}")
 
 
 def check_choice(value: object, what: str, *choices: str) -> None:
-    """Raise `InvalidArgumentError` unless `value` is one of `choices`."""
+    """Raise unless `value` is one of `choices`."""
     if value not in choices:
         raise InvalidArgumentError(f"{what} is {value!r}; give {_either(choices)}")
 

@@ -1,1 +1,1 @@
-"""What asyncio lacks, or gets wrong on the Python versions we support; knows nothing of hooks."""
+"""Features that asyncio lacks, or gets wrong on the supported Python versions; independent of hooks."""

@@ -84,7 +84,7 @@ def wake_after(waiter: asyncio.Future[None], secs: float, clock: Clock | None = 
 
 
 async def sleep(secs: float, clock: Clock | None = None) -> None:
-    """Wait `secs` seconds on the clock, the current one if None: a pause that tests can turn by hand."""
+    """Wait `secs` seconds on `clock`, by default the current one: tests can control this pause."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     timer = wake_after(waiter, secs, clock)
     try:

@@ -1,4 +1,4 @@
-"""What happens to a lock, a thread or a connection when the process forks: one registry for the whole library."""
+"""The library's one registry of locks, threads and connections that must be handled when the process forks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ForkAware(Protocol):
     """An object that belongs to the process that made it."""
 
     def after_fork(self) -> None:
-        """Let go of what belongs to the parent, without touching it; called in the forked child."""
+        """Drop references to the parent's resources without using them; called in the forked child."""
         ...
 
 
@@ -27,7 +27,7 @@ def call_after_fork(obj: ForkAware) -> None:
 
 
 def hold_during_fork(lock: threading.Lock) -> None:
-    """Take `lock` before each fork and release it on both sides, so that no child begins in the middle of what it guards."""
+    """Acquire `lock` before each fork and release it in parent and child: no child starts in the middle of a locked block."""
     _locks.append(lock)
 
 
@@ -47,9 +47,9 @@ def _in_child() -> None:
     for obj in tuple(_objects):
         try:
             obj.after_fork()
-        except Exception as error:  # the other objects must be released all the same
+        except Exception as error:  # the other objects are still notified
             sys.excepthook(type(error), error, error.__traceback__)
 
 
-if hasattr(os, "register_at_fork"):  # a system without fork has nothing to let go of
+if hasattr(os, "register_at_fork"):  # some systems cannot fork
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,7 +1,7 @@
-"""Which run the current code belongs to.
+"""The run that the current code is part of.
 
-A hook that calls `run` of its own session gets an error instead of a deadlock, and a wait for a step knows which publisher
-it keeps from advancing.
+With it a hook that calls `run` of its own session gets an error instead of a deadlock, and a wait for a step knows which
+publisher it blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True, eq=False)
 class RunScope:
-    """A run in progress, as its context sees it: of which session, under which publisher, inside which other run."""
+    """A run in progress, stored in its context: its session, its publisher, and the run that it is nested in."""
 
     session: object
     publisher: object
@@ -21,7 +21,7 @@ class RunScope:
 
 
 current_scope: contextvars.ContextVar[RunScope | None] = contextvars.ContextVar("aiohooks_run", default=None)
-"""The run of the current context. It may have ended: a task keeps the context in which it was started."""
+"""The run of the current context. It may have ended: a task keeps the context that it was started in."""
 
 
 def current_run() -> RunScope | None:
@@ -33,12 +33,12 @@ def current_run() -> RunScope | None:
 
 
 def leave_run() -> None:
-    """Make the current context part of no run: for background tasks."""
+    """Remove the current context from its run: for background tasks."""
     current_scope.set(None)
 
 
 def begin_run(session: object, publisher: object) -> RunScope:
-    """Make the current context part of a new run; the scope stays in it, inactive, when the run is over."""
+    """Make the current context part of a new run; the scope stays in the context, inactive, when the run is over."""
     scope = RunScope(session, publisher, current_run())
     current_scope.set(scope)
     return scope

@@ -1,4 +1,4 @@
-"""Calling hooks: how one is registered, and how a group of them is called as one."""
+"""Registering hooks, and calling a group of hooks as one."""
 
 from aiohooks.dispatch.hook import HookRegistration as HookRegistration
 

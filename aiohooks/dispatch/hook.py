@@ -1,34 +1,34 @@
-"""A hook, and how its calls are made: order, time limit, what becomes of its errors."""
+"""The base class of hooks and their registration: order, time limit, error handling."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._validate import check_secs
-from aiohooks.errors import InvalidArgumentError, InvalidHookError
+from aiohooks._validate import check_choice, check_int, check_secs
+from aiohooks.errors import InvalidHookError
 
 OnError = Literal["raise", "log"]
-"""What becomes of a hook's error: `"raise"` ends the run with it, `"log"` writes it to the log and goes on."""
+"""How errors of a hook are handled: `"raise"` ends the run with the error, `"log"` logs it and continues."""
 
 
 class Hook:
-    """Base class of hooks: the attributes say how their methods are called.
+    """Base class of hooks; the attributes say how the methods are called.
 
-    They can be overridden in a subclass, or for one registration by `configure`.
+    Override the attributes in a subclass, or for one registration with `configure`.
     """
 
     order: ClassVar[int] = 0
-    """Hooks of a lower order finish a phase before those of a higher one start it; equal ones overlap."""
+    """Hooks of a lower order complete a phase before those of a higher order start it; hooks of the same order overlap."""
     timeout: ClassVar[float | None] = None
-    """Seconds that one call of a method may take; costs nothing until the call suspends."""
+    """Time limit in seconds for one call of a method; costs nothing until the call suspends."""
     on_error: ClassVar[OnError] = "raise"
-    """`"log"` for observers: an error is logged with its traceback and the step goes on."""
+    """`"log"` for observers: an error is logged with its traceback and the run continues."""
     name: str = ""
-    """What its state is called in checkpoints, unique in its session; its class's name, if empty."""
+    """The name of the hook's state in checkpoints, unique in its session; if empty, the name of its class."""
 
 
 class HookRegistration(NamedTuple):
-    """A hook with the attributes it has in one session; made by `configure`."""
+    """A hook with its attributes in one session; created by `configure`."""
 
     hook: Any
     order: int
@@ -40,17 +40,16 @@ _UNSET: Any = object()
 
 
 def configure(hook: Hook, *, order: int = _UNSET, timeout: float | None = _UNSET, on_error: OnError = _UNSET) -> HookRegistration:
-    """Gives a hook another `order`, `timeout` or `on_error` where it is registered; the hook itself is unchanged.
+    """Return a registration of `hook` with another `order`, `timeout` or `on_error`; the hook itself is unchanged.
 
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
     Raises:
-        InvalidArgumentError: a value that cannot be meant.
-        InvalidHookError: not a hook.
+        InvalidArgumentError: an argument is invalid.
+        InvalidHookError: `hook` is not a hook.
     """
-    given: object = hook
-    if not isinstance(given, Hook):
-        raise InvalidHookError(f"configure got {given!r}; give an object of a SessionRunHook class")
+    if not isinstance(hook, Hook):
+        raise InvalidHookError(f"configure got {hook!r}; give an object of a SessionRunHook class")
     return registration_of(
         hook,
         hook.order if order is _UNSET else order,
@@ -60,11 +59,9 @@ def configure(hook: Hook, *, order: int = _UNSET, timeout: float | None = _UNSET
 
 
 def registration_of(hook: Hook, order: Any, timeout: Any, on_error: Any) -> HookRegistration:
-    """Checks the three attributes of a hook and joins them with it."""
+    """Check the attributes of a hook and return its registration."""
     name = type(hook).__name__
-    if isinstance(order, bool) or not isinstance(order, int):
-        raise InvalidArgumentError(f"order of {name} is {order!r}; give a whole number, lower ones come first")
+    check_int(order, f"order of {name}", None, expected="a whole number, lower ones come first")
     check_secs(timeout, f"timeout of {name}", optional=True, positive=True)
-    if on_error not in ("raise", "log"):
-        raise InvalidArgumentError(f'on_error of {name} is {on_error!r}; give "raise" or "log"')
+    check_choice(on_error, f"on_error of {name}", "raise", "log")
     return HookRegistration(hook, order, timeout, on_error)

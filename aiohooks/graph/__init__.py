@@ -1,1 +1,1 @@
-"""Graphs of operations, and the raw session that runs them: one run is all or nothing."""
+"""Graphs of operations, and the raw session that runs them: a run changes everything or nothing."""

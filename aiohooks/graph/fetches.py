@@ -1,7 +1,7 @@
-"""Nested fetches and feeds: joining everybody's requests into one run, and handing back the parts. Pure.
+"""Nested fetches and feeds: merging the requests of a run, and splitting its results. Nothing here waits.
 
-A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, nested at will. Each leaf is
-evaluated once a run; everyone gets the shape they asked for.
+A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, nested as you like. Each leaf
+is evaluated once per run; the result of a request has the shape of its fetches.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from aiohooks.errors import FeedConflictError, FetchError
 from aiohooks.graph.graph import GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
 
 Build = Callable[[Sequence[Any]], Any]
-"""Makes the shape of one request out of the values of a run's leaves."""
+"""Builds the result of one request from the values of all leaves of a run."""
 
 Take = Callable[[Sequence[Any]], Sequence[Any]]
-"""Takes some of several values."""
+"""Selects some of the values."""
 
 LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
-"""What a fetch without structure can be, by exact type."""
+"""The exact types of a fetch that is not nested."""
 
 
 def taking(places: Sequence[int]) -> Take:
@@ -36,27 +36,26 @@ def taking(places: Sequence[int]) -> Take:
 
 
 class Leaves:
-    """The different nodes of one run, in the order in which they were first asked for."""
+    """The distinct nodes of one run, in the order of their first request."""
 
     def __init__(self, graph: Graph) -> None:
-        """Starts with none."""
         self._graph = graph
         self._slots: dict[Node, int] = {}
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes so far."""
+        """The nodes requested so far."""
         return tuple(self._slots)
 
     def slot(self, fetch: object) -> int:
-        """The place of a leaf among the values."""
+        """Return the index of a leaf among the values."""
         return self._slots.setdefault(self._graph.node(fetch), len(self._slots))
 
     def build(self, fetches: Any) -> Build:
-        """Takes up one request, and returns what makes its result.
+        """Add the leaves of one request, and return the function that builds its result.
 
         Raises:
-            FetchError: something in it is neither a known node nor a container of such.
+            FetchError: a part of it is neither a known node nor a container of fetches.
         """
         if type(fetches) in LEAF_TYPES or isinstance(fetches, (str, Node)):
             return _leaf(self.slot(fetches))
@@ -77,7 +76,7 @@ class Leaves:
             return _object(fetches, {one.name: self.build(getattr(fetches, one.name)) for one in attributes})
         if fetches is None:
             raise FetchError("None cannot be fetched; leave it out, or fetch an empty list to get nothing")
-        return _leaf(self.slot(fetches))  # raises, and says what it is
+        return _leaf(self.slot(fetches))  # raises, naming the type
 
 
 def _leaf(slot: int) -> Build:
@@ -117,18 +116,17 @@ def _object(like: Any, parts: dict[str, Build]) -> Build:
 
 
 def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
-    """Feeds by node; a key may be a node, a name, or a tuple of these with equally nested values.
+    """Return the feeds by node; a key may be a node, a name, or a tuple of these with equally nested values.
 
     Raises:
-        FetchError: an unknown key, a node as a value, a tuple whose values do not match, one node twice.
+        FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a node is fed twice.
     """
     feeds: dict[Node, Any] = {}
-    given: object = feed_dict
-    if given is None:
+    if feed_dict is None:
         return feeds
-    if not isinstance(given, Mapping):
-        raise FetchError(f"feed_dict is {given!r}; give a mapping from nodes or names to values")
-    for key, value in given.items():  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(feed_dict, Mapping):
+        raise FetchError(f"feed_dict is {feed_dict!r}; give a mapping from nodes or names to values")
+    for key, value in feed_dict.items():
         _feed(graph, feeds, key, value)
     return feeds
 
@@ -145,15 +143,15 @@ def _feed(graph: Graph, feeds: dict[Node, Any], key: Any, value: Any) -> None:
     if node in feeds:
         raise FetchError(f"{node.name!r} is fed twice in one feed_dict, by name and by node; leave one out")
     if isinstance(value, Node):
-        raise FetchError(f"{node.name!r} is fed with {value!r}; feed a value, or name the node as an input")
+        raise FetchError(f"{node.name!r} is fed with {value!r}; feed a value, or make the node an input of the operation")
     feeds[node] = value
 
 
 def merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any] | None:
-    """Joins the feeds of the hooks and the caller, given with their names; None if there are none.
+    """Merge the feeds of the hooks and the caller, given with their names; return None if there are none.
 
     Raises:
-        FeedConflictError: a node is fed by two of them; every conflict is listed.
+        FeedConflictError: a node is fed by two of them; the message lists every conflict.
     """
     merged: dict[Node, Any] = {}
     owners: dict[Node, list[str]] = {}
@@ -169,14 +167,14 @@ def merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | 
                 owners.setdefault(node, []).append(owner)
     conflicts = [f"{node.name!r} by {' and '.join(names)}" for node, names in owners.items() if len(names) > 1]
     if conflicts:
-        raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; let one of them leave it out")
+        raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them")
     return merged or None
 
 
 def merge_options(requests: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Joins run options into a new dict: the larger number, either flag, sequences one after the other, else the later.
+    """Merge run options into a new dict: the larger number, either flag, sequences joined, otherwise the later value.
 
-    These are TensorFlow's rules for `RunOptions` (R40-R42) for options of any name. None if nobody gave any.
+    These are TensorFlow's rules for `RunOptions`, applied to options of any name. Return None if there are no options.
     """
     merged: dict[str, Any] = {}
     given = False

@@ -1,4 +1,4 @@
-"""The plan of a run: which operations compute a set of nodes, in which order, and what is committed at the end.
+"""The plan of a run: the operations that compute a set of nodes, their order, and the changes to commit at the end.
 
 A plan is made once for each set of fetched and fed nodes.
 """
@@ -17,9 +17,9 @@ from aiohooks.graph.graph import MISSING, GlobalStep, Graph, Node, Operation, Ou
 
 
 class PlannedOperation(NamedTuple):
-    """One operation of a plan: `fn` is called with what `take` takes out of a run's values, and its result goes to `slot`.
+    """One operation of a plan: `fn` is called with the values that `take` selects, and its result is stored in `slot`.
 
-    Unpacked in the loop of every run.
+    A tuple, as the loop of every run unpacks it.
     """
 
     fn: Callable[..., Any]
@@ -32,10 +32,10 @@ class PlannedOperation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A run of some nodes with some nodes fed.
+    """The plan for one set of fetched and fed nodes.
 
-    `template` holds what is the same in each run; `fed`, `variables` and `step_slots` say what is put into a copy of it;
-    then the operations run, in an order in which each finds its inputs; `take_fetched` takes the fetched values.
+    A run copies `template`, which has the constant values, and puts in the values of `fed`, `variables` and `step_slots`.
+    Then it runs the operations, ordered by their inputs; `take_fetched` selects the fetched values.
     """
 
     template: list[Any]
@@ -51,11 +51,11 @@ class Plan:
 
 
 def make_plan(graph: Graph, nodes: Sequence[Node], feeds: Mapping[Node, Any], grace_secs: float) -> Plan:
-    """Plan a run; `feeds` maps each fed node to the key under which a run finds its value.
+    """Plan a run; `feeds` maps each fed node to its key in the `feed_dict` of a run.
 
     Raises:
-        FetchError: a placeholder is not fed, or an operation has a parameter that is not in the graph.
-        GraphError: a cycle, or two operations that claim one variable.
+        FetchError: a placeholder is not fed, or a parameter of an operation is not in the graph.
+        GraphError: the operations form a cycle, or two of them change one variable.
     """
     return _Planner(graph, feeds, grace_secs).plan(nodes)
 
@@ -126,7 +126,7 @@ class _Planner:
         for name in node.inputs:
             if name not in known:
                 if name in node.optional:
-                    by_name = True  # those behind the one left out cannot be given by position
+                    by_name = True  # the parameters after the omitted one cannot be passed by position
                     continue
                 raise FetchError(
                     f"operation {node.name!r} has a parameter {name!r} that is not in the graph; {did_you_mean(name, known)}"
@@ -138,7 +138,7 @@ class _Planner:
                 positional.append(slot)
         self.path.pop()
         slot = self.add(node)
-        fn = _with_keywords(_in_thread(node.fn, self.grace_secs) if node.thread else node.fn, tuple(named))
+        fn = _with_keywords(_to_thread(node.fn, self.grace_secs) if node.thread else node.fn, tuple(named))
         inputs = (*positional, *named.values())
         is_async = node.is_async or node.thread
         self.operations.append(PlannedOperation(fn, taking(inputs), is_async, slot, node.name, inputs))
@@ -172,7 +172,7 @@ class _Planner:
 
 
 def _with_keywords(fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """Return `fn` with its last arguments passed by name: those that are keyword-only, or stand behind one left out."""
+    """Return `fn` with its last arguments passed by name: those that are keyword-only, or follow an omitted one."""
     if not names:
         return fn
 
@@ -183,7 +183,7 @@ def _with_keywords(fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[.
     return call
 
 
-def _in_thread(fn: Callable[..., Any], grace_secs: float) -> Callable[..., Coroutine[Any, Any, Any]]:
+def _to_thread(fn: Callable[..., Any], grace_secs: float) -> Callable[..., Coroutine[Any, Any, Any]]:
     def call(*args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         return to_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
 
@@ -196,7 +196,7 @@ def _item(node: Output, result: Any) -> Any:
         if node.key in mapping:
             return mapping[node.key]
         known: Iterable[Any] = mapping.keys()
-        raise FetchError(f"{node.key!r} is not in what step {node.operation.name!r} returned; {did_you_mean(node.key, known)}")
+        raise FetchError(f"{node.key!r} is not in the result of step {node.operation.name!r}; {did_you_mean(node.key, known)}")
     raise FetchError(
         f"{node.key!r} is fetched by name, but step {node.operation.name!r} returned {type(result).__name__} and not a mapping; "
         f"return a dict, or fetch {node.operation.name!r} for the whole result"

@@ -1,4 +1,4 @@
-"""The raw session: one run of a graph's operations, all or nothing."""
+"""The raw session: runs of a graph's operations, each of which changes everything or nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _MOST_PLANS = 1024
 
 
 class Session:
-    """Runs the operations of a graph that a set of fetches needs: each once, independent ones at the same time.
+    """Runs the operations that a set of fetches needs: each once, independent ones at the same time.
 
     A run reads each variable once, at its start. When every operation has succeeded, the new values of variables and the
     global step are committed together; a run that fails or is cancelled changes nothing. Runs of one session may overlap;
-    it is the monitored session whose runs take turns.
+    only those of a monitored session take turns.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Session:
         variables: Variables | None = None,
         grace_secs: float = DEFAULT_GRACE_SECS,
     ) -> None:
-        """Open a session. It holds no resource: close it only to have `run` refused afterwards.
+        """Open a session. It holds no resources; closing it only makes `run` raise.
 
         Args:
             graph: the graph to run.
@@ -60,7 +60,7 @@ class Session:
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self.variables: Variables = Variables() if variables is None else variables
         self.committed_step: int = self.global_step.latest.step
-        """The global step as the latest run of this session left it."""
+        """The global step after the latest run of this session."""
         self.grace_secs = grace_secs
         self.tracked: Mapping[str, Stateful] = {}
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
@@ -69,7 +69,7 @@ class Session:
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
         self.restored: Restored | None = None
-        """The checkpoint that this session was restored from; only the hooks' part of its `state` is kept."""
+        """The checkpoint that this session was restored from; its `state` has only the states of hooks."""
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._plans: dict[tuple[Any, tuple[Any, ...]], Plan] = {}
@@ -91,17 +91,17 @@ class Session:
         """Run what `fetches` needs and return its values in the same shape.
 
         Args:
-            fetches: nodes or names, nested in lists, tuples, mappings, dataclasses at will.
+            fetches: nodes or names, nested in lists, tuples, mappings and dataclasses.
             feed_dict: values by node or name, for this run only; a fed node is not computed.
             options: ignored here; for sessions with a `run` of their own.
             run_metadata: a dict into which such a session may write.
 
         Raises:
-            FetchError: unknown names, a placeholder that is not fed.
+            FetchError: a name is unknown, or a placeholder is not fed.
             GraphError: the operations cannot be ordered.
             SessionClosedError: the session is closed.
-            WrongLoopError: it was used in another event loop before.
-            BaseException: the error of an operation, the same object; several as one group.
+            WrongLoopError: the session was used in another event loop before.
+            BaseException: the error of an operation, unchanged; several as one group.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -204,24 +204,24 @@ class Session:
             self.variables.put(new)
             self.committed_step = store.latest.step
         elif store.inline:
-            self.committed_step = store.advance_nowait(plan.steps)  # first, because it can be refused; one moment with the rest
+            self.committed_step = store.advance_nowait(plan.steps)  # first, as it can be refused; nothing is awaited before `put`
             self.variables.put(new)
         else:
-            # Before the step: whoever waits for it, anywhere, must find the variables of that step.
+            # Before the step: a waiter for it, in any process, must find the variables of that step.
             old = {name: self.variables.read(name) for name in new}
             self.variables.put(new)
             advance = store.advance(plan.steps)
             try:
                 self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
             except Exception:
-                # Refused, so nothing of this run has happened. What another session has committed on top of it stays.
+                # The step was refused: undo this run. Values that another session has committed since then stay.
                 self.variables.put({name: old[name] for name in new if self.variables.read(name) is new[name]})
                 raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: the graph's "variables", the states of "tracked" objects and of "hooks", by name.
+        """Return the content of a checkpoint: the graph's "variables", the states of "tracked" objects and of "hooks", by name.
 
-        Values of variables are not copied, as a commit replaces them; the rest is.
+        Values of variables are not copied, as a commit replaces them; states are.
 
         Raises:
             InvalidHookError: two hooks with a state have one name.
@@ -243,13 +243,13 @@ class Session:
 GatheredRun = Callable[
     [LazyGather, Any, "Mapping[Any, Any] | None", "Mapping[str, Any] | None", "dict[str, Any] | None"], Awaitable[Any]
 ]
-"""`Session.run` with its operations as a batch of the caller's gather: gather, fetches, feeds, options, metadata."""
+"""`Session.run` as part of its caller's gather. The arguments: gather, fetches, feeds, options, metadata."""
 
 
 def gathered_run(session: Session) -> GatheredRun:
-    """Return the function that makes a run of `session` as a part of its caller's gather.
+    """Return a function that runs `session` as part of its caller's gather.
 
-    A session that overrides `run` is run by that, without the gather.
+    An overridden `run` is called instead, without the gather.
     """
     if type(session) is Session and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
@@ -270,7 +270,7 @@ def _refuse_coroutine(name: str, result: Any) -> Any:
 
 
 class OperationCalls:
-    """The operations of one run, as a `Batch` of the lazy gather: each can start when its inputs are there."""
+    """The operations of one run, as a `Batch` of the lazy gather: each can start when its inputs are known."""
 
     __slots__ = ("_left", "_plan", "_session", "_values")
 
@@ -289,7 +289,7 @@ class OperationCalls:
         return self._session.grace_secs
 
     def ready(self) -> Iterable[int]:
-        """Those whose inputs are there."""
+        """Return the operations whose inputs are known, each once."""
         operations, values = self._plan.operations, self._values
         if self._left is None:
             self._left = list(range(self.current() + 1, len(operations)))
@@ -304,29 +304,29 @@ class OperationCalls:
         return await result if operation.is_async else _refuse_coroutine(operation.name, result)
 
     def current(self) -> int:
-        """The first one without a result."""
+        """Return the first operation without a result."""
         for number, operation in enumerate(self._plan.operations):
             if self._values[operation.slot] is MISSING:
                 return number
         raise AssertionError("no operation is running")
 
     def store(self, number: int, result: Any) -> None:
-        """Put the result at its place."""
+        """Store the result among the values of the run."""
         self._values[self._plan.operations[number].slot] = result
 
     def complete(self) -> None:
-        """Nothing is left to do: results are at their places."""
+        """Do nothing: the results are stored already."""
 
     def name(self, number: int) -> str:
-        """The operation's name."""
+        """Return the operation's name."""
         return self._plan.operations[number].name
 
     def describe(self, number: int) -> str:
-        """Operation and step."""
+        """Return operation and step."""
         return f"operation {self.name(number)!r} at step {self._session.global_step.latest.step + 1}"
 
     def timeout_secs(self, number: int) -> float | None:
-        """Operations have no time limit."""
+        """Return None: operations have no time limit."""
         return None
 
     def timeout_error(self, number: int, suspended_at: str) -> BaseException:
@@ -338,5 +338,5 @@ class OperationCalls:
         return hook_cancelled_error(self.describe(number), cause)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        """An operation's errors are never suppressed."""
+        """Return False: an operation's errors are never suppressed."""
         return False

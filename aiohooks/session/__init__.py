@@ -1,6 +1,6 @@
 """The monitored session: a loop of steps with hooks around each.
 
-`AsyncMonitoredSession` and what it is made with are in `aiohooks`; here are the types of what it returns.
+`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package has the types of its results.
 """
 
 from aiohooks.session.status import Activity as Activity

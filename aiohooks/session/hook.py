@@ -1,13 +1,13 @@
-"""Hooks, and what travels between a hook and its session.
+"""The base class of hooks, and the objects exchanged between a hook and its session.
 
 The life of a hook, as its session calls it:
 
     begin()                                     once, before the session exists; may add to the graph
-    after_create_session(session, coord)        after every creation, so again after a recovery
+    after_create_session(session, coord)        after each creation, so again after a recovery
     loop:
-        before_run(run_context)                 all hooks together; may ask for fetches and feeds
+        before_run(run_context)                 all hooks overlap; may add fetches and feeds
         ... the run ...
-        after_run(run_context, run_values)      all hooks together, with what each asked for; not if the run failed
+        after_run(run_context, run_values)      all hooks overlap, each gets its own results; not if the run failed
     end(session)                                once, on a clean end, while the session is still open
     close(exc)                                  once, however it ended, if `begin` was started
 """
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 
 class SessionRunArgs(NamedTuple):
-    """What a hook adds to the coming run, or what the caller of `run` asked for.
+    """The arguments of a run: those of the caller of `run`, or those that a hook adds.
 
-    `fetches` are nodes of the graph or their names, nested at will; None asks for nothing. `feed_dict` maps nodes or names
-    to values. `options` is a mapping for the session's own `run`; where several give one, it
-    is the larger number, either flag, the lists joined, or else the later value.
+    Attributes:
+        fetches: nodes of the graph or their names, nested as you like; None fetches nothing.
+        feed_dict: values by node or name.
+        options: a mapping for a session's own `run`. Values of one option are merged: the larger number, either flag, lists
+            joined, otherwise the later value.
     """
 
     fetches: Any = None
@@ -40,10 +42,12 @@ class SessionRunArgs(NamedTuple):
 
 
 class SessionRunValues(NamedTuple):
-    """What a hook gets after the run: results in the shape of its fetches, the merged options, and the run's metadata.
+    """The results of a run for one hook.
 
-    `results` is None for a hook that asked for nothing. `run_metadata` is a dict shared by all hooks of a run for which
-    somebody gave options, else None.
+    Attributes:
+        results: the values in the shape of the hook's fetches; None if it fetched nothing.
+        options: the merged options of the run, or None.
+        run_metadata: a dict shared by all hooks of a run that has options, otherwise None.
     """
 
     results: Any
@@ -73,11 +77,11 @@ class SessionRunContext:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a stop has been asked for, by this hook or by anybody."""
+        """Whether a stop was requested, by this hook or elsewhere."""
         return self._requested or (self.coord is not None and self.coord.should_stop())
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Asks the session to stop after this run; recorded at once, and the first reason is kept."""
+        """Request the session to stop after this run; recorded immediately, and the first reason is kept."""
         self._requested = True
         if self.coord is not None:
             self.coord.request_stop(reason)
@@ -87,18 +91,18 @@ class SessionRunContext:
 
 
 class SessionRunHook(Hook):
-    """Base class of hooks: override the methods you need, as coroutines; those you leave are never called.
+    """Base class of hooks: override the methods you need, as coroutines; the other methods are never called.
 
-    `order`, `timeout` and `on_error` can be overridden in a subclass, or for one registration by `configure`. A hook that has
-    the plain methods `state_dict` and `load_state_dict` (see `Stateful`) is kept in checkpoints: its state is loaded after
-    `begin` and before `after_create_session`, at a restart as after a recovery.
+    Override `order`, `timeout` and `on_error` in a subclass, or for one registration with `configure`. The state of a hook
+    with the plain methods `state_dict` and `load_state_dict` (see `Stateful`) is saved in checkpoints. It is loaded after
+    `begin` and before `after_create_session`, both at a restart and after a recovery.
     """
 
     async def begin(self) -> None:
-        """Called once before the session is created; the default graph is the session's and may be added to."""
+        """Called once before the session is created; the default graph is the session's, and nodes may be added."""
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Called after each creation of a session, so again after every recovery; the graph is finalized.
+        """Called after each creation of a session, so again after each recovery; the graph is finalized.
 
         Args:
             session: the raw session, open.
@@ -106,11 +110,11 @@ class SessionRunHook(Hook):
         """
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Called before each attempt of a run, together with the other hooks'; returns what to add to the run, or None."""
+        """Called before each attempt of a run, overlapping with the other hooks; return fetches and feeds to add, or None."""
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Called after each successful run, together with the other hooks'; not called when the run failed."""
+        """Called after each successful run, overlapping with the other hooks; not called when the run failed."""
 
     async def end(self, session: Session) -> None:
         """Called once at a clean end, in registration order, with the session still open."""
@@ -118,12 +122,12 @@ class SessionRunHook(Hook):
     async def close(self, exc: BaseException | None) -> None:
         """Called exactly once if `begin` was started, however the session ended, in reverse order.
 
-        It runs in a task of its own, shielded from cancellation and limited in time. `exc` is what ended the session, or
-        None after a clean end.
+        It runs in a separate task, shielded from cancellation and with a time limit. `exc` is the error that ended the
+        session, or None after a clean end.
         """
 
 
 HOOK_METHODS: tuple[str, ...] = tuple(
     name for name, method in vars(SessionRunHook).items() if inspect.iscoroutinefunction(method)
 )
-"""The methods of a hook's life cycle, in the order in which they are first called."""
+"""The methods of a hook's life cycle, in the order of their first calls."""
