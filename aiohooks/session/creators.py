@@ -29,7 +29,7 @@ _logger = logging.getLogger("aiohooks")
 async def restore_session(session: Session, restored: Restored) -> None:
     """Puts the variables, the tracked objects and the global step as they were saved; the hooks come later.
 
-    A step store that is behind is raised, so that its waiters go on; one that is ahead is reset, in a new epoch.
+    A step store that is behind is raised, so its waiters continue; one that is ahead is reset, in a new epoch.
 
     Raises:
         CheckpointMismatchError: the graph's variables or the tracked objects are not those of the checkpoint.

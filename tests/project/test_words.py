@@ -60,18 +60,7 @@ _ANY = "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+")
 PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECASE)
 
 # Files in which words are still to be replaced.
-UNFINISHED = (
-    "aiohooks/_aio/clock.py",
-    "aiohooks/dispatch/hook.py",
-    "aiohooks/errors.py",
-    "aiohooks/graph/fetches.py",
-    "aiohooks/graph/variables.py",
-    "aiohooks/session/coordinator.py",
-    "aiohooks/session/creators.py",
-    "aiohooks/session/hook.py",
-    "aiohooks/training.py",
-    "docs/reference.md",
-)
+UNFINISHED = ("docs/reference.md",)
 
 # A table of old and new names.
 RENAMES = re.compile(r"^ *\| `.*$", re.MULTILINE)
