@@ -60,7 +60,7 @@ _ANY = "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+")
 PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECASE)
 
 # Files in which words are still to be replaced.
-UNFINISHED = ("docs/reference.md",)
+UNFINISHED: tuple[str, ...] = ()
 
 # A table of old and new names.
 RENAMES = re.compile(r"^ *\| `.*$", re.MULTILINE)
