@@ -6,14 +6,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.clock import wake, wake_after
 from aiohooks._validate import check_mapping, check_secs
-from aiohooks.errors import (
-    FetchError,
-    PublisherFailedError,
-    SessionNotReadyError,
-    did_you_mean,
-)
+from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, did_you_mean
 
 
 class Variables:
@@ -50,21 +45,20 @@ class Variables:
         if self._ready:
             return
         if self._failure is not None:
-            raise self._failed()
+            raise self._failed_error()
         if timeout == 0:
-            raise self._late(timeout)
+            raise self._timeout_error(timeout)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
-        timer = None
-        if timeout is not None:
-            late = self._late(timeout)
-            timer = current_clock().call_later(timeout, lambda: None if waiter.done() else waiter.set_exception(late))
+        timer = None if timeout is None else wake_after(waiter, timeout)
         try:
             await waiter
         finally:
             self._waiters.pop(waiter, None)
             if timer is not None:
                 timer.cancel()
+        if not self._ready:
+            raise self._timeout_error(timeout)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the current values by name; a later commit does not change the result."""
@@ -113,14 +107,15 @@ class Variables:
         self._ready = True
         self._initialising = False
         self._failure = None
-        _wake(self._claims)
-        _wake(self._waiters)
+        for waiter in (*self._claims, *self._waiters):
+            wake(waiter)
 
     def discard(self) -> None:
         """Internal: remove the values of an initialisation that failed."""
         self._values.clear()
         self._initialising = False
-        _wake(self._claims)
+        for waiter in self._claims:
+            wake(waiter)
 
     def fail(self, error: BaseException) -> None:
         """Internal: end the waits of workers: the session that should have initialised the values gave up."""
@@ -129,7 +124,7 @@ class Variables:
         self._failure = error
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(self._failed())
+                waiter.set_exception(self._failed_error())
 
     def read(self, name: str) -> Any:
         """Internal: return one value."""
@@ -146,12 +141,12 @@ class Variables:
         """Internal: set the values that `prepare` returned; there must be no await between the two calls."""
         self._values.update(values)
 
-    def _late(self, timeout: float) -> SessionNotReadyError:
+    def _timeout_error(self, timeout: float | None) -> SessionNotReadyError:
         return SessionNotReadyError(
             f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"
         )
 
-    def _failed(self) -> PublisherFailedError:
+    def _failed_error(self) -> PublisherFailedError:
         error = PublisherFailedError(f"the session that should have initialised the variables failed: {self._failure!r}")
         error.__cause__ = self._failure
         return error
@@ -159,9 +154,3 @@ class Variables:
     def __repr__(self) -> str:
         state = "ready" if self._ready else "not ready"
         return f"<Variables {', '.join(self._values) or 'none'}, {state}>"
-
-
-def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)

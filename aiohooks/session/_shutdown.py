@@ -124,9 +124,9 @@ class Shutdown:
         if publisher is not None:
             publisher.close(primary)
         if primary is not None and isinstance(supervisor.creator, ChiefSessionCreator):
-            supervisor.creator.gave_up(primary)
-        supervisor.root.retire()
-        supervisor.coord.retire()
+            supervisor.creator.fail_waiters(primary)
+        supervisor.root.close()
+        supervisor.coord.close()
         cancelled: asyncio.CancelledError | None = None
         try:
             for coord in (supervisor.coord, supervisor.root):

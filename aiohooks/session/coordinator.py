@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, current_task, wait_done
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.clock import wake, wake_after
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, add_origin, is_clean_end
@@ -36,39 +36,39 @@ class Coordinator:
         clean_stop_exception_types: tuple[type[BaseException], ...] = (),
         *,
         parent: Coordinator | None = None,
-        survives: Callable[[BaseException], bool] | None = None,
+        is_recoverable: Callable[[BaseException], bool] | None = None,
     ) -> None:
         """Start without tasks, not stopped.
 
         Args:
             clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual ones.
             parent: the coordinator that shares the stop with this one.
-            survives: returns whether an error of a task does not stop the parent (a session recovers from it).
+            is_recoverable: whether a session recovers from an error of a task; such an error does not stop the parent.
         """
         types: object = clean_stop_exception_types
         if not isinstance(types, tuple) or not all(isinstance(one, type) and issubclass(one, BaseException) for one in types):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidArgumentError(f"clean_stop_exception_types is {types!r}; give a tuple of exception classes")
         self._clean = clean_stop_exception_types
-        self._top: Coordinator = self if parent is None else parent._top
-        self._survives = survives
+        self._root: Coordinator = self if parent is None else parent._root
+        self._is_recoverable = is_recoverable
         self.stopped: bool = False
-        """Whether a stop was requested of this coordinator itself; `should_stop` counts its parent too."""
-        self._retired = False
+        """Whether a stop was requested from this coordinator itself; `should_stop` includes its parent."""
+        self._closed = False
         self._reason: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self.errors: list[BaseException] = []
-        """The failures reported so far, first one first."""
+        """The failures so far, in the order of their occurrence."""
         self.raised: bool = False
         """Internal: whether the first failure has been raised."""
         self._joined = False
-        # Kept by the top only: what to do when the session stops or a task fails.
+        # Used on the root only, when the session stops or a task fails.
         self._waits: set[CancelScope] = set()
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self.on_failure: Callable[[], None] | None = None
         """Internal: called when a task has failed, after the waits have ended."""
         self.get_status: Callable[[], SessionStatus] | None = None
-        """Internal: returns the status of the session; only on the top coordinator, set by the monitored session."""
+        """Internal: returns the status of the session; only on the root coordinator, set by the monitored session."""
 
     # -- stopping
 
@@ -82,45 +82,42 @@ class Coordinator:
             BaseException: the error itself, if it is reported after `join`, because it would be lost otherwise.
         """
         if isinstance(reason, BaseException):
-            if self._joined and not self._means_stop(reason):
+            if self._joined and not self._is_clean_end(reason):
                 raise reason
-            self._report(reason, "reported")
+            self._record_error(reason, "reported")
             return
         check_instance(reason, str, "reason", optional=True)
-        if self._top is not self:
-            self._top.request_stop(reason)
+        if self._root is not self:
+            self._root.request_stop(reason)
             return
         if not self.stopped:
             self._reason = self._reason or reason or "a stop was requested"
-            self.stopped = True  # after the reason: another thread may look in between
-            self._in_loop(self._wake)
-        elif self._reason is None:  # retired: it ends already, and now a stop was requested as well
+            self.stopped = True  # after the reason: another thread may read both in between
+            self._call_in_loop(self._end_waits)
+        elif self._reason is None:  # closed before; a stop was requested only now
             self._reason = reason
 
     def should_stop(self) -> bool:
         """Return whether a stop was requested; never waits, never raises."""
-        return self.stopped or self._top.stopped
+        return self.stopped or self._root.stopped
 
     @property
     def stop_reason(self) -> str | None:
         """The first reason; None if no stop was requested."""
-        return self._top._reason
+        return self._root._reason
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
         check_secs(timeout, "timeout", optional=True)
         if not self.should_stop():
             self.bind()
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[None] = loop.create_future()
-            timer = None
-            if timeout is not None:
-                timer = current_clock().call_later(timeout, lambda: None if waiter.done() else waiter.set_result(None))
-            self._top._stop_waiters.add(waiter)
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            timer = None if timeout is None else wake_after(waiter, timeout)
+            self._root._stop_waiters.add(waiter)
             try:
                 await waiter
             finally:
-                self._top._stop_waiters.discard(waiter)
+                self._root._stop_waiters.discard(waiter)
                 if timer is not None:
                     timer.cancel()
         return self.should_stop()
@@ -130,8 +127,8 @@ class Coordinator:
         self.stopped = self._joined = self.raised = False
         self._reason = None
         self.errors.clear()
-        if self._top is not self:
-            self._top.clear_stop()
+        if self._root is not self:
+            self._root.clear_stop()
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
@@ -163,42 +160,42 @@ class Coordinator:
         except BaseException:
             close_unawaited(awaitable)
             raise
-        over = self._over()
-        if over is not None:
+        error = self._wait_error()
+        if error is not None:
             close_unawaited(awaitable)
-            self._mark_raised(over)
-            raise over
+            self._mark_raised(error)
+            raise error
         if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
-        interrupt = CancelScope(current_task())
-        waits = self._top._waits
-        waits.add(interrupt)
+        scope = CancelScope(current_task())
+        waits = self._root._waits
+        waits.add(scope)
         try:
             if asyncio.isfuture(awaitable):
-                await _done(awaitable)
+                await wait_done([awaitable], None)
                 result: T = awaitable.result()
             else:
                 result = await awaitable
         except asyncio.CancelledError:
-            if interrupt.uncancel() or interrupt.cause is None:
+            if scope.uncancel() or scope.cause is None:
                 raise
-            self._mark_raised(interrupt.cause)
-            raise interrupt.cause from None
+            self._mark_raised(scope.cause)
+            raise scope.cause from None
         except BaseException:
-            interrupt.uncancel()
+            scope.uncancel()
             raise
         finally:
-            waits.discard(interrupt)
-        interrupt.uncancel()
+            waits.discard(scope)
+        scope.uncancel()
         return result
 
     def _mark_raised(self, error: BaseException) -> None:
-        for one in (self, self._top):
+        for one in (self, self._root):
             one.raised = one.raised or error in one.errors
 
-    def _over(self) -> BaseException | None:
+    def _wait_error(self) -> BaseException | None:
         """Return the error that ends a wait now: the first failure, else the stop."""
-        for one in (self, self._top):
+        for one in (self, self._root):
             if one.errors:
                 return one.errors[0]
         return self._stop_error() if self.should_stop() else None
@@ -227,52 +224,52 @@ class Coordinator:
         coro: Any = context.run(fn, *args)
         if not asyncio.iscoroutine(coro):
             raise InvalidArgumentError(
-                f"{fn!r} gave {coro!r} and not a coroutine; start_soon takes an `async def` and its arguments"
+                f"{fn!r} returned {coro!r} and not a coroutine; start_soon takes an `async def` and its arguments"
             )
         task = asyncio.get_running_loop().create_task(coro, name=name or getattr(fn, "__name__", None), context=context)
         self._tasks[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             add_origin(error, f"background task {task.get_name()!r}")
-            self._report(error, f"background task {task.get_name()!r} failed")
+            self._record_error(error, f"background task {task.get_name()!r} failed")
 
-    def _means_stop(self, error: BaseException) -> bool:
+    def _is_clean_end(self, error: BaseException) -> bool:
         return is_clean_end(error) or isinstance(error, self._clean)
 
-    def _report(self, error: BaseException, what: str) -> None:
-        replaced, stops = self._retired and self._top is not self, self._means_stop(error)
-        if (replaced and stops) or any(error is one for one in self.errors):
+    def _record_error(self, error: BaseException, what: str) -> None:
+        replaced, is_clean = self._closed and self._root is not self, self._is_clean_end(error)
+        if (replaced and is_clean) or any(error is one for one in self.errors):
             return  # nothing new; in the second case `until` raised it in the task, which passed it on
         if replaced:
             _logger.error("%s, after its session was replaced", what, exc_info=error)
             return
-        if stops:
+        if is_clean:
             self.request_stop(f"{what}: {error!r}")
             return
         first = not self.errors
-        if not first:  # that one is raised; this one must not be lost
+        if not first:  # the first one is raised; this one must not be lost
             self.errors[0].add_note(f"then {what}: {error!r}")
             _logger.error("%s after another failure", what, exc_info=error)
         self.errors.append(error)
-        top = self._top
-        if not top.stopped and not (self._survives is not None and self._survives(error)):
-            top._reason = f"{what}: {error!r}"
-            top.stopped = True
-        if first or top.stopped:  # the run was ended by the first one, and is perhaps being recovered now
-            self._in_loop(functools.partial(top._wake, error if first else None))
+        root = self._root
+        if not root.stopped and not (self._is_recoverable is not None and self._is_recoverable(error)):
+            root._reason = f"{what}: {error!r}"
+            root.stopped = True
+        if first or root.stopped:  # otherwise the first one has interrupted the run already, which may be recovering
+            self._call_in_loop(functools.partial(root._end_waits, error if first else None))
 
     @property
     def tasks(self) -> tuple[asyncio.Task[Any], ...]:
-        """The background tasks that have not ended, in the order in which they were started."""
+        """The background tasks that have not ended, in the order of their start."""
         return tuple(self._tasks)
 
     def status(self) -> SessionStatus | None:
         """Return the current activities of the session; None if this coordinator is used without one."""
-        return None if self._top.get_status is None else self._top.get_status()
+        return None if self._root.get_status is None else self._root.get_status()
 
     @property
     def joined(self) -> bool:
@@ -326,11 +323,11 @@ class Coordinator:
         for task in tuple(self._tasks):
             task.cancel()
 
-    def retire(self) -> None:
-        """Internal: stop this coordinator's own tasks only: its session is being replaced or closed."""
-        self.stopped = self._retired = True
-        if self._top is self:
-            self._in_loop(self._wake)
+    def close(self) -> None:
+        """Internal: stop this coordinator only, not its parent: its session is being replaced or closed."""
+        self.stopped = self._closed = True
+        if self._root is self:
+            self._call_in_loop(self._end_waits)
 
     # -- the loop's side
 
@@ -341,25 +338,24 @@ class Coordinator:
             WrongLoopError: it is bound to another one.
         """
         loop = _running_loop()
-        if loop is None or loop is not (self._top._loop or loop):
+        if loop is None or loop is not (self._root._loop or loop):
             raise WrongLoopError(f"{self!r} is used outside its own event loop; only request_stop and should_stop may be")
-        self._top._loop = loop
+        self._root._loop = loop
         return loop
 
-    def _in_loop(self, wake: Callable[[], None]) -> None:
-        loop = self._top._loop
+    def _call_in_loop(self, call: Callable[[], None]) -> None:
+        loop = self._root._loop
         if loop is None or loop is _running_loop():
-            wake()
+            call()
         elif not loop.is_closed():  # from another thread
-            loop.call_soon_threadsafe(wake)
+            loop.call_soon_threadsafe(call)
 
-    def _wake(self, error: BaseException | None = None) -> None:
+    def _end_waits(self, error: BaseException | None = None) -> None:
         if self.stopped:
             for waiter in self._stop_waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-        for interrupt in tuple(self._waits):
-            interrupt.cancel("the session stops", error or self._stop_error())
+                wake(waiter)
+        for scope in tuple(self._waits):
+            scope.cancel("the session stops", error or self._stop_error())
         if error is not None and self.on_failure is not None:
             self.on_failure()
 
@@ -379,19 +375,3 @@ def close_unawaited(awaitable: object) -> None:
     """Close a coroutine that will not be awaited, or Python warns about it."""
     if asyncio.iscoroutine(awaitable):
         awaitable.close()
-
-
-async def _done(future: asyncio.Future[Any]) -> None:
-    """Wait for a future without cancelling it."""
-    if not future.done():
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def ended(_: object) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        future.add_done_callback(ended)
-        try:
-            await waiter
-        finally:
-            future.remove_done_callback(ended)

@@ -1,4 +1,4 @@
-"""What a monitored session can run, and the creator of sessions that each of these comes to."""
+"""The sources of a monitored session, and the creators of its raw sessions; restoring them from checkpoints."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _logger = logging.getLogger("aiohooks")
 
 
 async def restore_session(session: Session, restored: Restored) -> None:
-    """Puts the variables, the tracked objects and the global step as they were saved; the hooks come later.
+    """Restore the variables, the tracked objects and the global step; `restore_hooks` follows later.
 
-    A step store that is behind is raised, so its waiters continue; one that is ahead is reset, in a new epoch.
+    A step store that is behind is raised, which wakes its waiters; one that is ahead is reset, in a new epoch.
 
     Raises:
-        CheckpointMismatchError: the graph's variables or the tracked objects are not those of the checkpoint.
+        CheckpointMismatchError: the checkpoint has other variables or tracked objects.
     """
     what = f"checkpoint {restored.checkpoint.path}"
     state = restored.state
-    variables, tracked, hooks = (_part(state, name, what) for name in ("variables", "tracked", "hooks"))
+    variables, tracked, hooks = (_state_part(state, name, what) for name in ("variables", "tracked", "hooks"))
     wanted = {variable.name for variable in session.graph.variables}
     _check_names(what, "variable", wanted, variables)
     _check_names(what, "tracked object", session.tracked, tracked)
@@ -52,9 +52,9 @@ async def restore_session(session: Session, restored: Restored) -> None:
     session.variables.assign({name: variables[name] for name in wanted})
     session.committed_step = step
     for name, one in session.tracked.items():
-        with _told(f"{what}: loading the state of the tracked object {name!r}"):
+        with _note_on_error(f"{what}: loading the state of the tracked object {name!r}"):
             one.load_state_dict(tracked[name])
-    # Without the values: the first ones would be held as long as the session.
+    # Without the values, which would stay in memory as long as the session.
     session.restored = dataclasses.replace(restored, state={"hooks": hooks})
 
 
@@ -64,10 +64,10 @@ def restore_hooks(session: Session) -> None:
     if restored is None:
         return
     what = f"checkpoint {restored.checkpoint.path}"
-    states, hooks = _part(restored.state, "hooks", what), session.stateful_hooks()
+    states, hooks = _state_part(restored.state, "hooks", what), session.stateful_hooks()
     for name, hook in hooks.items():
         if name in states:
-            with _told(f"{what}: loading the state of the hook {name}"):
+            with _note_on_error(f"{what}: loading the state of the hook {name}"):
                 hook.load_state_dict(states[name])
         else:
             _logger.warning("%s has no state of the hook %s, which starts anew", what, name)
@@ -77,8 +77,8 @@ def restore_hooks(session: Session) -> None:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Generator[None]:
-    """Add a note about the current activity to an error."""
+def _note_on_error(what: str) -> Generator[None]:
+    """Add `what` as a note to an error of the block."""
     try:
         yield
     except Exception as error:
@@ -86,7 +86,7 @@ def _told(what: str) -> Generator[None]:
         raise
 
 
-def _part(state: Mapping[str, Any], name: str, what: str) -> Mapping[str, Any]:
+def _state_part(state: Mapping[str, Any], name: str, what: str) -> Mapping[str, Any]:
     part: object = state.get(name)
     if not isinstance(part, dict):
         raise CheckpointMismatchError(f"{what} has no {name!r}; was it written by CheckpointSaverHook?")
@@ -133,7 +133,7 @@ class SessionCreator(Protocol):
 SessionFn = Callable[[Session], Awaitable[Any]]
 """A coroutine function that takes the new session."""
 
-_FIELDS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
+_FUNCTIONS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +161,9 @@ class Scaffold:
     copy_from_scaffold: dataclasses.InitVar[Scaffold | None] = None
 
     def __post_init__(self, copy_from_scaffold: Scaffold | None) -> None:
-        other: object = copy_from_scaffold
-        if other is not None and not isinstance(other, Scaffold):
-            raise InvalidArgumentError(f"copy_from_scaffold is {other!r}; give a Scaffold")
-        for name in _FIELDS:
+        other = copy_from_scaffold
+        check_instance(other, Scaffold, "copy_from_scaffold", optional=True)
+        for name in _FUNCTIONS:
             if getattr(self, name) is None and other is not None:
                 object.__setattr__(self, name, getattr(other, name))
             fn = getattr(self, name)
@@ -181,25 +180,25 @@ class Scaffold:
 
     async def local_init(self, session: Session, what: str) -> None:
         """Internal: initialise the parts of one session, and check that everything is ready."""
-        await _check(self.ready_for_local_init_fn, session, f"{what} did not make the model ready for local_init")
+        await _check_ready(self.ready_for_local_init_fn, session, f"{what} did not make the model ready for local_init")
         if self.local_init_fn is not None:
             await self.local_init_fn(session)
-        await _check(self.ready_fn, session, f"{what} did not make the model ready")
+        await _check_ready(self.ready_fn, session, f"{what} did not make the model ready")
 
 
-async def _check(ready_fn: SessionFn | None, session: Session, message: str) -> None:
+async def _check_ready(ready_fn: SessionFn | None, session: Session, message: str) -> None:
     if ready_fn is None:
         return
     missing = await ready_fn(session)
     if missing is None or missing is True:
         return
     if not isinstance(missing, (bool, str, Collection)):
-        raise InvalidArgumentError(f"{ready_fn!r} returned {missing!r}; return None, True, or the names of what is missing")
+        raise InvalidArgumentError(f"{ready_fn!r} returned {missing!r}; return None, True, or the names of the missing parts")
     if missing is False or len(missing) > 0:  # type: ignore[arg-type]
-        raise NotReadyError(f"{message}; {ready_fn!r} says that this is missing: {missing or 'something'}")
+        raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-def _check_parts(graph: object, scaffold: object, global_step: object, variables: object) -> None:
+def _check_arguments(graph: object, scaffold: object, global_step: object, variables: object) -> None:
     check_instance(graph, Graph, "graph")
     check_instance(scaffold, Scaffold, "scaffold", optional=True)
     check_instance(global_step, StepStore, "global_step", optional=True)
@@ -237,7 +236,7 @@ class ChiefSessionCreator:
             variables: the values of the variables; likewise.
             lead: whether to lead the run in a step store for several processes. False for peers without a chief.
         """
-        _check_parts(graph, scaffold, global_step, variables)
+        _check_arguments(graph, scaffold, global_step, variables)
         self.graph = graph
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = Scaffold() if scaffold is None else scaffold
@@ -263,7 +262,7 @@ class ChiefSessionCreator:
             lead = self.global_step.lead()
             await lead.__aenter__()
             self._lead = lead
-        await self.global_step.value()  # from here on its latest mark is known
+        await self.global_step.value()  # so that the latest position is known
         first = await variables.claim()
         session = Session(self.graph, global_step=self.global_step, variables=variables)
         session.tracked = self._scaffold.tracked or {}
@@ -301,7 +300,7 @@ class ChiefSessionCreator:
             if lead is not None:
                 await lead.__aexit__(None, None, None)
 
-    def gave_up(self, error: BaseException) -> None:
+    def fail_waiters(self, error: BaseException) -> None:
         """Internal: end the waits of the workers for the variables."""
         self._variables.fail(error)
 
@@ -327,18 +326,18 @@ class WorkerSessionCreator:
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several processes.
         """
-        _check_parts(graph, scaffold, global_step, variables)
+        _check_arguments(graph, scaffold, global_step, variables)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in another process, "
-                "a step store over processes as global_step"
+                "a step store for several processes as global_step"
             )
         check_secs(max_wait_secs, "max_wait_secs", optional=True)
         self.graph = graph
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = Scaffold() if scaffold is None else scaffold
-        self._variables = variables
-        self._own = Variables() if variables is None else None
+        self._shares_variables = variables is not None
+        self._variables = Variables() if variables is None else variables
         self._max_wait_secs = max_wait_secs
 
     async def create_session(self) -> Session:
@@ -350,16 +349,15 @@ class WorkerSessionCreator:
             PublisherFinishedError: the chief has already finished.
             NotReadyError: the scaffold says that something is missing in the end.
         """
-        if self._variables is not None:
-            variables = self._variables
+        variables = self._variables
+        if self._shares_variables:
             await variables.wait_ready(self._max_wait_secs)
             missing = variables.missing(variable.name for variable in self.graph.variables)
             if missing:
                 raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
         else:
-            variables = self._own or Variables()
             await self.global_step.wait_initialised(self._max_wait_secs)
-        await self.global_step.value()  # from here on its latest mark is known
+        await self.global_step.value()  # so that the latest position is known
         session = Session(self.graph, global_step=self.global_step, variables=variables)
         try:
             await self._scaffold.local_init(session, "the chief's initialisation")
@@ -386,12 +384,12 @@ def creator_of(source: object, global_step: StepStore | None, variables: Variabl
         if not is_coroutine_function(creator.create_session):
             raise InvalidArgumentError(f"create_session of {source!r} is not a coroutine function; write it as `async def`")
         if not isinstance(getattr(creator, "graph", None), Graph):
-            raise InvalidArgumentError(f"{source!r} has no `graph`; a SessionCreator says which Graph its sessions run")
+            raise InvalidArgumentError(f"{source!r} has no `graph`; a SessionCreator names the Graph that its sessions run")
         if global_step is not None or variables is not None:
-            raise InvalidArgumentError("the step store and variables are those of the SessionCreator's sessions; give them to it")
+            raise InvalidArgumentError("a SessionCreator has its own step store and variables; give them to it instead")
         return cast("SessionCreator", creator)
     graph = graph_of(source, "a Graph, a SessionCreator,")
-    return ChiefSessionCreator(graph, global_step=global_step, variables=variables, lead=False)  # every process makes one
+    return ChiefSessionCreator(graph, global_step=global_step, variables=variables, lead=False)  # as every process creates one
 
 
 def graph_of(source: object, wanted: str = "a Graph") -> Graph:

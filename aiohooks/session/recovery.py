@@ -244,7 +244,7 @@ class SessionSupervisor:
             raise InvalidArgumentError(f"{self.creator!r} created a session of another graph than its own `graph`")
         self.session, self.run = session, gathered_run(session)
         self.store = session.global_step
-        self.coord = Coordinator(parent=self.root, survives=self._policy.recovers)
+        self.coord = Coordinator(parent=self.root, is_recoverable=self._policy.recovers)
         if isinstance(created, Session):
             created.stateful_hooks = self._hooks.stateful
             restore_hooks(created)
@@ -258,7 +258,7 @@ class SessionSupervisor:
         coord = self.coord
 
         async def close() -> None:
-            coord.retire()
+            coord.close()
             await coord.shut_down(0, self._grace_secs)
             try:
                 await session.aclose()

@@ -95,7 +95,7 @@ SIGNATURES: dict[str, str | None] = {
     "ChiefSessionCreator.aclose": "async (self)",
     "Clock": None,
     "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>)",
-    "Coordinator": "(clean_stop_exception_types=(), *, parent=None, survives=None)",
+    "Coordinator": "(clean_stop_exception_types=(), *, parent=None, is_recoverable=None)",
     "Coordinator.start_soon": "(self, fn, *args, name=None)",
     "Coordinator.request_stop": "(self, reason=None)",
     "Coordinator.should_stop": "(self)",

@@ -97,7 +97,7 @@ async def test_a_chief_whose_model_is_not_ready_fails(name: str, missing: Any) -
     scaffold = recording_scaffold(record, **{name: [missing]})
     creator = ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables)
     with refused(
-        ah.errors.NotReadyError, "did not make the model ready", "is missing", "something" if missing is False else str(missing)
+        ah.errors.NotReadyError, "did not make the model ready", "missing, as", "something" if missing is False else str(missing)
     ):
         await creator.create_session()
     assert record == list(SCAFFOLD[: SCAFFOLD.index(name) + 1])

@@ -162,8 +162,8 @@ def foreign() -> ah.Placeholder:
         ({"a": ["loss", ("totl",)]}, ("'totl' is not in the graph", "did you mean 'total'?")),
         (Pair("loss", "lss"), ("'lss' is not in the graph", "did you mean 'loss'?")),
         (foreign(), ("<Placeholder 'x'>", "another graph", "the session's own graph")),
-        (None, ("None cannot be fetched", "leave it out")),
-        (["loss", None], ("None cannot be fetched", "leave it out")),
+        (None, ("None cannot be fetched", "remove one of them")),
+        (["loss", None], ("None cannot be fetched", "remove one of them")),
         (3, ("3 of type int is not a node",)),
         (True, ("True of type bool is not a node",)),
         (b"loss", ("b'loss' of type bytes is not a node",)),
@@ -198,7 +198,7 @@ async def test_a_key_that_the_step_did_not_return_is_refused() -> None:
     """A name fetched from a step function must be a key of the mapping it returns; the error names those it returned."""
     async with ah.AsyncMonitoredSession(double) as session:
         with refused(
-            ah.errors.FetchError, "'lost' is not in what step 'double' returned", "did you mean 'loss'?", "known are: batch, loss"
+            ah.errors.FetchError, "'lost' is not in the result of step 'double'", "did you mean 'loss'?", "known are: batch, loss"
         ):
             await session.run("lost")
 
@@ -296,7 +296,9 @@ async def test_two_hooks_that_feed_one_node_conflict(by: tuple[str, str]) -> Non
     keys: dict[str, Any] = {"name": "x", "object": graph.nodes["x"]}
     async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, {keys[one]: 1}) for one in by]) as session:
         with refused(
-            ah.errors.FeedConflictError, "'x' by RequestingHook#1.before_run and RequestingHook#2.before_run", "leave it out"
+            ah.errors.FeedConflictError,
+            "'x' by RequestingHook#1.before_run and RequestingHook#2.before_run",
+            "remove one of them",
         ) as caught:
             await session.run("sum")
         assert isinstance(caught.value, RuntimeError)
@@ -308,7 +310,7 @@ async def test_a_hook_and_the_caller_conflict(by_object: bool) -> None:
     graph = graph_with_inputs()
     key = graph.nodes["y"] if by_object else "y"
     async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, {"y": 1})]) as session:
-        with refused(ah.errors.FeedConflictError, "'y' by RequestingHook.before_run and the caller", "leave it out"):
+        with refused(ah.errors.FeedConflictError, "'y' by RequestingHook.before_run and the caller", "remove one of them"):
             await session.run("sum", {key: 1})
         assert await session.run("sum", {"x": 5}) == 6
 
