@@ -76,8 +76,7 @@ class Process:
         kind = ah.ChiefSessionCreator if chief else ah.WorkerSessionCreator
         variables = self.variables if chief else None  # a worker's own ones, since the chief's are elsewhere
         made = kind(self.fixture.graph, global_step=self.store, variables=variables, **creator)
-        if not chief:
-            self.variables = made._own  # type: ignore[union-attr, assignment]
+        self.variables = made._variables
         return ah.AsyncMonitoredSession(made, hooks, recovery=NO_BACKOFF, name=self.name)
 
 
