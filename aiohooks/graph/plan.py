@@ -15,15 +15,14 @@ from aiohooks.errors import FetchError, GraphError, did_you_mean
 from aiohooks.graph.fetches import Take, taking
 from aiohooks.graph.graph import MISSING, GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
 
+Call = Callable[[list[Any]], Any]
+"""Calls an operation with its inputs out of a run's values."""
+
 
 class PlannedOperation(NamedTuple):
-    """One operation of a plan: `fn` is called with the values that `take` selects, and its result is stored in `slot`.
+    """One operation of a plan: `call` takes a run's values, its result is put at `slot`. Unpacked in the loop of every run."""
 
-    A tuple, as the loop of every run unpacks it.
-    """
-
-    fn: Callable[..., Any]
-    take: Take
+    call: Call
     is_async: bool
     slot: int
     name: str
@@ -138,10 +137,10 @@ class _Planner:
                 positional.append(slot)
         self.path.pop()
         slot = self.add(node)
-        fn = _with_keywords(_to_thread(node.fn, self.grace_secs) if node.thread else node.fn, tuple(named))
+        fn = _to_thread(node.fn, self.grace_secs) if node.thread else node.fn
+        call = _call(fn, tuple(positional), named)
         inputs = (*positional, *named.values())
-        is_async = node.is_async or node.thread
-        self.operations.append(PlannedOperation(fn, taking(inputs), is_async, slot, node.name, inputs))
+        self.operations.append(PlannedOperation(call, node.is_async or node.thread, slot, node.name, inputs))
         self.claim(node, slot)
         return slot
 
@@ -149,8 +148,8 @@ class _Planner:
         source = self.visit(node.operation)
         self.path.pop()
         slot = self.add(node)
-        fn, inputs = functools.partial(_item, node), (source,)
-        self.operations.append(PlannedOperation(fn, taking(inputs), False, slot, node.name, inputs))
+        call = _call(functools.partial(_item, node), (source,), {})
+        self.operations.append(PlannedOperation(call, False, slot, node.name, (source,)))
         return slot
 
     def claim(self, node: Operation, slot: int) -> None:
@@ -171,16 +170,20 @@ class _Planner:
         (self.updates if node.updates else self.additions).append((name, slot))
 
 
-def _with_keywords(fn: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """Return `fn` with its last arguments passed by name: those that are keyword-only, or follow an omitted one."""
-    if not names:
-        return fn
-
-    def call(*args: Any) -> Any:
-        positional = len(args) - len(names)
-        return fn(*args[:positional], **dict(zip(names, args[positional:], strict=True)))
-
-    return call
+def _call(fn: Callable[..., Any], positional: tuple[int, ...], named: dict[str, int]) -> Call:
+    if named:
+        return lambda values: fn(*[values[slot] for slot in positional], **{name: values[slot] for name, slot in named.items()})
+    # The usual numbers of inputs are spelled out: this is on the path of every run, and `fn(*...)` costs twice as much.
+    if not positional:
+        return lambda values: fn()
+    if len(positional) == 1:
+        a = positional[0]
+        return lambda values: fn(values[a])
+    if len(positional) == 2:
+        a, b = positional
+        return lambda values: fn(values[a], values[b])
+    inputs = taking(positional)
+    return lambda values: fn(*inputs(values))
 
 
 def _to_thread(fn: Callable[..., Any], grace_secs: float) -> Callable[..., Coroutine[Any, Any, Any]]:

@@ -147,8 +147,8 @@ class Session:
             values[slot] = store.latest.step
         gather.batch = OperationCalls(self, plan, values)
         try:
-            for fn, take, is_async, slot, name, _ in plan.operations:
-                result = fn(*take(values))
+            for call, is_async, slot, name, _ in plan.operations:
+                result = call(values)
                 if is_async:
                     result = await result
                 elif type(result) is types.CoroutineType:
@@ -300,7 +300,7 @@ class OperationCalls:
     async def start(self, number: int) -> Any:
         """Call the operation."""
         operation = self._plan.operations[number]
-        result = operation.fn(*operation.take(self._values))
+        result = operation.call(self._values)
         return await result if operation.is_async else _refuse_coroutine(operation.name, result)
 
     def current(self) -> int:
