@@ -340,7 +340,7 @@ def is_clean_end(error: BaseException) -> bool:
 E = TypeVar("E", bound=AiohooksError)
 
 
-def another(error: E, message: str | None = None) -> E:
+def copy_error(error: E, message: str | None = None) -> E:
     """Return a copy of an error for another caller: one object raised twice would collect both tracebacks."""
     attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
     copy = type(error)(str(error) if message is None else message, **attributes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from aiohooks._validate import check_int
+from aiohooks._validate import check_choice, check_int
 from aiohooks.checkpoint.checkpoint import Checkpoint
 from aiohooks.errors import InvalidArgumentError
 
@@ -77,8 +77,7 @@ class KeepBest(KeepPolicy):
         check_int(self.k, "k of KeepBest", 1)
         if not isinstance(self.metric, str) or not self.metric:
             raise InvalidArgumentError(f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save")
-        if self.mode not in ("min", "max"):
-            raise InvalidArgumentError(f"mode of KeepBest is {self.mode!r}; give 'min' or 'max'")
+        check_choice(self.mode, "mode of KeepBest", "min", "max")
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the best `k`, and the newest."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiohooks._aio.cancel import cancel_count, current_task
-from aiohooks._aio.gather import LazyGather
+from aiohooks._aio.gather import Batch, LazyGather, Overlap
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import HookCancelledError, HookTimeoutError
 
@@ -75,6 +75,8 @@ class HookCaller(LazyGather):
     __slots__ = ("_before", "_first", "_group", "_late_results", "_results", "_seconds", "_step")
 
     has_dependencies = False
+    batch: Batch | None
+    overlap: Overlap | None
 
     async def call(
         self, groups: tuple[OrderGroup, ...], first: Any, seconds: Sequence[Sequence[Any]] | None = None, step: int | None = None

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar, overload
 
+from aiohooks._validate import check_int
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
 
 
@@ -221,8 +222,7 @@ class Graph:
         steps: int = 1,
     ) -> Operation | Callable[[Callable[..., Any]], Operation]:
         """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise InvalidArgumentError(f"steps is {steps!r}; give how many steps one run trains, 1 or more")
+        check_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
         return self._operation(fn, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
 
     def _operation(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_instance, check_int, check_mapping
+from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.dispatch.group import hook_cancelled_error
 from aiohooks.errors import InvalidArgumentError
@@ -106,8 +106,7 @@ class CheckpointSaverHook(SessionRunHook):
         """
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")
-        if on_busy not in ("wait", "skip"):
-            raise InvalidArgumentError(f'on_busy is {on_busy!r}; give "wait" or "skip"')
+        check_choice(on_busy, "on_busy", "wait", "skip")
         if on_save_error not in ("raise", "log"):
             check_int(on_save_error, "on_save_error", 1, expected='"raise", "log" or a number of at least 1')
         self._listeners = tuple(listeners)

@@ -18,7 +18,7 @@ from aiohooks.errors import (
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
-    another,
+    copy_error,
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
 from aiohooks.stores.publishers import Publisher, PublisherExit, Publishers, current_publisher, publisher_summary, shortened
@@ -175,7 +175,7 @@ class _Unreachable:
 
     def error(self, wanted: int | None) -> AiohooksError:
         """Return a new error for one wait."""
-        error = another(self.reason, None if wanted is None else f"{self.reason}, wanted {wanted}")
+        error = copy_error(self.reason, None if wanted is None else f"{self.reason}, wanted {wanted}")
         error.__cause__ = self.cause
         return error
 

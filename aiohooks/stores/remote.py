@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import TimerHandle, wake, wake_after
 from aiohooks._validate import check_secs
-from aiohooks.errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, another
+from aiohooks.errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, WriteKind, logger
 from aiohooks.stores.shared import SharedStepStore
 
@@ -257,7 +257,7 @@ class RemoteStepStore(SharedStepStore):
                 if self._waits.closed:
                     raise self._closed_error() from None
                 if self._damage is not None:
-                    raise another(self._damage) from None
+                    raise copy_error(self._damage) from None
                 if self._given_up:
                     raise self._outage_error() from None
                 if writes is not None and all(write.answer.done() for write in writes):
@@ -308,7 +308,7 @@ class RemoteStepStore(SharedStepStore):
             raise
         except Exception as error:  # also one that no engine should raise: the callers would wait indefinitely
             for one in batch:
-                one.resolve(another(error) if isinstance(error, AiohooksError) else error)
+                one.resolve(copy_error(error) if isinstance(error, AiohooksError) else error)
             return
         if write.kind == "advance":
             step -= write.amount

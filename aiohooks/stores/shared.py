@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_secs
+from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreClosedError, StoreDamagedError
 from aiohooks.stores._membership import Members, RunWatcher
 from aiohooks.stores._protocol import (
@@ -68,8 +68,7 @@ class SharedStepStore(StepStore):
             join_grace_secs: how long to wait for publishers if all had left before this store was opened.
         """
         super().__init__(Position(1, 0), run=run)
-        if on_lost not in ("raise", "keep"):
-            raise InvalidArgumentError(f'on_lost={on_lost!r}: give "raise" or "keep"')
+        check_choice(on_lost, "on_lost", "raise", "keep")
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(join_grace_secs, "join_grace_secs")
         self._clock = current_clock()

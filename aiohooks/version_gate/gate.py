@@ -53,9 +53,9 @@ class AdmissionQueue:
     __slots__ = ("_clock", "_ledger", "_listener", "_waiters", "max_waiting", "waited_secs", "waits")
 
     def __init__(self, ledger: AdmissionLedger) -> None:
-        self.waits = 0
-        self.max_waiting = 0
-        self.waited_secs = 0.0
+        self.waits: int = 0
+        self.max_waiting: int = 0
+        self.waited_secs: float = 0.0
         self._ledger = ledger
         self._clock = current_clock()
         self._waiters: dict[_Waiter, None] = {}

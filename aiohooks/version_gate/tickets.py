@@ -120,7 +120,7 @@ class AdmissionLedger:
         """Called whenever there may be more room than before."""
         self.position: Position = versions.latest
         self.open: dict[Ticket, None] = {}
-        self.entering = 0
+        self.entering: int = 0
         """How many waiters were admitted whose tasks have not run since."""
         self.shipped_ahead: int = 0
         """How many items were shipped that no version has used up yet."""

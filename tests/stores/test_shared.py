@@ -40,7 +40,7 @@ async def test_a_forked_store_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_lost": "ask"}, "on_lost='ask'"),
+        ({"on_lost": "ask"}, "on_lost is 'ask'"),
         ({"lease_secs": 0}, "lease_secs"),
         ({"join_grace_secs": -1}, "join_grace_secs"),
         ({"heartbeat": 0}, "heartbeat"),

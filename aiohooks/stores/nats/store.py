@@ -57,11 +57,11 @@ class RunSubjects:
         if len(token) > _LONGEST_TOKEN:
             raise InvalidArgumentError(f"run={run[:50]!r}...: too long for a NATS subject; give a shorter name")
         self.stream = stream
-        self.state = f"{stream}.run.{token}"
+        self.state: str = f"{stream}.run.{token}"
         """Where the run's message is published."""
-        self.republished = f"{stream}.news.{token}"
+        self.republished: str = f"{stream}.news.{token}"
         """Where the server republishes each message that it has stored."""
-        self.elections = f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{stream}"
+        self.elections: str = f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{stream}"
         """Where a cluster announces a new leader of the stream."""
         self._required_config: dict[str, Any] = {
             "subjects": [f"{stream}.run.*"],
