@@ -155,7 +155,7 @@ class MergedFetches(NamedTuple):
     """
 
     nodes: tuple[Node, ...]
-    caller: Build
+    for_caller: Build
     builds: tuple[Build, ...]
     takes: tuple[Take, ...]
 

@@ -161,7 +161,7 @@ class AsyncMonitoredSession:
             context.global_step = session.committed_step
             answers = hooks.merger.split(values, merged, options, metadata)  # each hook gets what it asked for
             await caller.call(hooks.after_run, context, answers, context.global_step)
-            result = values if merged is None else merged.caller(values)
+            result = values if merged is None else merged.for_caller(values)
         else:
             result = await supervisor.run(caller, *request, None if options is None else {})
         if supervisor.history.total:
