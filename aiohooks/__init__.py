@@ -15,6 +15,24 @@ The loop, as `AsyncMonitoredSession` runs it:
     for hook in reversed(hooks): await hook.close(error)        # always
 
 `overlapping` awaits the calls in turn while none suspends, and concurrently from then on.
+
+The packages, each of which imports only from those above it:
+
+    errors          the error tree, and which errors are a clean end
+    _aio            clock, cancellation, lazy gather: what asyncio lacks
+    dispatch        registering hooks, and calling several as one
+    stores          step stores: memory, local files, Redis, NATS, Ray
+    version_gate    bounded staleness: work is admitted a few versions ahead
+    checkpoint      the saver, its policies and the format on disk
+    graph           graphs, fetches, variables, the raw session
+    session         the monitored session; `session/monitored.py` has one run on one screen
+    hooks           the built-in hooks
+    training        the usual session of a training job
+    distributed     launchers of chiefs and workers
+    adapters        bridges to other software
+    testing         helpers for people who write hooks and stores
+
+The docstring of each package lists its modules. `docs/architecture.md` walks through a run.
 """
 
 from aiohooks import checkpoint as checkpoint

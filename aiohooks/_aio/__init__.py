@@ -1,1 +1,10 @@
-"""Features that asyncio lacks, or gets wrong on the supported Python versions; independent of hooks."""
+"""Features that asyncio lacks, or gets wrong on the supported Python versions; independent of hooks.
+
+clock           the clock, which tests can replace; sleeping and waking
+backoff         pauses between attempts
+fork            locks, threads and connections when the process forks
+run_scope       the run that the current code is part of
+await_chain     where a task is suspended
+cancel          cancel scopes, time limits, cleanup that must finish, worker threads
+gather          the lazy gather: coroutines overlap once one of them suspends
+"""

@@ -1,4 +1,8 @@
-"""Registering hooks, and calling a group of hooks as one."""
+"""Registering hooks, and calling a group of hooks as one.
+
+hook        Hook and configure: order, time limit, error handling
+group       calls in order groups: in turn while none suspends, overlapping from then on
+"""
 
 from aiohooks.dispatch.hook import HookRegistration as HookRegistration
 

@@ -1,6 +1,20 @@
-"""The monitored session: a loop of steps with hooks around each.
+"""The monitored session: a loop of steps with hooks around each, recovery, and an end that is always complete.
 
-`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package has the types of its results.
+`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package exports the types of its results. Read
+`monitored.py` first: it has one run on one screen.
+
+    status          the status of a session: its current calls and tasks
+    coordinator     Coordinator: background tasks, the stop and the first error
+    hook            SessionRunHook, and the arguments and results of its methods
+    creators        the sources of a session; Scaffold, and how raw sessions are created and restored
+    _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the results split
+    recovery        RecoveryPolicy; the supervisor, which creates and replaces the raw session
+    _run_lock       one run at a time, and how a run is interrupted
+    _shutdown       the end of a session, clean or not
+    signals         SIGINT and SIGTERM as a stop
+    steps           StepContext and the loop over `session.steps`
+    monitored       AsyncMonitoredSession
+    runner          aiohooks.run: a program's main coroutine
 """
 
 from aiohooks.session.status import Activity as Activity

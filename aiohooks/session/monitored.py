@@ -1,13 +1,6 @@
 """The monitored session: a loop of steps with hooks around each, recovery, and an end that is always complete.
 
-`run` and `_run_once` are one run from top to bottom. The parts that they use, each with one concern:
-
-    _run_lock.py    one run at a time, and how it is ended from outside
-    _hooks.py       the hooks: checked, sorted, called; their requests merged, the values split
-    recovery.py     the raw session: created, replaced after an error of the policy
-    _shutdown.py    the end, clean or not
-    signals.py      SIGINT and SIGTERM as a stop
-    status.py       what the session does now
+`run` and `_run_once` are one run from top to bottom; the docstring of the package lists the parts that they use.
 """
 
 from __future__ import annotations
