@@ -56,7 +56,8 @@ def page() -> str:
     ]
     parts = [INTRODUCTION, "\n".join(contents)]
     for package, entries in sections().items():
-        parts += [f"## `{package}`", prose(importlib.import_module(package))]
+        words = prose(importlib.import_module(package))
+        parts += [f"## `{package}`", words if package == "aiohooks.errors" else words.partition("\n\n")[0]]
         for name, thing in entries.items():
             parts += [f"### {name}", *entry(thing)]
     return "\n\n".join(part for part in parts if part) + "\n"
