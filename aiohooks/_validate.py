@@ -1,7 +1,8 @@
-"""Shared checks of arguments; each raises `InvalidArgumentError` with the value and what to give instead."""
+"""Shared checks of arguments: each `check_` function raises `InvalidArgumentError` with the value and what to give instead."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Mapping
@@ -68,3 +69,10 @@ def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
     """Raise unless `value` is a mapping; `optional` lets None pass."""
     if not isinstance(value, Mapping) and not (optional and value is None):
         raise InvalidArgumentError(f"{what} is {value!r}; give a mapping{', or leave it out' if optional else ''}")
+
+
+def is_coroutine_function(fn: object) -> bool:
+    """Return whether calling `fn` gives a coroutine: also for partials and objects with an `async def __call__`."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar, overload
 
-from aiohooks._validate import check_int
+from aiohooks._validate import check_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
 
 
@@ -353,13 +352,6 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
             graph.placeholder(parameter, default=MISSING if default is inspect.Parameter.empty else default)
     graph._step = graph._add(operation)  # pyright: ignore[reportPrivateUsage]
     return graph
-
-
-def is_coroutine_function(fn: object) -> bool:
-    """Return whether calling `fn` gives a coroutine: also for partials and objects with an `async def __call__`."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 def _parameters(fn: Callable[..., Any], name: str) -> tuple[tuple[str, ...], frozenset[str], frozenset[str]]:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task, to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run
-from aiohooks._validate import check_callable, check_choice, check_instance, check_int, check_mapping, check_secs
+from aiohooks._validate import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_int,
+    check_mapping,
+    check_secs,
+    is_coroutine_function,
+)
 from aiohooks.dispatch.group import hook_cancelled_error, hook_timeout_error
 from aiohooks.errors import (
     AiohooksError,
@@ -24,7 +32,6 @@ from aiohooks.errors import (
     is_clean_end,
 )
 from aiohooks.graph.fetches import Leaves, canonical_feeds
-from aiohooks.graph.graph import is_coroutine_function
 from aiohooks.graph.plan import make_plan
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Never
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs
+from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end
-from aiohooks.graph.graph import is_coroutine_function
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 

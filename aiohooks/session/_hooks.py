@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, cast
 from aiohooks._aio.cancel import cancel_count, current_task
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import drive
+from aiohooks._validate import is_coroutine_function
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
 from aiohooks.dispatch.group import HookCaller, OrderGroup, order_groups
 from aiohooks.dispatch.hook import HookRegistration, registration_of
 from aiohooks.errors import HookCancelledError, InvalidHookError
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, merge_feeds, merge_options, taking
-from aiohooks.graph.graph import Graph, Node, is_coroutine_function
+from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunHook, SessionRunValues

@@ -9,11 +9,11 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from aiohooks._validate import check_instance, check_mapping, check_secs
+from aiohooks._validate import check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.checkpoint import Saver
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, did_you_mean
-from aiohooks.graph.graph import Graph, graph_of_step, is_coroutine_function
+from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.stores.base import StepStore, Term

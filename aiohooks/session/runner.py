@@ -7,9 +7,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from aiohooks._validate import check_callable
+from aiohooks._validate import check_callable, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.graph.graph import is_coroutine_function
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
