@@ -21,16 +21,7 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import TimeLimit, shielded, to_thread
 from aiohooks._aio.clock import wake
 from aiohooks._validate import check_secs
-from aiohooks.distributed.task import (
-    TaskResult,
-    TaskSpec,
-    forget_run,
-    make_spec,
-    run_task,
-    supervise,
-    task_name,
-    unwrap_result,
-)
+from aiohooks.distributed.task import TaskResult, TaskSpec, forget_run, make_spec, run_task, supervise, task_name, unwrap_result
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import MemoryStepStore, open_step_store
 

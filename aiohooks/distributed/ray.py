@@ -12,16 +12,7 @@ from typing import Any, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, to_thread, wait_done
 from aiohooks._validate import check_mapping, check_secs
-from aiohooks.distributed.task import (
-    TaskResult,
-    TaskSpec,
-    forget_run,
-    make_spec,
-    run_task,
-    supervise,
-    task_name,
-    unwrap_result,
-)
+from aiohooks.distributed.task import TaskResult, TaskSpec, forget_run, make_spec, run_task, supervise, task_name, unwrap_result
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.ray import _cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from aiohooks._aio.clock import Clock, TimerHandle
+from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end
 from aiohooks.stores._protocol import Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
 from aiohooks.stores._waiting import WaitRegistry
@@ -34,17 +34,10 @@ class Members:
         self._sent: dict[str, Member] = {}
 
     def new(self, name: str, ttl: float | None = None) -> Member:
-        """Return a member with a new id."""
         self._numbers += 1
         return Member(f"{self.process}/{self._numbers}", name, self._lease_secs if ttl is None else ttl)
 
-    @property
-    def has_publisher(self) -> bool:
-        """Whether a publisher is registered in this process."""
-        return bool(self._publishers)
-
     def join(self, publisher: Publisher) -> None:
-        """Add a publisher."""
         self._publishers[publisher] = self.new(publisher.name)
 
     def update(self, publisher: Publisher) -> bool:
@@ -108,13 +101,13 @@ class RunWatcher:
 
     __slots__ = ("_clock", "_grace", "_grace_secs", "_keep", "_observed", "_process", "_seen_exit", "_waits", "snapshot")
 
-    def __init__(self, waits: WaitRegistry, clock: Clock, process: str, *, keep: bool, join_grace_secs: float) -> None:
+    def __init__(self, waits: WaitRegistry, process: str, *, keep: bool, join_grace_secs: float) -> None:
         """With `keep`, waiters stay for the successor of a publisher that was found dead."""
         self.snapshot = Snapshot(Position(1, 0))
         """The latest one."""
         self._observed = False  # whether there has been one
         self._waits = waits
-        self._clock = clock
+        self._clock = current_clock()
         self._process = process
         self._keep = keep
         self._grace_secs = join_grace_secs
@@ -129,23 +122,20 @@ class RunWatcher:
             # All have left before this store was opened: is that the end, or are their successors still to come?
             self._seen_exit = snapshot.last_exit.number
             self._grace = self._clock.call_later(self._grace_secs, self._end_grace)
-        elif snapshot.members and self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
+        elif snapshot.members:
+            self.stop()
         if snapshot.failure is not None and snapshot.failure != old.failure and not first:
             self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
         self._waits.set_initialised(snapshot.ready)
         self._report_others()
 
     def stop(self) -> None:
-        """Cancel the timer."""
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
 
     @property
     def chief(self) -> Member | None:
-        """The current chief."""
         return next((member for member in self.snapshot.members if member.term), None)
 
     def _end_grace(self) -> None:

@@ -76,7 +76,6 @@ class Member(NamedTuple):
 
     @property
     def process(self) -> str:
-        """The id of its process."""
         return self.id.rpartition("/")[0]
 
 

@@ -42,7 +42,6 @@ class RunState:
         self.answers: dict[str, tuple[int, Position]] = {}
 
     def copy(self) -> RunState:
-        """Return an equal, independent one."""
         other = RunState()
         for name in self.__slots__:
             value = getattr(self, name)
@@ -61,7 +60,8 @@ class RunState:
             if isinstance(request, Leave):
                 self._leave(request)
             else:
-                self._fail(request)
+                self.failure = Failure(request.error, self.position)
+                self.revision += 1
         return self._answer("ok")
 
     def expire(self, id: str, heartbeat: int) -> bool:
@@ -87,7 +87,6 @@ class RunState:
             del self.answers[next(iter(self.answers))]
 
     def snapshot(self, expires_secs: float | None = None) -> Snapshot:
-        """Return the snapshot to report."""
         return Snapshot(
             self.position,
             self.term,
@@ -175,25 +174,10 @@ class RunState:
             self.revision += 1
         return self._answer("ok")
 
-    def _fail(self, fail: Fail) -> None:
-        self.failure = Failure(fail.error, self.position)
-        self.revision += 1
-
     def dump(self) -> bytes:
-        """Return the state as JSON."""
-        return _ENCODER.encode(
-            {
-                "position": self.position,
-                "term": self.term,
-                "ready": self.ready,
-                "revision": self.revision,
-                "members": list(self.members.values()),
-                "last_exit": self.last_exit,
-                "exits": self.exits,
-                "failure": self.failure,
-                "answers": self.answers,
-            }
-        ).encode()
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        fields["members"] = list(self.members.values())
+        return _ENCODER.encode(fields).encode()
 
     @classmethod
     def load(cls, data: bytes) -> RunState:

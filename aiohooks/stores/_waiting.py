@@ -6,10 +6,9 @@ import asyncio
 import functools
 import heapq
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.clock import Clock, TimerHandle
+from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks.errors import (
     AiohooksError,
     PublisherFailedError,
@@ -37,7 +36,8 @@ _LOG_PERIOD_SECS = 60.0
 _SPARE = 64  # thresholds without a waiter that the heap may hold beside as many as have one
 
 
-def _resolve(waiter: asyncio.Future[T], result: T) -> None:
+def resolve(waiter: asyncio.Future[T], result: T) -> None:
+    """Set the result of a future, unless it is done."""
     if not waiter.done():
         waiter.set_result(result)
 
@@ -62,11 +62,9 @@ class WaitersByThreshold:
 
     @property
     def thresholds(self) -> int:
-        """The number of different thresholds with a waiter."""
         return len(self._buckets)
 
     def park(self, threshold: int, waiter: Waiter) -> None:
-        """Add a waiter."""
         self.count += 1
         bucket = self._buckets.get(threshold)
         if bucket is not None:
@@ -160,24 +158,15 @@ class Changes:
         """End the iteration, also for a task that is waiting on it; harmless when called twice."""
         self._closed = True
         for waiter in self._waiters:
-            _resolve(waiter, None)
+            resolve(waiter, None)
 
     def __repr__(self) -> str:
         return f"<Changes after {self._seen}{', closed' if self._closed else ''}>"
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreachable:
-    """Why no wait can succeed."""
-
-    reason: AiohooksError
-    cause: BaseException | None
-
-    def error(self, wanted: int | None) -> AiohooksError:
-        """Return a new error for one wait."""
-        error = copy_error(self.reason, None if wanted is None else f"{self.reason}, wanted {wanted}")
-        error.__cause__ = self.cause
-        return error
+def _error_of_wait(reason: AiohooksError, wanted: int | None = None) -> AiohooksError:
+    """Return a copy of `reason`, why no wait can succeed, for one wait."""
+    return copy_error(reason, None if wanted is None else f"{reason}, wanted {wanted}")
 
 
 def step_timeout_error(problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]) -> StepTimeoutError:
@@ -223,7 +212,6 @@ class WaitRegistry:
         self,
         run: str,
         position: Position,
-        clock: Clock,
         subscribe: Callable[[int | None], None],
         on_publisher_waits: Callable[[Publisher], None],
         on_unreachable: Callable[[], None],
@@ -233,7 +221,6 @@ class WaitRegistry:
         Args:
             run: the name for messages.
             position: the latest known position.
-            clock: the clock for timeouts.
             subscribe: called with `next_threshold` when it has changed, with None for no waiter.
             on_publisher_waits: called when a registered publisher has begun or ended a wait.
             on_unreachable: called when no wait can succeed as far as is known here; when certain, it calls `fail_unreachable`.
@@ -252,7 +239,7 @@ class WaitRegistry:
         self.max_waiting = 0
         self.is_initialised = False
         """Whether the chief has initialised what the workers need."""
-        self._clock = clock
+        self._clock = current_clock()
         self._subscribe = subscribe
         self._on_publisher_waits = on_publisher_waits
         self._on_unreachable = on_unreachable
@@ -262,9 +249,9 @@ class WaitRegistry:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._subscribed = NO_WAITER  # the latest argument of `subscribe`
         self._update_scheduled = False
-        self._failure: tuple[_Unreachable, Position] | None = None
+        self._failure: tuple[AiohooksError, Position] | None = None
         self._warned_at: Position | None = None
-        self._progress = _ProgressLog(self, clock)
+        self._progress = _ProgressLog(self, self._clock)
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -274,8 +261,8 @@ class WaitRegistry:
 
     async def wait(self, step: int, secs: float | None, raise_on_reset: bool) -> int:
         """Wait for a step that is not reached yet, and return the one seen."""
-        if (unreachable := self._find_unreachable()) is not None:
-            raise unreachable.error(step)
+        if (reason := self._why_unreachable()) is not None:
+            raise _error_of_wait(reason, step)
         if secs == 0:
             raise self._timeout_error(step, 0.0)
         self._loop = asyncio.get_running_loop()
@@ -312,8 +299,8 @@ class WaitRegistry:
         """Return the latest position as soon as it is another one than `seen`; `own` holds the wait meanwhile."""
         if self.latest != seen:
             return self.latest
-        if (unreachable := self._find_unreachable()) is not None:
-            raise unreachable.error(None)
+        if (reason := self._why_unreachable()) is not None:
+            raise _error_of_wait(reason)
         self._loop = asyncio.get_running_loop()
         waiter: ChangeWaiter = self._loop.create_future()
         self._change_waiters[waiter] = own[waiter] = None
@@ -335,19 +322,17 @@ class WaitRegistry:
         return self.latest
 
     async def wait_initialised(self, secs: float | None) -> None:
-        """Wait until the chief has initialised what the workers need."""
         if self.is_initialised:
             return
-        if (unreachable := self._find_unreachable()) is not None:
-            raise unreachable.error(None)
+        if (reason := self._why_unreachable()) is not None:
+            raise _error_of_wait(reason)
         waiter: ChangeWaiter = asyncio.get_running_loop().create_future()
         self._ready_waiters[waiter] = None
         timer = None
         if secs is not None:
-            late = SessionNotReadyError(
-                f"the chief of {self.run} has not initialised it within {secs:g} s, {self.publishers.summary}"
-            )
-            timer = self._clock.call_later(secs, functools.partial(_resolve, waiter, late))
+            summary = publisher_summary(self.publishers.names)
+            late = SessionNotReadyError(f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}")
+            timer = self._clock.call_later(secs, functools.partial(resolve, waiter, late))
         try:
             self._notify_subscriber()  # leases are watched while any wait is parked
             error = await waiter
@@ -361,12 +346,10 @@ class WaitRegistry:
 
     @property
     def waiting(self) -> bool:
-        """Whether any wait is parked."""
         return bool(self.waiters.count or self._change_waiters or self._ready_waiters)
 
     @property
     def watching(self) -> int:
-        """The number of waits for a change of the position."""
         return len(self._change_waiters)
 
     @property
@@ -388,7 +371,7 @@ class WaitRegistry:
         if position.epoch != old.epoch:
             message = f"{self.run} was reset from step {old.step} to step {position.step}"
             for waiter in self._reset_waiters:
-                _resolve(waiter, StepResetError(message, old=old, new=position))
+                resolve(waiter, StepResetError(message, old=old, new=position))
 
     def wake(self) -> None:
         """End the waits that the latest position answers.
@@ -396,7 +379,7 @@ class WaitRegistry:
         What else follows waits until their tasks have run: woken tasks often wait again immediately.
         """
         for waiter in self._change_waiters:
-            _resolve(waiter, None)
+            resolve(waiter, None)
         self._change_waiters.clear()
         self.waiters.wake(self.latest.step)
         self.next_threshold = self.waiters.lowest
@@ -407,7 +390,6 @@ class WaitRegistry:
             self._loop.call_soon(self._update_threshold)
 
     def set_initialised(self, ready: bool) -> None:
-        """Take note of whether the chief has initialised what the workers need."""
         self.is_initialised = ready
         if ready:
             self._end_ready_waiters(None)
@@ -426,12 +408,10 @@ class WaitRegistry:
         self._check_reachable()
 
     def join(self, publisher: Publisher) -> None:
-        """Register a publisher."""
         self.publishers.join(publisher)
         self._failure = None
 
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
-        """Remove a publisher."""
         self.publishers.leave(publisher, self.latest.step, exc)
         self._check_reachable()
 
@@ -439,12 +419,13 @@ class WaitRegistry:
         """End all waits, also those that begin before anything new happens; `position` is where the failure was reported."""
         position = position or self.latest
         reason = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
-        self._failure = _Unreachable(reason, exc), position
+        reason.__cause__ = exc
+        self._failure = reason, position
         self.fail_unreachable()
 
     def abort(self, error: AiohooksError) -> None:
         """End all waits as `fail` does, with an error of the engine."""
-        self._failure = _Unreachable(error, error.__cause__), self.latest
+        self._failure = error, self.latest
         self.fail_unreachable()
 
     def clear_failure(self) -> None:
@@ -461,39 +442,41 @@ class WaitRegistry:
     @property
     def unreachable(self) -> bool:
         """Whether a wait that began now would fail immediately, as far as is known here."""
-        return self._find_unreachable() is not None
+        return self._why_unreachable() is not None
 
-    def _find_unreachable(self) -> _Unreachable | None:
+    def _why_unreachable(self) -> AiohooksError | None:
         if self.closed:
-            return _Unreachable(StoreClosedError(f"the step store {self.run} was closed"), None)
+            return StoreClosedError(f"the step store {self.run} was closed")
         if self._failure is not None and self._failure[1] == self.latest:
             return self._failure[0]
         left = self.publishers.last_exit
         if left is None or not self.publishers.all_waiting(self.latest.step):
             return None
         if left.error is None:
-            return _Unreachable(PublisherFinishedError(f"{left.name} finished at step {left.step}"), None)
-        return _Unreachable(PublisherFailedError(f"{left.name} failed at step {left.step}"), left.error)
+            return PublisherFinishedError(f"{left.name} finished at step {left.step}")
+        reason = PublisherFailedError(f"{left.name} failed at step {left.step}")
+        reason.__cause__ = left.error
+        return reason
 
     def fail_unreachable(self) -> None:
         """End all waits, if none can succeed."""
-        if (unreachable := self._find_unreachable()) is None:
+        if (reason := self._why_unreachable()) is None:
             return
         for waiter in self._change_waiters:
-            _resolve(waiter, unreachable.error(None))
+            resolve(waiter, _error_of_wait(reason))
         self._change_waiters.clear()
-        self._end_ready_waiters(unreachable)
+        self._end_ready_waiters(reason)
         for step, parked in self.waiters.pop_all():
-            _resolve(parked, unreachable.error(step))
+            resolve(parked, _error_of_wait(reason, step))
         self._update_threshold()
 
-    def _end_ready_waiters(self, unreachable: _Unreachable | None) -> None:
+    def _end_ready_waiters(self, reason: AiohooksError | None) -> None:
         for waiter in self._ready_waiters:
-            _resolve(waiter, None if unreachable is None else unreachable.error(None))
+            resolve(waiter, None if reason is None else _error_of_wait(reason))
         self._ready_waiters.clear()
 
     def _expire(self, step: int, waiter: Waiter, since: float) -> None:
-        _resolve(waiter, self._timeout_error(step, self._clock.now() - since))
+        resolve(waiter, self._timeout_error(step, self._clock.now() - since))
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"
@@ -572,7 +555,6 @@ class _ProgressLog:
             self._timer = self._clock.call_later(_LOG_PERIOD_SECS, self._on_timer)
 
     def end(self) -> None:
-        """Stop: there are no waiters."""
         self.since = None
         if self._timer is not None:
             self._timer.cancel()
@@ -601,6 +583,6 @@ class _ProgressLog:
             waits.waiters.count,
             waits.latest.step,
             f"{steps / elapsed:.3g} steps/s" if known else "reset meanwhile",
-            waits.publishers.summary,
+            publisher_summary(waits.publishers.names),
         )
         self._logged_at, self._position = now, waits.latest

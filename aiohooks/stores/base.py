@@ -10,11 +10,10 @@ from asyncio import get_running_loop
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
-from aiohooks._aio.clock import current_clock
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
-from aiohooks.stores.publishers import Publisher
+from aiohooks.stores.publishers import Publisher, publisher_summary
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"
@@ -85,9 +84,7 @@ class StepStore(abc.ABC):
         """Start from `position`; `run` names what is counted."""
         self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
-        self._waits = WaitRegistry(
-            self.run, position, current_clock(), self._subscribe, self._on_publisher_waits, self._on_unreachable
-        )
+        self._waits = WaitRegistry(self.run, position, self._subscribe, self._on_publisher_waits, self._on_unreachable)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._immediate = 0
 
@@ -307,10 +304,11 @@ class StepStore(abc.ABC):
     def __repr__(self) -> str:
         waits = self._waits
         epoch, step = waits.latest
+        summary = publisher_summary(waits.publishers.names)
         state = ", closed" if waits.closed else ""
         if waits.waiters.count:
             state += f", {waits.waiters.count} waiting for step {waits.waiters.lowest} or more"
-        return f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state}, {waits.publishers.summary}>"
+        return f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state}, {summary}>"
 
     def _observe(self, position: Position) -> None:
         """Take note of a position that the engine has reported; an older one is dropped."""

@@ -142,11 +142,6 @@ class Publishers:
             and all(member.waits_for > step for member in self.others)
         )
 
-    @property
-    def summary(self) -> str:
-        """Their names for a message, or that there are none."""
-        return publisher_summary(self.names)
-
 
 def publisher_summary(names: tuple[str, ...]) -> str:
     """Return the names of publishers for a message, or that there are none."""

@@ -14,6 +14,7 @@ from aiohooks._aio.clock import TimerHandle, wake, wake_after
 from aiohooks._validate import check_secs
 from aiohooks.errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, WriteKind, logger
+from aiohooks.stores._waiting import resolve
 from aiohooks.stores.shared import SharedStepStore
 
 T = TypeVar("T")
@@ -30,10 +31,6 @@ class _PendingWrite:
         self.amount = amount
         # An error is a result, too: a cancelled caller does not fetch it.
         self.answer: asyncio.Future[Position | Exception] = asyncio.get_running_loop().create_future()
-
-    def resolve(self, answer: Position | Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answer)
 
 
 class RemoteStepStore(SharedStepStore):
@@ -225,7 +222,7 @@ class RemoteStepStore(SharedStepStore):
     async def _disconnect(self) -> None:
         self._end_outage()
         for write in self._pending_writes:
-            write.resolve(self._closed_error())
+            resolve(write.answer, self._closed_error())
         self._pending_writes.clear()
         self._wake_sleepers()  # they find the store closed
         await self._close_connection()
@@ -304,14 +301,14 @@ class RemoteStepStore(SharedStepStore):
             epoch, step = self._written(write, answer)
         except asyncio.CancelledError:  # the store is closed
             for one in batch:
-                one.resolve(self._closed_error())
+                resolve(one.answer, self._closed_error())
             raise
         except Exception as error:  # also one that no engine should raise: the callers would wait indefinitely
             for one in batch:
-                one.resolve(copy_error(error) if isinstance(error, AiohooksError) else error)
+                resolve(one.answer, copy_error(error) if isinstance(error, AiohooksError) else error)
             return
         if write.kind == "advance":
             step -= write.amount
         for one in batch:
             step += one.amount if write.kind == "advance" else 0
-            one.resolve(Position(epoch, step))
+            resolve(one.answer, Position(epoch, step))

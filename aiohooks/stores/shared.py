@@ -85,9 +85,7 @@ class SharedStepStore(StepStore):
         self._announcing: asyncio.Task[None] | None = None
         self._renewal: TimerHandle | None = None
         self._announces = True
-        self._watcher = RunWatcher(
-            self._waits, self._clock, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs
-        )
+        self._watcher = RunWatcher(self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs)
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
         self._expiry: TimerHandle | None = None
@@ -382,7 +380,7 @@ class SharedStepStore(StepStore):
             led, self._term, self._members.chief = self._term, 0, None
             left = self._waits.publishers.last_exit
             # The publishers of this process, if it has any, report how it left.
-            silent = not led or self._members.has_publisher or (left is not None and not left.is_remote)
+            silent = not led or bool(self._waits.publishers.here) or (left is not None and not left.is_remote)
             self._members.leave_as(leader, "" if silent else "chief", self._waits.latest.step, failure)
             self._announce()
 

@@ -7,14 +7,7 @@ from aiohooks.testing.leaks import no_leaks as no_leaks
 from aiohooks.testing.step_store import check_step_store as check_step_store
 from aiohooks.testing.step_store import step_store_checks as step_store_checks
 
-__all__ = [
-    "FaultInjectionHook",
-    "ManualClock",
-    "RecordingHook",
-    "check_step_store",
-    "no_leaks",
-    "step_store_checks",
-]
+__all__ = ["FaultInjectionHook", "ManualClock", "RecordingHook", "check_step_store", "no_leaks", "step_store_checks"]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

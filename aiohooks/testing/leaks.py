@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from aiohooks._aio.cancel import current_task
+
 if TYPE_CHECKING:
     from aiohooks.stores import StepStore
 
@@ -153,7 +155,7 @@ class _State:
     def current(cls, stores: Iterable[StepStore]) -> Self:
         return cls(
             tasks=frozenset(asyncio.all_tasks()),
-            cancelling=_running_task().cancelling(),
+            cancelling=current_task().cancelling(),
             files=_open_files(),
             threads=frozenset(threading.enumerate()),
             handlers=_signal_handlers(),
@@ -161,16 +163,10 @@ class _State:
         )
 
 
-def _running_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None, "the leaks check runs inside a task"
-    return task
-
-
 def _immediate_leaks(before: _State) -> list[str]:
     """Return the leaks that count as soon as the block is left."""
     found: list[str] = []
-    task = _running_task()
+    task = current_task()
     found += [f"task {one.get_name()!r} still runs {_source_line(one)}" for one in asyncio.all_tasks() - before.tasks - {task}]
     if task.cancelling() != before.cancelling:
         found.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")

@@ -19,13 +19,7 @@ from aiohooks.version_gate.gate import VersionGate as VersionGate
 from aiohooks.version_gate.tickets import Ticket as Ticket
 from aiohooks.version_gate.tickets import TicketState as TicketState
 
-__all__ = [
-    "Admission",
-    "GateStatistics",
-    "Ticket",
-    "TicketState",
-    "VersionGate",
-]
+__all__ = ["Admission", "GateStatistics", "Ticket", "TicketState", "VersionGate"]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

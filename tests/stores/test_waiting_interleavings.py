@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.clock import current_clock
 from aiohooks.stores import MemoryStepStore
 from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
 from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Actor, Crowd, StoreScenario, TwoWaitersTwoWriters
@@ -141,9 +140,8 @@ class OverlooksWaitingPublishers(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waits = _IgnoresPublishers(
-            self.run, self.latest, current_clock(), self._subscribe, self._on_publisher_waits, self._on_unreachable
-        )
+        hooks = self._subscribe, self._on_publisher_waits, self._on_unreachable
+        self._waits = _IgnoresPublishers(self.run, self.latest, *hooks)
 
 
 class LeavesATask(MemoryStepStore):

@@ -216,7 +216,6 @@ class _RecordCache:
         self._last = data, record
 
     def unpack(self, data: bytes) -> RunRecord | None:
-        """Return `unpack_record(data)`."""
         last = self._last
         if data != last[0]:
             self._last = last = data, unpack_record(data)
@@ -318,7 +317,6 @@ class RunFiles:
         return fd
 
     def is_deleted(self) -> bool:
-        """Return whether the run was deleted since it was opened."""
         try:
             there, here = os.stat(self.path), os.fstat(self.run_fd)
         except FileNotFoundError:
@@ -392,7 +390,6 @@ class RunFiles:
         return record
 
     def unsubscribe(self) -> None:
-        """Request no notification any more."""
         self._write_slot(NOT_WAITING)
 
     def _write_slot(self, value: int) -> None:
@@ -426,7 +423,6 @@ class RunFiles:
         os.pwrite(self._notify_fd, first, 0)
 
     def unregister(self) -> None:
-        """Free the slot of this process."""
         if self.slot >= 0:
             self._free_slot(str(self.slot))
             self.slot = -1

@@ -21,8 +21,8 @@ except ImportError as missing:
 
 T = TypeVar("T")
 
-_RETRIES = 2
-"""Attempts to get a held lock before a thread waits for it: its holder needs it for some microseconds."""
+_ATTEMPTS = range(3)
+"""To get a held lock before a thread waits for it: its holder needs it for some microseconds."""
 _TRY_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
@@ -49,21 +49,15 @@ class FileLock:
         """Acquire the lock if that is possible without waiting; call `release` then."""
         if self._thread_started:
             return False
-        try:
-            fcntl.flock(self._fd, _TRY_LOCK)
-        except BlockingIOError:
-            return self._retry_acquire()
-        return True
-
-    def _retry_acquire(self) -> bool:
-        for _ in range(_RETRIES):
-            with contextlib.suppress(BlockingIOError):
+        for _ in _ATTEMPTS:
+            try:
                 fcntl.flock(self._fd, _TRY_LOCK)
-                return True
+            except BlockingIOError:
+                continue
+            return True
         return False
 
     def release(self) -> None:
-        """Release the lock."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     async def run(self, work: Callable[[], T]) -> T:

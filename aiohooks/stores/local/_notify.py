@@ -59,35 +59,7 @@ class Inotify:
             os.close(self.fd)
             self.fd = -1
 
-    def after_fork(self) -> None:
-        """Close it in the child, which would keep it alive: it counts towards the user's limit."""
-        self.close()
-
-
-class InotifyEvent(NamedTuple):
-    """One event.
-
-    Attributes:
-        watch: the result of `Inotify.add`; -1 for an overflow, when any number of events was lost.
-        mask: the kind of the event.
-        name: the name of the file in a watched directory, otherwise empty.
-    """
-
-    watch: int
-    mask: int
-    name: str
-
-
-def parse_events(data: bytes) -> list[InotifyEvent]:
-    """Return the events in bytes read from an inotify descriptor."""
-    events: list[InotifyEvent] = []
-    offset = 0
-    while offset < len(data):
-        watch, mask, _, size = _EVENT.unpack_from(data, offset)
-        offset += _EVENT.size
-        events.append(InotifyEvent(watch, mask, os.fsdecode(data[offset : offset + size].rstrip(b"\0"))))
-        offset += size
-    return events
+    after_fork = close  # a child would keep it alive, and it counts towards the user's limit
 
 
 def _os_error(subject: str) -> OSError:
@@ -133,11 +105,19 @@ class InotifyWatcher(Inotify):
             data = b""
         if data == self._only_notified:
             return _NOTIFIED
-        events = parse_events(data)
-        overflow = any(event.watch < 0 for event in events)
-        notified = any(event.watch == self._notify_watch for event in events)
-        ended = {event.name for event in events if event.watch == self._alive_watch and event.mask & CLOSE_WRITE}
-        removed = {event.name for event in events if event.watch == self._alive_watch and event.mask & DELETE}
+        notified = overflow = False
+        ended: set[str] = set()
+        removed: set[str] = set()
+        offset = 0
+        while offset < len(data):
+            watch, mask, _, size = _EVENT.unpack_from(data, offset)
+            offset += _EVENT.size + size
+            overflow |= watch < 0  # any number of events was lost
+            notified |= watch == self._notify_watch
+            if watch == self._alive_watch:
+                name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
+                ended |= {name} if mask & CLOSE_WRITE else set()
+                removed |= {name} if mask & DELETE else set()
         return RunEvents(overflow or notified, None if overflow else ended, removed)
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
-from aiohooks.errors import InvalidArgumentError, StoreClosedError, StoreUnavailableError
+from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreClosedError, StoreUnavailableError
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     Answer,
@@ -124,7 +124,7 @@ class LocalStepStore(SharedStepStore):
             loop.add_reader(self._inotify.fd, self._on_inotify)
         if files.fifo is not None:
             loop.add_reader(files.fifo.fd, self._on_fifo)
-            self._schedule_poll()
+            self._poll_timer = self._clock.call_later(_POLL_SECS, self._poll)
         return snapshot
 
     async def _disconnect(self) -> None:
@@ -175,7 +175,12 @@ class LocalStepStore(SharedStepStore):
     async def value(self) -> Position:
         """See `StepStore.value`; does not suspend once the store is open."""
         await self._ensure_open()
-        self._observe_record(self._read_record())
+        if self._files is None or self._deleted:
+            raise self._unusable_error()
+        try:
+            self._observe_record(self._files.read())
+        except OSError as error:
+            raise self._engine_error(error) from error
         return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
@@ -220,14 +225,6 @@ class LocalStepStore(SharedStepStore):
         except OSError as error:
             raise self._engine_error(error) from error
 
-    def _read_record(self) -> RunRecord:
-        if self._files is None or self._deleted:
-            raise self._unusable_error()
-        try:
-            return self._files.read()
-        except OSError as error:
-            raise self._engine_error(error) from error
-
     def _engine_error(self, error: OSError) -> EngineError:
         path = Path(self.directory, str(error.filename or ""))
         if error.errno in _NOT_OUR_FILE and path.resolve().is_relative_to(self.directory.resolve()):
@@ -237,9 +234,8 @@ class LocalStepStore(SharedStepStore):
         return StoreUnavailableError(f"the files of run {self.run!r} in {self.directory} cannot be used: {error}")
 
     def _unusable_error(self) -> StoreClosedError | StoreUnavailableError:
-        return self._deleted_error() if self._deleted else self._closed_error()
-
-    def _deleted_error(self) -> StoreUnavailableError:
+        if not self._deleted:
+            return self._closed_error()
         return StoreUnavailableError(f"the run {self.run!r} was deleted ({self.directory}): close this store and make a new one")
 
     # Notifications.
@@ -287,16 +283,13 @@ class LocalStepStore(SharedStepStore):
             self._files.fifo.drain()
             self._read_notified()
 
-    def _schedule_poll(self) -> None:
-        self._poll_timer = self._clock.call_later(_POLL_SECS, self._poll)
-
     def _poll(self) -> None:
         if self._files is not None and self._files.is_evicted():
             self._on_deleted()
             return
         if self._poll_task is None or self._poll_task.done():
             self._poll_task = self._spawn(self._remove_dead(None), "removing dead processes")
-        self._schedule_poll()
+        self._poll_timer = self._clock.call_later(_POLL_SECS, self._poll)
 
     async def _remove_dead(self, slots: set[str] | None) -> None:
         try:
@@ -317,37 +310,33 @@ class LocalStepStore(SharedStepStore):
         self._waits.fail_unreachable()
 
     def _read_notified(self) -> None:
+        self._read_nowait(RunFiles.read_notified)
+
+    def _refresh_nowait(self) -> None:
+        """Read where the run is; this process is not notified of its own changes."""
+        self._read_nowait(RunFiles.read)
+
+    def _read_nowait(self, read: Callable[[RunFiles], RunRecord]) -> None:
         files = self._files
         if files is None or not self._ready or self._deleted:
             return
         try:
-            self._observe_record(files.read_notified())
+            self._observe_record(read(files))
         except (OSError, *ENGINE_ERRORS) as error:
             self._fail_waits(error)
 
-    def _refresh_nowait(self) -> None:
-        """Read where the run is; this process is not notified of its own changes."""
-        if self._ready and not self._deleted:
-            try:
-                self._observe_record(self._read_record())
-            except ENGINE_ERRORS as error:
-                self._fail_waits(error)
-
     def _observe_record(self, record: RunRecord) -> None:
-        if record.revision <= self._snapshot.revision or self._files is None:
-            self._waits.observe(record.position)
-            return
-        try:
+        if record.revision > self._snapshot.revision and self._files is not None:
             self._observe_snapshot(self._files.load_state(record).snapshot())
-        except OSError as error:
-            raise self._engine_error(error) from error
+        else:
+            self._waits.observe(record.position)
 
     def _on_deleted(self) -> None:
         if not self._deleted:
             self._deleted = True
-            self._fail_waits(self._deleted_error())
+            self._fail_waits(self._unusable_error())
 
-    def _fail_waits(self, error: OSError | EngineError) -> None:
+    def _fail_waits(self, error: OSError | AiohooksError) -> None:
         """End all waits with `error`, as no notification can be relied on any more."""
         if not self._waits.closed:
             reason = self._engine_error(error) if isinstance(error, OSError) else error

@@ -194,12 +194,10 @@ class CompareAndSet:
         return self._set_latest(fetched)
 
     def snapshot(self) -> Snapshot:
-        """Return the latest state as a snapshot."""
         left = [secs for _, secs in self._leases()]
         return (self.latest or NO_MESSAGE).state.snapshot(max(0.0, min(left)) if left else None)
 
     async def remove_expired(self, secs: float) -> None:
-        """Remove the members whose leases have expired."""
         expired = [(member.id, member.heartbeat) for member, left in self._leases() if left <= 0]
         if expired:
             await self.update(lambda state: [state.expire(*each) for each in expired], secs)

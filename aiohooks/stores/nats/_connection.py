@@ -181,15 +181,6 @@ class _TcpTransport(Transport):
             writer.transport.abort()
 
 
-def _new_client(transport: Transport) -> Any:
-    client: Any = Client()
-    if not hasattr(client, "_transport"):
-        # The only private attribute of the client that is used. Without it the client would connect by its own transport.
-        raise StoreRefusedError("this version of nats-py cannot be used by NatsStepStore; pip install 'nats-py==2.16'")
-    client._transport = transport
-    return client
-
-
 class NatsConnection:
     """One connection, from `open` to its first failure; it is never repaired, but replaced by another one.
 
@@ -202,7 +193,11 @@ class NatsConnection:
         self._clock = clock
         self._options = options
         self._transport = _TcpTransport(address.needs_tls)
-        self._client = _new_client(self._transport)
+        self._client: Any = Client()
+        if not hasattr(self._client, "_transport"):
+            # The only private attribute of the client that is used. Without it the client would connect by its own transport.
+            raise StoreRefusedError("this version of nats-py cannot be used by NatsStepStore; pip install 'nats-py==2.16'")
+        self._client._transport = self._transport
         self._replies: dict[str, asyncio.Future[Msg]] = {}
         self._request_count = 0
         self._inbox = ""
@@ -256,7 +251,6 @@ class NatsConnection:
 
     @property
     def has_jetstream(self) -> bool:
-        """Whether the server says that JetStream is enabled."""
         return bool(self._transport.server_info.get("jetstream"))
 
     async def subscribe(self, subject: str, on_message: Callable[[bytes, dict[str, str], bool], None]) -> None:

@@ -11,26 +11,13 @@ import math
 import os
 import secrets
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from aiohooks._aio.clock import wake
-from aiohooks.stores._protocol import (
-    Answer,
-    Fail,
-    Failure,
-    Join,
-    LastExit,
-    Lead,
-    Leave,
-    Member,
-    Position,
-    Request,
-    Snapshot,
-    Write,
-)
+from aiohooks.stores._protocol import Answer, Failure, Join, LastExit, Lead, Leave, Member, Position, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
 
-_REQUESTS: tuple[type[Request], ...] = (Write, Join, Leave, Lead, Fail)
+_REQUESTS: tuple[type[Request], ...] = get_args(Request)
 _LATE_TIMER_SECS = 0.05
 """A timer that is later than this was held up: no renewal of a lease could arrive meanwhile."""
 _MAX_WRITERS = 4096
@@ -57,14 +44,12 @@ def request_kind(request: Request) -> int:
 
 def unpack_request(kind: int, fields: Any) -> Request:
     """Restore a request of this kind from a message."""
-    if _REQUESTS[kind] is Write:
+    request: Any = _REQUESTS[kind]
+    if request is Write:
         name, amount, floor, term, writer, seq = fields
         return Write(name, amount, Position(*floor), term, writer, seq)
-    if _REQUESTS[kind] is Join:
-        return Join(Member(*fields[0]))
-    if _REQUESTS[kind] is Lead:
-        return Lead(Member(*fields[0]))
-    return Leave(*fields) if _REQUESTS[kind] is Leave else Fail(*fields)
+    received: Request = request(Member(*fields[0])) if request in (Join, Lead) else request(*fields)
+    return received
 
 
 def unpack_answer(fields: Any) -> Answer:
@@ -137,7 +122,6 @@ class GCounter:
 
     @property
     def position(self) -> Position:
-        """The epoch, and the sum."""
         return Position(self.epoch, self.base + self.total)
 
     def add(self, writer: str, seq: int, position: Position) -> None:
@@ -269,7 +253,6 @@ class StepActor:
         return pack_message(self.incarnation, *self._reply("snapshot", state.snapshot(), 0))
 
     async def apply(self, message: bytes) -> bytes:
-        """Apply a request."""
         self._calls += 1
         incarnation, since, kind, fields = unpack_message(message)
         if incarnation != self.incarnation:
@@ -293,7 +276,6 @@ class StepActor:
         return pack_message(*self._reply("answer", answer, since))
 
     async def read(self, message: bytes) -> bytes:
-        """Reply with a snapshot."""
         self._calls += 1
         incarnation, since = unpack_message(message)
         if incarnation != self.incarnation:

@@ -8,20 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
-from aiohooks.stores._protocol import (
-    Answer,
-    Fail,
-    Failure,
-    Join,
-    LastExit,
-    Lead,
-    Leave,
-    Member,
-    Position,
-    Request,
-    Snapshot,
-    Write,
-)
+from aiohooks.stores._protocol import Answer, Failure, Join, LastExit, Lead, Leave, Member, Position, Request, Snapshot, Write
 
 SCRIPT = importlib.resources.files("aiohooks.stores.redis").joinpath("script.lua").read_text(encoding="utf-8")
 SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -81,7 +68,6 @@ def script_arguments(request: Request) -> tuple[str | int, ...]:
         return ("leave", request.id, request.name, request.step, request.error, request.writer, request.seq)
     if isinstance(request, Lead):
         return ("lead", request.member.id, _pack_member(request.member), _millis(request.member.ttl))
-    assert isinstance(request, Fail)
     return ("fail", request.error, request.writer, request.seq)
 
 

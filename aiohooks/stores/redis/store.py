@@ -12,18 +12,8 @@ from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
 from aiohooks.stores._waiting import NO_WAITER
+from aiohooks.stores.redis import _script
 from aiohooks.stores.redis._connection import RedisConnection, explain_error, is_foreign_data, is_unknown_script
-from aiohooks.stores.redis._script import (
-    SCRIPT,
-    SCRIPT_SHA,
-    Keys,
-    latest_entries,
-    parse_answer,
-    parse_position,
-    parse_snapshot,
-    read_after,
-    script_arguments,
-)
 from aiohooks.stores.remote import RemoteStepStore
 
 try:
@@ -107,7 +97,7 @@ class RedisStepStore(RemoteStepStore):
         )
         self._answer_timeout = answer_timeout
         self._keep_ms = "" if expire_secs is None else str(round(expire_secs * 1000))
-        self._keys = Keys(self.run)
+        self._keys = _script.Keys(self.run)
         self._wake_key = self._keys.wake(self._process)
         self._last_wake = "0-0"  # the last entry seen of that stream
         self._last_change = "0-0"  # the last entry seen of the changes
@@ -165,15 +155,15 @@ class RedisStepStore(RemoteStepStore):
                 return
             self._blocked_for = self._waits.next_threshold
             self._read_count += 1
-            after = read_after(self._waits.latest, self._blocked_for, NO_WAITER), self._last_change, self._last_wake
+            after = _script.read_after(self._waits.latest, self._blocked_for, NO_WAITER), self._last_change, self._last_wake
             try:
                 reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
             finally:
                 self._blocked_for = None
             refresh = not reply
-            for key, entry_id in latest_entries(reply):
+            for key, entry_id in _script.latest_entries(reply):
                 if key == self._keys.positions:
-                    self._observe(parse_position(entry_id))
+                    self._observe(_script.parse_position(entry_id))
                 elif key == self._keys.changes:
                     refresh = True
                 else:
@@ -212,16 +202,16 @@ class RedisStepStore(RemoteStepStore):
     # Requests.
 
     async def _request_once(self, request: Request) -> Answer:
-        reply = await self._call_script(self._keys.all, *script_arguments(request))
+        reply = await self._call_script(self._keys.all, *_script.script_arguments(request))
         with self._unexpected_reply(reply):
-            return parse_answer(reply)
+            return _script.parse_answer(reply)
 
     async def _read_run_once(self) -> Snapshot:
         return self._parse_snapshot(await self._call_script(self._keys.all, "read"))
 
     def _parse_snapshot(self, reply: Any) -> Snapshot:
         with self._unexpected_reply(reply):
-            snapshot, self._last_change = parse_snapshot(reply, self._process)
+            snapshot, self._last_change = _script.parse_snapshot(reply, self._process)
         return snapshot
 
     @contextlib.contextmanager
@@ -237,9 +227,9 @@ class RedisStepStore(RemoteStepStore):
         connection = self._request_connection()
         command = (len(keys), *keys, args[0], self._keep_ms, *args[1:])
         try:
-            return await self._execute(connection, "EVALSHA", SCRIPT_SHA, *command, within=self._answer_timeout)
+            return await self._execute(connection, "EVALSHA", _script.SCRIPT_SHA, *command, within=self._answer_timeout)
         except _UnknownScriptError:  # the server was restarted, or SCRIPT FLUSH
-            return await self._execute(connection, "EVAL", SCRIPT, *command, within=self._answer_timeout)
+            return await self._execute(connection, "EVAL", _script.SCRIPT, *command, within=self._answer_timeout)
 
     async def _execute(self, connection: RedisConnection, *command: str | int, within: float) -> Any:
         try:
