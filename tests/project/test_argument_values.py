@@ -80,7 +80,7 @@ VALUES: list[Case] = [
     (
         ah.AsyncMonitoredSession,
         {"source": worker(), "global_step": ah.MemoryStepStore()},
-        "are those of the SessionCreator's sessions",
+        "a SessionCreator has its own step store and variables",
         "give them to it",
     ),
     (ah.AsyncMonitoredSession, {"source": worker(), "variables": ah.Variables()}, "SessionCreator", "give them to it"),
