@@ -143,7 +143,7 @@ async def shielded(
     """
     task = asyncio.get_running_loop().create_task(coro, name=what, context=contextvars.copy_context())
     try:
-        await wait_done([task], None)
+        await asyncio.wait([task])
     except asyncio.CancelledError as cancelled:
         if on_cancel is not None:
             on_cancel()
@@ -202,7 +202,7 @@ async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) ->
     return not pending
 
 
-async def to_thread(fn: Callable[..., T], *args: Any, grace_secs: float) -> T:
+async def to_thread(fn: Callable[..., T], *args: Any, grace_secs: float = DEFAULT_GRACE_SECS) -> T:
     """Call a blocking function in a worker thread; a cancel waits for the thread, which cannot be stopped, up to `grace_secs`."""
     call = functools.partial(fn, *args)
     return await shielded(anyio.to_thread.run_sync(call), grace_secs=grace_secs, what=f"thread of {fn!r}")

@@ -10,12 +10,12 @@ import operator
 import os
 import threading
 import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, SupportsFloat, TypeVar
+from typing import Any, ClassVar, SupportsFloat
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_int
 from aiohooks.checkpoint import _format
@@ -24,8 +24,6 @@ from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersi
 from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
 from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
-
-R = TypeVar("R")
 
 _logger = logging.getLogger("aiohooks")
 
@@ -107,7 +105,7 @@ class Saver:
             InvalidArgumentError: something in `state` has no exact form on disk; the message names its place.
         """
         step = _check_step(step)
-        return await self._in_thread(self._directory.save, state, step, _format.check_metrics(metrics))
+        return await to_thread(self._directory.save, state, step, _format.check_metrics(metrics))
 
     async def restore(self, step: int | None = None) -> Restored | None:
         """Read the newest checkpoint that verifies, or that of one step. Return None if there has never been one.
@@ -121,11 +119,11 @@ class Saver:
             CheckpointError: there is none of that step, or the system refused an operation.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
-        return await self._in_thread(self._directory.restore, None if step is None else _check_step(step))
+        return await to_thread(self._directory.restore, None if step is None else _check_step(step))
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out. Needs no lock."""
-        return await self._in_thread(self._directory.checkpoints)
+        return await to_thread(self._directory.checkpoints)
 
     async def verify(self) -> list[tuple[Path, str | None]]:
         """Read every checkpoint completely, without the lock and without changing anything.
@@ -133,20 +131,17 @@ class Saver:
         Returns:
             Path and damage of each (None: it is good), newest first, then those set aside earlier.
         """
-        return [(each.path, each.reason) for each in await self._in_thread(self._directory.verify)]
+        return [(each.path, each.reason) for each in await to_thread(self._directory.verify)]
 
     async def aclose(self) -> None:
         """Release the directory. Calling it again has no effect."""
-        await self._in_thread(self._directory.close)
+        await to_thread(self._directory.close)
 
     async def __aenter__(self) -> Saver:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-    async def _in_thread(self, fn: Callable[..., R], *args: Any) -> R:
-        return await to_thread(fn, *args, grace_secs=DEFAULT_GRACE_SECS)
 
 
 def _check_step(step: object) -> int:

@@ -73,7 +73,9 @@ class Session:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._plans: dict[tuple[Any, tuple[Any, ...]], Plan] = {}
-        self.variables.initialise({variable.name: variable.initial for variable in graph.variables})
+        initial = {variable.name: variable.initial for variable in graph.variables}
+        self._variable_names = tuple(initial)
+        self.variables.initialise(initial)
 
     @property
     def closed(self) -> bool:
@@ -227,7 +229,7 @@ class Session:
             InvalidHookError: two hooks with a state have one name.
         """
         return {
-            "variables": {variable.name: self.variables.read(variable.name) for variable in self.graph.variables},
+            "variables": {name: self.variables.read(name) for name in self._variable_names},
             "tracked": {name: copy.deepcopy(one.state_dict()) for name, one in self.tracked.items()},
             "hooks": {name: copy.deepcopy(hook.state_dict()) for name, hook in self.stateful_hooks().items()},
         }

@@ -228,14 +228,14 @@ class BackgroundWriter(Generic[T]):
             await self.wait_for_batch()
         self.raise_failure()
 
-    async def aclose(self, *, grace_secs: float) -> None:
+    async def aclose(self) -> None:
         """Write what is queued and end the thread; raise an error that has not been raised yet."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         thread, self._thread = self._thread, None
         if thread is not None:
-            await to_thread(thread.join, grace_secs=grace_secs)
+            await to_thread(thread.join)
         if self.lost and not self._raises:
             _logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
         self.raise_failure()

@@ -6,12 +6,11 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._aio.clock import quick_now
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.dispatch.group import hook_cancelled_error
@@ -133,7 +132,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._clock: Clock = current_clock()
+        self._now: Callable[[], float]  # known from after_create_session on
         self._timer: EveryTimer = self._every.timer()
         self._saver: Saver | None = None
         self._session: Session | None = None
@@ -167,7 +166,8 @@ class CheckpointSaverHook(SessionRunHook):
         self._saver = self._saver_for(session)
         session.stateful_hooks()  # refuses equal names now, and not during training
         self._epoch, step = session.global_step.latest
-        self._timer.start(step, self._clock.now())
+        self._now = quick_now()
+        self._timer.start(step, self._now())
         if session.restored is not None:
             self._last_step = session.restored.checkpoint.step
         elif first:
@@ -215,20 +215,16 @@ class CheckpointSaverHook(SessionRunHook):
         self._raise_failure()
         self._results = run_values.results or {}
         step = run_context.global_step
-        if step != self._last_step and self._timer.due(step, self._clock.now()):
-            await self._save_unless_busy(run_context.session)
+        if step != self._last_step and self._timer.due(step, self._now()):
+            if self._write_task is not None and self._skips:
+                self.skipped += 1
+            else:
+                await self._wait_for_write()
+                self._raise_failure()
+                await self._save(run_context.session)
         if self._write_task is not None:
             await asyncio.sleep(0)  # lets the write continue where steps never suspend
         self._raise_failure()
-
-    async def _save_unless_busy(self, session: Session) -> None:
-        if self._write_task is not None:
-            if self._skips:
-                self.skipped += 1
-                return
-            await self._wait_for_write()
-            self._raise_failure()
-        await self._save(session)
 
     async def end(self, session: Session) -> None:
         """Save the last state and wait until it is durable."""
@@ -272,7 +268,7 @@ class CheckpointSaverHook(SessionRunHook):
         state = session.state_dict()
         self._epoch, step = session.global_step.latest
         metrics = {name: _metric(name, value) for name, value in self._results.items()}
-        self._timer.mark(step, self._clock.now())
+        self._timer.mark(step, self._now())
         self._last_step = step
         self._write_task = asyncio.get_running_loop().create_task(
             self._write(session, state, step, metrics), name=f"save of step {step}"
@@ -328,7 +324,7 @@ class CheckpointSaverHook(SessionRunHook):
     async def _wait_for_write(self) -> None:
         """Wait until there is no write."""
         while self._write_task is not None and not self._write_task.done():
-            await wait_done([self._write_task], None)
+            await asyncio.wait([self._write_task])
         self._write_task = None
 
     def _raise_failure(self) -> None:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.hooks._observing import Sampling, Values, checked_number, checked_path, checked_values
 from aiohooks.hooks.every import Every
@@ -124,7 +124,7 @@ class HistoryHook(SessionRunHook):
                 if value is not None:
                     steps.append(step)
                     numbers.append(float(value))
-        await to_thread(self._draw, series, self._plot, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(self._draw, series, self._plot)
 
     def __repr__(self) -> str:
         return f"<HistoryHook of {', '.join(self._fetches)}: {len(self.steps)} steps>"

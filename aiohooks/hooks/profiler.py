@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.hooks._observing import Sampling, checked_path, write_whole
 from aiohooks.hooks.every import Every
@@ -83,7 +83,7 @@ class ProfilerHook(SessionRunHook):
     async def begin(self) -> None:
         """Reset the state of an earlier session, and create the directory."""
         self._reset()
-        await to_thread(os.makedirs, self.output_dir, 0o777, True, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(os.makedirs, self.output_dir, 0o777, True)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts; drop a window that a recovery interrupted."""
@@ -150,7 +150,7 @@ class ProfilerHook(SessionRunHook):
         profile = self._stop()
         assert profile is not None
         path = os.path.join(self.output_dir, f"profile-{step}{profile.suffix}")
-        await to_thread(write_whole, path, profile.write, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(write_whole, path, profile.write)
         self.captures.append(path)
         _logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
 

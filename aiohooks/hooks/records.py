@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.hooks._observing import (
@@ -418,10 +418,10 @@ class _WritingHook(SessionRunHook):
         close_file, self._close_file = self._close_file, None
         try:
             if writer is not None:
-                await writer.aclose(grace_secs=DEFAULT_GRACE_SECS)
+                await writer.aclose()
         finally:
             if close_file is not None:
-                await to_thread(close_file, grace_secs=DEFAULT_GRACE_SECS)
+                await to_thread(close_file)
 
 
 class _RecordsHook(_WritingHook):
@@ -478,7 +478,7 @@ class _RecordsHook(_WritingHook):
         restored, self._restored = self._restored, []
         if self._sampling.start(step) and self._file is not None and self._writer is not None:
             await self._writer.drain()
-            await to_thread(self._file.open_at, step, restored, grace_secs=DEFAULT_GRACE_SECS)
+            await to_thread(self._file.open_at, step, restored)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Queue the record; raise `InvalidArgumentError` if the file cannot hold it."""
@@ -629,7 +629,7 @@ class SummarySaverHook(_WritingHook):
         self._writer = None
         file = self._tensorboard.EventFile(self.output_dir)
         self._close_file = file.close
-        await to_thread(file.open, grace_secs=DEFAULT_GRACE_SECS)
+        await to_thread(file.open)
         self._start_writer(file.write, f"the summaries in {self.output_dir}")
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:

@@ -60,6 +60,7 @@ class HookSet:
         self.merger: Merger = Merger(graph, [name for group in self.before_run for name in group.names], request_of)
         self.begun: list[tuple[str, HookRegistration]] = []
         """The hooks whose `begin` was started and whose `close` was not."""
+        self._stateful: dict[str, Stateful] | None = None
         self.caller: HookCaller | None = None
         """The active call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
 
@@ -69,6 +70,8 @@ class HookSet:
         Raises:
             InvalidHookError: two of them have one name; which state belongs to which would depend on their order.
         """
+        if self._stateful is not None:
+            return self._stateful
         found: dict[str, Stateful] = {}
         for registration in self.registrations:
             hook: Any = registration.hook
@@ -79,6 +82,7 @@ class HookSet:
                         f"{found[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give each a `name` of its own"
                     )
                 found[name] = hook
+        self._stateful = found
         return found
 
     async def begin(self) -> None:
