@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +37,16 @@ def check_int(value: object, what: str, least: int | None = 0, *, expected: str 
         return
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         raise InvalidArgumentError(f"{what} is {value!r}; give {expected or f'a whole number, {least} or more'}")
+
+
+def checked_index(value: Any, what: str, least: int, *, expected: str, most: float = math.inf) -> int:
+    """Return a whole number of any library, such as numpy's, as an int; raise unless it is from `least` to `most`."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
+            if least <= number <= most:
+                return number
+    raise InvalidArgumentError(f"{what} is {value!r}; give {expected}")
 
 
 def check_choice(value: object, what: str, *choices: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from aiohooks.checkpoint._format import ARRAYS, STATE, DamagedError, damage_in
+from aiohooks.checkpoint._format import ARRAYS, STATE, DamagedError, damage_in, unused_name
 from aiohooks.errors import InvalidArgumentError, missing_extra
 
 if TYPE_CHECKING:
@@ -93,11 +93,7 @@ class ArrayFile:
         name = "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
         if name in ("", "__metadata__"):
             name += "~2"
-        number, plain = 2, name
-        while name in self._arrays:
-            number += 1
-            name = f"{plain}~{number}"
-        return name
+        return unused_name(name, self._arrays, "~", 3)
 
     @property
     def size(self) -> int:
@@ -211,11 +207,6 @@ def _parse_shape(value: object) -> list[int]:
     return sizes
 
 
-def _is_scalar(value: object) -> bool:
-    # Flexible types are text and bytes, which lose zeros at their end.
-    return isinstance(value, np.generic) and not isinstance(value, np.flexible)
-
-
 def _scalar_to_bytes(value: Any, place: str) -> tuple[str, bytes]:
     array = np.asarray(value)
     dtype = _check_dtype(array.dtype, place)
@@ -287,23 +278,20 @@ class _Encoder:
         if kind is str:
             return self._text(value, path)
         if kind is int:
-            return value if -(2**63) <= value < 2**64 else self._extension(_INT, _int_to_bytes(value))
+            return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_INT, _int_to_bytes(value))
         if kind is complex:
-            return self._extension(_COMPLEX, struct.pack("<dd", value.real, value.imag))
+            return msgspec.msgpack.Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
         if kind is dict or kind is OrderedDict or kind is MappingProxyType:
             return self._dict(value, path)
         if kind is list:
             return self._items(value, path)
         if kind is tuple:
-            return self._extension(_TUPLE, self.bytes_of(self._items(value, path)))
+            return msgspec.msgpack.Ext(_TUPLE, self.bytes_of(self._items(value, path)))
         if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
-            return self._extension(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
-        if _is_scalar(value):
-            return self._extension(_SCALAR, self.bytes_of(_scalar_to_bytes(value, _text_of(path))))
+            return msgspec.msgpack.Ext(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
+        if isinstance(value, np.generic) and not isinstance(value, np.flexible):  # text and bytes would lose zeros at their end
+            return msgspec.msgpack.Ext(_SCALAR, self.bytes_of(_scalar_to_bytes(value, _text_of(path))))
         raise self._refused(value, path)
-
-    def _extension(self, code: int, data: bytes) -> msgspec.msgpack.Ext:
-        return msgspec.msgpack.Ext(code, data)
 
     def _text(self, value: str, path: _Path) -> str:
         try:

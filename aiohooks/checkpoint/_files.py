@@ -72,34 +72,21 @@ class Files:
         return int(self.fs.open(path, _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
 
     @contextlib.contextmanager
-    def directory(self, path: Path | str, *, dir_fd: int | None = None) -> Generator[int]:
-        """Open a directory for the block. An error of closing is ignored: nothing is written through this descriptor."""
-        fd = self.open_directory(path, dir_fd=dir_fd)
-        try:
-            yield fd
-        finally:
-            self.close_quietly(fd)
-
-    @contextlib.contextmanager
-    def checkpoint(self, name: str, *, dir_fd: int) -> Generator[int]:
-        """Open the directory of a checkpoint for the block.
+    def directory(self, path: Path | str, *, dir_fd: int | None = None, of_checkpoint: bool = False) -> Generator[int]:
+        """Open a directory for the block. An error of closing is ignored: nothing is written through this descriptor.
 
         Raises:
-            DamagedError: it is missing, not a directory, or unreadable.
+            DamagedError: it is `of_checkpoint`, and missing, not a directory, or unreadable.
         """
-        with _damage_errors():
-            fd = self.open_directory(name, dir_fd=dir_fd)
+        with _damage_errors() if of_checkpoint else contextlib.nullcontext():
+            fd = self.open_directory(path, dir_fd=dir_fd)
         try:
             yield fd
         finally:
             self.close_quietly(fd)
 
-    def make_directories(self, path: Path) -> None:
-        """Make a directory with mode 0700 and its missing parents, all durable."""
-        self._make(path, 0o700)
-
-    def _make(self, path: Path, mode: int) -> bool:
-        """Return whether the directory was missing."""
+    def make_directories(self, path: Path, mode: int = 0o700) -> bool:
+        """Make a directory and its missing parents, all durable; return whether it was missing."""
         try:
             self.fs.mkdir(path, mode)
         except FileExistsError:
@@ -107,7 +94,7 @@ class Files:
         except FileNotFoundError:
             if path.parent == path:
                 raise
-            if self._make(path.parent, 0o777):
+            if self.make_directories(path.parent, 0o777):
                 self.sync_path(path.parent.parent)
             with contextlib.suppress(FileExistsError):
                 self.fs.mkdir(path, mode)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
@@ -88,13 +89,10 @@ def is_temporary(text: str) -> bool:
     return _TEMPORARY.fullmatch(text) is not None
 
 
-def unused_name(name: str, names: set[str]) -> str:
-    """Return `name`, with a number at its end if it is among `names`."""
-    number, wanted = 1, name
-    while name in names:
-        number += 1
-        name = f"{wanted}-{number}"
-    return name
+def unused_name(name: str, names: Container[str], separator: str = "-", first: int = 2) -> str:
+    """Return `name`, with a number from `first` on at its end if it is among `names`."""
+    numbered = (f"{name}{separator}{number}" for number in itertools.count(first))
+    return name if name not in names else next(each for each in numbered if each not in names)
 
 
 def next_sequence(names: Iterable[str]) -> int:

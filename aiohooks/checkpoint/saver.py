@@ -6,7 +6,6 @@ import contextlib
 import errno
 import importlib
 import logging
-import operator
 import os
 import threading
 import zlib
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, SupportsFloat
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_int
+from aiohooks._validate import check_int, checked_index
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
@@ -104,8 +103,7 @@ class Saver:
             CheckpointBusyError: another writer has the directory.
             InvalidArgumentError: something in `state` has no exact form on disk; the message names its place.
         """
-        step = _check_step(step)
-        return await to_thread(self._directory.save, state, step, _format.check_metrics(metrics))
+        return await to_thread(self._directory.save, state, _checked_step(step), _format.check_metrics(metrics))
 
     async def restore(self, step: int | None = None) -> Restored | None:
         """Read the newest checkpoint that verifies, or that of one step. Return None if there has never been one.
@@ -119,7 +117,7 @@ class Saver:
             CheckpointError: there is none of that step, or the system refused an operation.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
-        return await to_thread(self._directory.restore, None if step is None else _check_step(step))
+        return await to_thread(self._directory.restore, None if step is None else _checked_step(step))
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out. Needs no lock."""
@@ -144,16 +142,8 @@ class Saver:
         await self.aclose()
 
 
-def _check_step(step: object) -> int:
-    try:
-        if isinstance(step, bool):
-            raise TypeError
-        found = operator.index(step)  # type: ignore[arg-type]
-    except TypeError:
-        found = -1
-    if not 0 <= found <= _format.MAX_INT:
-        raise InvalidArgumentError(f"step is {step!r}; give an int from 0 to {_format.MAX_INT}")
-    return found
+def _checked_step(step: object) -> int:
+    return checked_index(step, "step", 0, most=_format.MAX_INT, expected=f"an int from 0 to {_format.MAX_INT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +302,10 @@ class CheckpointDirectory:
         self._known = {name: self._known[name] for name in found if name in self._known}
         for name in found:
             if name not in self._known:
-                with contextlib.suppress(DamagedError, NewerVersionError), self._files.checkpoint(str(name), dir_fd=dir_fd) as fd:
+                with (
+                    contextlib.suppress(DamagedError, NewerVersionError),
+                    self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd,
+                ):
                     self._known[name] = self._checkpoint(name, self._read_manifest(fd, name).metrics)
         return [self._known[name] for name in found if name in self._known]
 
@@ -373,7 +366,7 @@ class CheckpointDirectory:
             if step not in (None, name.step):
                 continue
             try:
-                with self._files.checkpoint(str(name), dir_fd=dir_fd) as fd:
+                with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:
                     manifest = self._read_manifest(fd, name)
                     state = self._read_state(fd, manifest)
             except DamagedError as error:
@@ -457,7 +450,7 @@ class CheckpointDirectory:
     def _verify(self, dir_fd: int, name: Name) -> Verified:
         manifest = reason = None
         try:
-            with self._files.checkpoint(str(name), dir_fd=dir_fd) as fd:
+            with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:
                 manifest = self._read_manifest(fd, name)
                 self._read_state(fd, manifest)
         except DamagedError as error:

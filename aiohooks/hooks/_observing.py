@@ -14,7 +14,6 @@ from typing import IO, Any, Generic, Literal, TypeVar, cast
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock, wake
-from aiohooks._validate import check_choice, check_int
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
@@ -165,12 +164,6 @@ def write_whole(path: str, write: Callable[[str], object]) -> None:
 
 OnWriteError = Literal["raise", "log"]
 """How a failed write is reported: `"raise"` raises it in the next run at the latest, `"log"` logs the first one."""
-
-
-def check_writer_options(max_queue: object, on_write_error: object) -> None:
-    """Raise `InvalidArgumentError` unless both are valid for a `BackgroundWriter`."""
-    check_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
-    check_choice(on_write_error, "on_write_error", "raise", "log")
 
 
 class BackgroundWriter(Generic[T]):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
 
+from aiohooks._validate import check_secs, checked_index
 from aiohooks.errors import InvalidArgumentError, NotReadyError
 
 
@@ -33,11 +31,12 @@ class Every:
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the instance is frozen
         if self.steps is not None:
-            set_field(self, "steps", _checked_int(self.steps, 1, "steps", "a whole number of steps, at least 1"))
-        if self.secs is not None and not _is_duration(self.secs):
-            raise InvalidArgumentError(f"Every(secs={self.secs!r}): give a positive, finite number of seconds")
+            steps = checked_index(self.steps, "steps of Every", 1, expected="a whole number of steps, at least 1")
+            set_field(self, "steps", steps)
+        if self.secs is not None:
+            check_secs(self.secs, "secs of Every", positive=True)
         set_field(self, "at", _checked_steps(self.at))
-        set_field(self, "after", _checked_int(self.after, 0, "after", "a step, at least 0"))
+        set_field(self, "after", checked_index(self.after, "after of Every", 0, expected="a step, at least 0"))
         if self.steps is None and self.secs is None and not self.at:
             raise InvalidArgumentError("Every() is never due: give steps=, secs= or at=, or several of them")
 
@@ -115,28 +114,12 @@ def _not_started(timer: EveryTimer) -> NotReadyError:
     return NotReadyError(f"{timer!r}: call start(step, now) first, which says where to count from")
 
 
-def _checked_int(value: SupportsIndex, least: int, name: str, expected: str) -> int:
-    if not isinstance(value, bool):
-        try:
-            number = operator.index(value)  # takes the integers of numpy too
-        except TypeError:
-            pass
-        else:
-            if number >= least:
-                return number
-    raise InvalidArgumentError(f"Every({name}={value!r}): give {expected}")
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
 def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
     try:
         steps = tuple(at)
     except TypeError:
-        raise InvalidArgumentError(f"Every(at={at!r}): give a sequence of steps, like at=(10, 50)") from None
-    steps = tuple(_checked_int(step, 1, "at", "whole steps, at least 1") for step in steps)
+        raise InvalidArgumentError(f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)") from None
+    steps = tuple(checked_index(step, "a step in at of Every", 1, expected="whole steps, at least 1") for step in steps)
     if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise InvalidArgumentError(f"Every(at={steps!r}): give the steps in rising order, each once")
+        raise InvalidArgumentError(f"at of Every is {steps!r}; give the steps in rising order, each once")
     return steps

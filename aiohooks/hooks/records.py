@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._validate import check_callable, check_instance
+from aiohooks._validate import check_callable, check_choice, check_instance, check_int
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.hooks._observing import (
     BackgroundWriter,
     OnWriteError,
     Sampling,
     Values,
-    check_writer_options,
     checked_number,
     checked_path,
     checked_values,
@@ -59,9 +58,7 @@ class JSONLinesFormat:
 
     def check(self, record: Record) -> None:
         """Refuse a value that is named as one of the fields of every line."""
-        for name in _FIRST_COLUMNS:
-            if name in record.values:
-                raise InvalidArgumentError(f"the record has {name!r}, which every line has anyway; give it another name")
+        _check_tags(record.values, "the record has")
 
     def header(self, found: bytes | None) -> bytes:
         """Return the header line: there is none."""
@@ -94,7 +91,7 @@ class CSVFormat:
     def check(self, record: Record) -> None:
         """Refuse an unknown column, and a value that is not a number or text."""
         if self._columns is None:
-            JSONLinesFormat().check(record)
+            _check_tags(record.values, "the record has")
             self._columns = tuple(record.values)
         for name, value in record.values.items():
             if name not in self._columns:
@@ -131,6 +128,12 @@ class CSVFormat:
         if len(rest) != len(columns):
             raise ValueError(f"{len(rest) + 2} fields under {len(columns) + 2} columns")
         return Record(int(step), float(time), dict(zip(columns, rest, strict=True)))
+
+
+def _check_tags(values: Mapping[str, Any], where: str) -> None:
+    for name in _FIRST_COLUMNS:
+        if name in values:
+            raise InvalidArgumentError(f"{where} {name!r}, which every line has anyway; give it another name")
 
 
 def _strict_json(value: Any) -> Any:
@@ -371,7 +374,8 @@ class _WritingHook(SessionRunHook):
     ) -> None:
         check_instance(every, Every, "every")
         check_callable(convert, convert_name, optional=True)
-        check_writer_options(max_queue, on_write_error)
+        check_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
+        check_choice(on_write_error, "on_write_error", "raise", "log")
         if values is None and convert is None:
             raise InvalidArgumentError(f"nothing to write; give values={{'tag': fetch}}, {convert_name}=, or both")
         self._values = checked_values(values, may_be_empty=convert is not None)
@@ -430,20 +434,24 @@ class _RecordsHook(_WritingHook):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        values: Values | None,
-        every: Every,
-        record_fn: Convert | None,
-        max_queue: int,
-        on_write_error: OnWriteError,
-        fsync: bool,
-        name: str | None,
+        values: Values | None = None,
+        *,
+        every: Every = Every(steps=1),
+        record_fn: Convert | None = None,
+        max_queue: int = 1000,
+        on_write_error: OnWriteError = "raise",
+        fsync: bool = False,
+        name: str | None = None,
     ) -> None:
+        """Create the hook; for the arguments see `CSVHook`.
+
+        Raises:
+            InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
+        """
         super().__init__(values, every, record_fn, "record_fn", max_queue, on_write_error, first=False)
         self.path: str = checked_path(path, "path")
         self.name: str = f"{type(self).__name__}({os.path.basename(self.path)})" if name is None else name
-        for reserved in _FIRST_COLUMNS:
-            if reserved in self._values:
-                raise InvalidArgumentError(f"values has the tag {reserved!r}, which every line has anyway; give it another name")
+        _check_tags(self._values, "values has the tag")
         self._fsync = fsync
         self._format: Format
         self._file: RecordFile | None = None
@@ -533,7 +541,16 @@ class CSVHook(_RecordsHook):
         Raises:
             InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
         """
-        super().__init__(path, values, every, record_fn, max_queue, on_write_error, fsync, name)
+        super().__init__(
+            path,
+            values,
+            every=every,
+            record_fn=record_fn,
+            max_queue=max_queue,
+            on_write_error=on_write_error,
+            fsync=fsync,
+            name=name,
+        )
         self._columns: tuple[str, ...] | None = _checked_columns(columns)
         if self._columns is None and record_fn is None:
             self._columns = tuple(self._values)
@@ -547,28 +564,9 @@ class CSVHook(_RecordsHook):
 class JSONLinesHook(_RecordsHook):
     """Writes a JSON object per line on each crossing of `every`: `step`, `time`, and the chosen values.
 
-    Values may be nested, and arrays become lists. It is strict JSON: NaN and infinities are the texts `"NaN"`, `"Infinity"`
-    and `"-Infinity"`. Interrupted runs continue as with `CSVHook`.
+    Lines may differ in their fields, values may be nested, and arrays become lists. It is strict JSON: NaN and infinities are
+    the texts `"NaN"`, `"Infinity"` and `"-Infinity"`. Interrupted runs continue as with `CSVHook`.
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        values: Values | None = None,
-        *,
-        every: Every = Every(steps=1),
-        record_fn: Convert | None = None,
-        max_queue: int = 1000,
-        on_write_error: OnWriteError = "raise",
-        fsync: bool = False,
-        name: str | None = None,
-    ) -> None:
-        """Create the hook; for the arguments see `CSVHook`. Lines may differ in their fields.
-
-        Raises:
-            InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
-        """
-        super().__init__(path, values, every, record_fn, max_queue, on_write_error, fsync, name)
 
     def _new_format(self) -> Format:
         return JSONLinesFormat()
