@@ -7,6 +7,7 @@ import math
 import operator
 from typing import Literal, NamedTuple, SupportsIndex
 
+from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreUnavailableError
 
 logger = logging.getLogger("aiohooks.stores")
@@ -46,11 +47,9 @@ def checked_timeout(timeout: float | None) -> float | None:
     Raises:
         InvalidArgumentError: `timeout` is not a number, or negative.
     """
-    if timeout is None or timeout == math.inf:
+    if timeout == math.inf:
         return None
-    number: object = timeout
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= 0:
-        raise InvalidArgumentError(f"timeout={timeout!r}: give seconds, at least 0, or None for no limit")
+    check_secs(timeout, "timeout", optional=True)
     return timeout
 
 

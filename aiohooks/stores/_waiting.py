@@ -181,33 +181,6 @@ class WaitRegistry:
     Nothing here calls user code: ending a wait only makes its task runnable.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_change_waiters",
-        "_clock",
-        "_failure",
-        "_loop",
-        "_on_publisher_waits",
-        "_on_unreachable",
-        "_progress",
-        "_ready_waiters",
-        "_reset_waiters",
-        "_subscribe",
-        "_subscribed",
-        "_update_scheduled",
-        "_warned_at",
-        "closed",
-        "forked",
-        "is_initialised",
-        "latest",
-        "max_waiting",
-        "next_threshold",
-        "publishers",
-        "run",
-        "total",
-        "waiters",
-    )
-
     def __init__(
         self,
         run: str,
@@ -216,15 +189,7 @@ class WaitRegistry:
         on_publisher_waits: Callable[[Publisher], None],
         on_unreachable: Callable[[], None],
     ) -> None:
-        """Start with no waits.
-
-        Args:
-            run: the name for messages.
-            position: the latest known position.
-            subscribe: called with `next_threshold` when it has changed, with None for no waiter.
-            on_publisher_waits: called when a registered publisher has begun or ended a wait.
-            on_unreachable: called when no wait can succeed as far as is known here; when certain, it calls `fail_unreachable`.
-        """
+        """Start with no waits; the callbacks are the methods of these names of `StepStore`."""
         self.run = run
         self.latest = position
         self.next_threshold = NO_WAITER
@@ -247,7 +212,7 @@ class WaitRegistry:
         self._ready_waiters: dict[ChangeWaiter, None] = {}  # waits for the chief to be ready
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._subscribed = NO_WAITER  # the latest argument of `subscribe`
+        self._subscribed = NO_WAITER  # the latest threshold that the store was notified of
         self._update_scheduled = False
         self._failure: tuple[AiohooksError, Position] | None = None
         self._warned_at: Position | None = None
@@ -261,7 +226,7 @@ class WaitRegistry:
 
     async def wait(self, step: int, secs: float | None, raise_on_reset: bool) -> int:
         """Wait for a step that is not reached yet, and return the one seen."""
-        if (reason := self._why_unreachable()) is not None:
+        if (reason := self.unreachable) is not None:
             raise _error_of_wait(reason, step)
         if secs == 0:
             raise self._timeout_error(step, 0.0)
@@ -299,7 +264,7 @@ class WaitRegistry:
         """Return the latest position as soon as it is another one than `seen`; `own` holds the wait meanwhile."""
         if self.latest != seen:
             return self.latest
-        if (reason := self._why_unreachable()) is not None:
+        if (reason := self.unreachable) is not None:
             raise _error_of_wait(reason)
         self._loop = asyncio.get_running_loop()
         waiter: ChangeWaiter = self._loop.create_future()
@@ -324,7 +289,7 @@ class WaitRegistry:
     async def wait_initialised(self, secs: float | None) -> None:
         if self.is_initialised:
             return
-        if (reason := self._why_unreachable()) is not None:
+        if (reason := self.unreachable) is not None:
             raise _error_of_wait(reason)
         waiter: ChangeWaiter = asyncio.get_running_loop().create_future()
         self._ready_waiters[waiter] = None
@@ -440,11 +405,8 @@ class WaitRegistry:
     # How waits fail.
 
     @property
-    def unreachable(self) -> bool:
-        """Whether a wait that began now would fail immediately, as far as is known here."""
-        return self._why_unreachable() is not None
-
-    def _why_unreachable(self) -> AiohooksError | None:
+    def unreachable(self) -> AiohooksError | None:
+        """Why a wait that began now would fail immediately, as far as is known here; None if it would not."""
         if self.closed:
             return StoreClosedError(f"the step store {self.run} was closed")
         if self._failure is not None and self._failure[1] == self.latest:
@@ -460,7 +422,7 @@ class WaitRegistry:
 
     def fail_unreachable(self) -> None:
         """End all waits, if none can succeed."""
-        if (reason := self._why_unreachable()) is None:
+        if (reason := self.unreachable) is None:
             return
         for waiter in self._change_waiters:
             resolve(waiter, _error_of_wait(reason))
@@ -486,7 +448,7 @@ class WaitRegistry:
         """After a publisher has left or begun to wait: report waits that cannot succeed any more."""
         publishers = self.publishers
         if publishers.last_exit is not None:
-            if self.waiting and self.unreachable:
+            if self.waiting and self.unreachable is not None:
                 self._on_unreachable()
             return
         if self._warned_at == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):

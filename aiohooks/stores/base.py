@@ -149,9 +149,9 @@ class StepStore(abc.ABC):
             PublisherFailedError: no publisher is left, and the last one failed.
             StoreClosedError: the store was closed.
         """
-        secs = None if timeout is None else checked_timeout(timeout)
+        timeout = checked_timeout(timeout)
         self._enter()
-        await self._waits.wait_initialised(secs)
+        await self._waits.wait_initialised(timeout)
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - in one process there is nothing to send
         """Wait until the other processes could know the publishers of this one, `timeout` seconds at most."""
@@ -166,7 +166,7 @@ class StepStore(abc.ABC):
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
-        """Called when there are waits and none can succeed, as far as is known here."""
+        """Called when there are waits and none can succeed, as far as is known here; when certain, fail them."""
         self._waits.fail_unreachable()
 
     # Waiting.

@@ -156,21 +156,21 @@ class SharedStepStore(StepStore):
         if not self._opened:
             await self._ensure_open()
         step = checked_step(step, "wait for step", least=None)
-        if self._waits.unreachable and step > self._waits.latest.step:
+        if self._waits.unreachable is not None and step > self._waits.latest.step:
             await self._refresh()
         return await super().wait_for(step, timeout=timeout, on_reset=on_reset)
 
     async def _next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
         if not self._opened:
             await self._ensure_open()
-        if self._waits.unreachable and seen == self._waits.latest:
+        if self._waits.unreachable is not None and seen == self._waits.latest:
             await self._refresh()
         return await super()._next_position(seen, own)
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
         """See `StepStore.wait_initialised`."""
         await self._ensure_open()
-        if self._waits.unreachable:
+        if self._waits.unreachable is not None:
             await self._refresh()
         await super().wait_initialised(timeout)
 
@@ -480,7 +480,7 @@ class SharedStepStore(StepStore):
             self._waits.fail_unreachable()
         except (*ENGINE_ERRORS, StoreClosedError) as error:
             logger.warning("run %s: could not read the publishers: %s", self.run, error)
-            if self._waits.unreachable:
+            if self._waits.unreachable is not None:
                 self._waits.abort(error)
         finally:
             self._refreshing = None

@@ -275,7 +275,7 @@ async def test_a_run_expires(server: Server, run: str) -> None:
         ("redis://localhost?nonsense=1", {}, "nonsense"),
         ("redis://localhost?protocol=4", {}, "protocol"),
         ("redis://localhost:port", {}, "redis://host:6379"),
-        (6379, {}, "give a text"),
+        (6379, {}, "give a str"),
         ("redis://localhost", {"answer_timeout": 0}, "answer_timeout is 0"),
         ("redis://localhost", {"expire_secs": 10}, "twice the heartbeat"),
         ("redis://localhost", {"heartbeat": -1}, "heartbeat is -1"),

@@ -101,7 +101,7 @@ async def test_bad_increments_and_options_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="advance by 0: give a whole number from 1"):
         await store.advance(0)
     for timeout in (-1, float("nan"), True, "1"):
-        with pytest.raises(InvalidArgumentError, match=rf"timeout={timeout!r}: give seconds"):
+        with pytest.raises(InvalidArgumentError, match=rf"timeout is {timeout!r}; give seconds"):
             await store.wait_for(0, timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"on_reset='ignore': give \"keep\" or \"raise\""):
         await store.wait_for(0, on_reset="ignore")  # type: ignore[arg-type]

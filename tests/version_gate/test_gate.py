@@ -164,7 +164,7 @@ def test_invalid_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match="versions is 3; give a StepStore"):
         VersionGate(3, max_lag=1)  # type: ignore[arg-type]
     gate = VersionGate(MemoryStepStore(), max_lag=1)
-    with pytest.raises(InvalidArgumentError, match="timeout=-1"):
+    with pytest.raises(InvalidArgumentError, match="timeout is -1"):
         gate.admit(timeout=-1)
     with pytest.raises(InvalidArgumentError, match="until is 'stop'"):
         gate.admit(until="stop")  # type: ignore[arg-type]

@@ -27,15 +27,8 @@ class Keys:
         """A stream with one entry, whose id is the position of the run."""
         self.changes: str = f"{self.positions}:changes"
         """A stream that gets an entry with each change of anything but the position."""
-        self.answers: str = f"{self.positions}:answers"
-        """A hash with the last answer to each writer."""
-        self.all: tuple[str, ...] = (
-            self.positions,
-            self.changes,
-            f"{self.positions}:state",
-            f"{self.positions}:members",
-            self.answers,
-        )
+        hashes = (f"{self.positions}:{name}" for name in ("state", "members", "answers"))
+        self.all: tuple[str, ...] = (self.positions, self.changes, *hashes)
         """All of them, in the order in which the script expects them."""
 
     def wake(self, process: str) -> str:

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Generator
 from typing import Any
 
-from aiohooks._validate import check_secs
+from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
 from aiohooks.stores._waiting import NO_WAITER
@@ -269,9 +269,7 @@ class RedisStepStore(RemoteStepStore):
 
 def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], Any], str]:
     """Return a function that creates a connection, and the address for messages, without a password."""
-    given: object = url
-    if not isinstance(given, str):
-        raise InvalidArgumentError(f"url={url!r}: give a text, like redis://host:6379")
+    check_instance(url, str, "url")
     try:
         parsed: dict[str, Any] = dict(client.parse_url(url))
         kind: Any = parsed.pop("connection_class", client.Connection)
