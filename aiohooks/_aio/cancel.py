@@ -134,7 +134,7 @@ class TimeLimit:
 
 
 async def shielded(
-    coro: Coroutine[Any, Any, T], *, grace_secs: float, what: str, on_cancel: Callable[[], None] | None = None
+    coro: Coroutine[Any, Any, T], *, grace_secs: float, what: str, on_cancel: Callable[[], object] | None = None
 ) -> T:
     """Run `coro` to its end in a task of its own, in a copy of the caller's context.
 

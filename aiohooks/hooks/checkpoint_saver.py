@@ -15,6 +15,7 @@ from aiohooks._validate import check_choice, check_instance, check_int, check_ma
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.dispatch.group import hook_cancelled_error
 from aiohooks.errors import InvalidArgumentError
+from aiohooks.hooks._observing import checked_number
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -267,7 +268,7 @@ class CheckpointSaverHook(SessionRunHook):
         # State and step without an await between: other sessions may change shared variables while a listener is awaited.
         state = session.state_dict()
         self._epoch, step = session.global_step.latest
-        metrics = {name: _metric(name, value) for name, value in self._results.items()}
+        metrics = {name: float(checked_number(value, name)) for name, value in self._results.items()}
         self._timer.mark(step, self._now())
         self._last_step = step
         self._write_task = asyncio.get_running_loop().create_task(
@@ -333,10 +334,3 @@ class CheckpointSaverHook(SessionRunHook):
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-
-
-def _metric(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(f"metric {name!r} is {value!r}; fetch a number") from None

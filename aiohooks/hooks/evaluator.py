@@ -7,8 +7,8 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task, to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
@@ -88,12 +88,6 @@ class Evaluation:
 EvalFn = Callable[[Evaluation], Awaitable[Any]] | Callable[[Evaluation], Any]
 OnResult = Callable[[int, Any], Any]
 """Called with a step and the result of its evaluation; plain, or a coroutine function."""
-
-
-class _Due(NamedTuple):
-    step: int
-    variables: Mapping[str, Any]
-    snapshot: Any
 
 
 class EvaluatorHook(SessionRunHook):
@@ -177,23 +171,21 @@ class EvaluatorHook(SessionRunHook):
         self._max_results = max_results
         self._thread = thread
         self.name: str = name or ""
-        self.results: dict[int, Any] = {}
-        """The results by step, in the order in which the evaluations ended."""
         self._reset()
 
     def _reset(self) -> None:
-        self.results = {}
+        self.results: dict[int, Any] = {}
+        """The results by step, in the order in which the evaluations ended."""
         self._clock: Clock = current_clock()
-        self._session: Session | None = None
         self._coord: Coordinator | None = None
         self._timer: EveryTimer = self._every.timer()
         self._evaluated: int | None = None  # the last step that was evaluated
         self._resumed: tuple[int | None, int, bool] | None = None
-        self._pending: deque[_Due] = deque()
+        self._pending: deque[Evaluation] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
-        self._error: tuple[_Due, Exception] | None = None
-        self._failed: _Due | None = None  # its error was raised; evaluated again if the session recovers from it
+        self._error: tuple[Evaluation, Exception] | None = None
+        self._failed: Evaluation | None = None  # its error was raised; evaluated again if the session recovers from it
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -208,13 +200,13 @@ class EvaluatorHook(SessionRunHook):
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Evaluate before the first run, with `at_begin`; after a recovery or a restart, repeat the unfinished ones."""
-        self._session, self._coord, self._worker = session, coord, None
+        self._coord, self._worker = coord, None
         step, now = session.global_step.latest.step, self._clock.now()
         if self._failed is not None:
             self._pending.appendleft(self._failed)
             self._failed = None
         # Later steps are lost, and will be run again.
-        self._pending = deque(due for due in self._pending if due.step <= step)
+        self._pending = deque(replace(due, session=session) for due in self._pending if due.step <= step)
         is_due = self._at_begin and self._timer.last_step is None
         if self._resumed is not None:
             self._evaluated, counted_from, unfinished = self._resumed
@@ -265,7 +257,7 @@ class EvaluatorHook(SessionRunHook):
         if self._pending:
             _logger.warning("not evaluated, because the session ended with %r: steps %s", exc, list(self.pending))
         self._pending.clear()
-        self._session = self._coord = self._worker = self._error = None
+        self._coord = self._worker = self._error = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluated step, where it counts from, and whether an evaluation is unfinished; not the results."""
@@ -286,7 +278,7 @@ class EvaluatorHook(SessionRunHook):
         """Queue the evaluation of this step, with its values."""
         self._timer.start(step, self._clock.now())
         snapshot = None if self._snapshot is None else self._snapshot()
-        self._pending.append(_Due(step, session.variables.snapshot(), snapshot))
+        self._pending.append(Evaluation(step, session.variables.snapshot(), snapshot, session))
 
     async def _evaluate_last(self, session: Session) -> None:
         step = session.global_step.latest.step
@@ -337,11 +329,10 @@ class EvaluatorHook(SessionRunHook):
 
     async def _evaluate_first(self) -> None:
         """Make the oldest pending evaluation. It stays pending if cancelled; an error is kept in `_error`."""
-        due, session = self._pending[0], self._session
-        assert session is not None
+        due = self._pending[0]
         began = self._clock.now()
         try:
-            result = await self._call_eval_fn(Evaluation(due.step, due.variables, due.snapshot, session))
+            result = await self._call_eval_fn(due)
             _logger.info("evaluation at step %d: %s (%.3f sec)", due.step, _text(result), self._clock.now() - began)
             self._evaluated = due.step
             self.results.pop(due.step, None)

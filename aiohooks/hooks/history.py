@@ -64,16 +64,14 @@ class HistoryHook(SessionRunHook):
 
             self._plot = checked_path(plot, "plot")
             self._draw = _plot.draw
-        self.steps: list[int] = []
-        """The kept steps, in order."""
-        self.values: dict[str, list[int | float | None]] = {}
-        """The numbers by tag, one for each of `steps`; None where a checkpoint did not have the tag."""
         self._reset()
 
     def _reset(self) -> None:
         self._sampling = Sampling(self._every, first=False)
-        self.steps = []
-        self.values = {tag: [] for tag in self._fetches}
+        self.steps: list[int] = []
+        """The kept steps, in order."""
+        self.values: dict[str, list[int | float | None]] = {tag: [] for tag in self._fetches}
+        """The numbers by tag, one for each of `steps`; None where a checkpoint did not have the tag."""
 
     async def begin(self) -> None:
         """Clear the history of an earlier session."""

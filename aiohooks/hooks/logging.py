@@ -51,8 +51,6 @@ class StepCounterHook(SessionRunHook):
         self._every = every
         self._on_rate = on_rate
         self._logger = logger or _logger
-        self.steps_per_sec: float | None = None
-        """The latest rate; None before the first, and if no time passed."""
         self._reset()
 
     def _reset(self) -> None:
@@ -60,7 +58,8 @@ class StepCounterHook(SessionRunHook):
         self._timer: EveryTimer = self._every.timer()
         self._last_step: int | None = None
         self._warnings = 0
-        self.steps_per_sec = None
+        self.steps_per_sec: float | None = None
+        """The latest rate; None before the first, and if no time passed."""
 
     async def begin(self) -> None:
         """Reset the measurements of an earlier session."""
@@ -113,7 +112,7 @@ class NanHook(SessionRunHook):
         check_choice(check, "check", "nan", "non-finite")
         self._value = value
         self._fail = fail_on_nan_loss
-        self._is_bad: Callable[[float], bool] = math.isnan if check == "nan" else _is_not_finite
+        self._is_bad: Callable[[float], bool] = math.isnan if check == "nan" else lambda number: not math.isfinite(number)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the value."""
@@ -129,10 +128,6 @@ class NanHook(SessionRunHook):
             raise NanLossDuringTrainingError(message)
         _logger.warning("%s", message)
         run_context.request_stop(message)
-
-
-def _is_not_finite(value: float) -> bool:
-    return not math.isfinite(value)
 
 
 def _numbers(value: Any) -> Iterable[float]:

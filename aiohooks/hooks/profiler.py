@@ -71,14 +71,13 @@ class ProfilerHook(SessionRunHook):
         self._profile: _CountedProfile | SampledProfile | None = None
         self._first_step: int | None = None
         self._left = 0
-        self.captures: list[str] = []
-        """The files that this session has written."""
         self._reset()
 
     def _reset(self) -> None:
         self._sampling = Sampling(self._every, first=False)
         self._warm = False
-        self.captures = []
+        self.captures: list[str] = []
+        """The files that this session has written."""
 
     async def begin(self) -> None:
         """Reset the state of an earlier session, and create the directory."""

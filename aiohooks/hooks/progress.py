@@ -114,8 +114,6 @@ class ProgressHook(SessionRunHook):
         self._display = display
         self._given_file = file
         self._refresh_secs = refresh_secs
-        self.progress: Progress | None = None
-        """The state that is shown; None before the session is created."""
         self._reset()
 
     def _reset(self) -> None:
@@ -125,7 +123,8 @@ class ProgressHook(SessionRunHook):
         self._sampling = Sampling(self._every, first=False)
         self._since = 0.0
         self._broken = False
-        self.progress = None
+        self.progress: Progress | None = None
+        """The state that is shown; None before the session is created."""
 
     async def begin(self) -> None:
         """Choose between the bar and plain lines."""

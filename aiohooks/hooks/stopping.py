@@ -49,22 +49,18 @@ class StopAtStepHook(SessionRunHook):
         check_int(last_step, "last_step", optional=True)
         self._num_steps = num_steps
         self._given = last_step
-        self._last_step: int | None = None
-
-    @property
-    def last_step(self) -> int | None:
+        self.last_step: int | None = last_step
         """The step after which it stops; with `num_steps`, None until the session has been created."""
-        return self._last_step if self._given is None else self._given
 
     async def begin(self) -> None:
         """Clear the last step of an earlier session."""
-        self._last_step = None
+        self.last_step = self._given
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Compute the last step, and request a stop if it is reached already."""
         step = (await session.global_step.value()).step
-        if self._num_steps is not None and self._last_step is None:
-            self._last_step = step + self._num_steps
+        if self._num_steps is not None and self.last_step is None:
+            self.last_step = step + self._num_steps
         if self.last_step is not None and step >= self.last_step:
             coord.request_stop(f"step {step} is at or past the last step, {self.last_step}")
 
@@ -167,7 +163,7 @@ class StopAtTimeHook(SessionRunHook):
         if self._is_over():
             coord.request_stop(self._reason())
         elif self._timer is None:
-            self._timer = self._clock.call_later(self.remaining_secs, self._request_stop)
+            self._timer = self._clock.call_later(self.remaining_secs, lambda: coord.request_stop(self._reason()))
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise `StopRequestedError`, a clean end, if the time is up and the event loop was too busy for the timer."""
@@ -190,10 +186,6 @@ class StopAtTimeHook(SessionRunHook):
 
     def _is_over(self) -> bool:
         return self._began is not None and self.elapsed_secs >= self._allowed_secs
-
-    def _request_stop(self) -> None:
-        assert self._coord is not None
-        self._coord.request_stop(self._reason())
 
     def _reason(self) -> str:
         margin = f", less a margin of {self._margin_secs:g} s" if self._margin_secs else ""
@@ -302,6 +294,9 @@ class EarlyStoppingHook(SessionRunHook):
         self._every = None if monitor is None else every
         self._stay_stopped = stay_stopped
         self.name: str = name or ""
+        self._reset()
+
+    def _reset(self) -> None:
         self.reason: str | None = None
         """Why it requested a stop; None if it has not."""
         self.best: float | None = None
@@ -310,11 +305,6 @@ class EarlyStoppingHook(SessionRunHook):
         """The step of the best value."""
         self.waited: int = 0
         """The number of observations since the best one."""
-        self._reset()
-
-    def _reset(self) -> None:
-        self.reason = self.best = self.best_step = None
-        self.waited = 0
         # Where patience in steps and seconds counts from: the best observation, or the first one if none was good.
         self._since: tuple[int, float] | None = None
         self._clock: Clock = current_clock()

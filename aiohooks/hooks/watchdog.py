@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import math
 import traceback
-import types
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -232,7 +231,8 @@ class WatchdogHook(SessionRunHook):
         where = user_location(frames)
         what = _hook_method(frames) or where or "something"
         summary = f"blocked loop: {what} has blocked the event loop for {secs:.3g} s, at {where}"
-        stack = "".join(traceback.format_list([_frame_summary(frame) for frame in frames]))
+        lines = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname) for frame in frames]
+        stack = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
         self._report(Stall("blocked loop", what, secs, self._step, f"{summary}\n{stack}"), summary)
 
     def _report(self, stall: Stall, summary: str) -> None:
@@ -254,7 +254,3 @@ def _hook_method(frames: Frames) -> str | None:
         if isinstance(hook, SessionRunHook) and frame.f_code.co_name in HOOK_METHODS:
             return f"{type(hook).__name__}.{frame.f_code.co_name}"
     return None
-
-
-def _frame_summary(frame: types.FrameType) -> traceback.FrameSummary:
-    return traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)

@@ -257,7 +257,7 @@ async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
     async def step() -> dict[str, Any]:
         return {"loss": value}
 
-    with refused(ah.errors.InvalidArgumentError, "metric 'shown' is ", "fetch a number"):
+    with refused(ah.errors.InvalidArgumentError, "'shown' is ", "give one number"):
         async with ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]) as session:
             await session.run("step")
     assert await on_disk(tmp_path) == [0]

@@ -101,9 +101,6 @@ class AccessPolicy:
                 return self.check_connection(scope) or _TOKEN
         return self.check_connection(scope)
 
-    def __repr__(self) -> str:
-        return f"<AccessPolicy, {'with' if self._bearer else 'without'} a token>"
-
 
 def _headers(scope: Mapping[str, Any]) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -82,10 +83,7 @@ class SessionRunner:
         task = self._task
         assert task is not None
         self._session.request_stop(reason)
-
-        def cancel() -> None:
-            task.cancel("the server was cancelled")
-
+        cancel = functools.partial(task.cancel, "the server was cancelled")
         await shielded(self._wait_stopped(task), grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel)
 
     async def _wait_stopped(self, task: asyncio.Task[None]) -> None:
