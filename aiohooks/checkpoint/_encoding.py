@@ -207,6 +207,11 @@ def _parse_shape(value: object) -> list[int]:
     return sizes
 
 
+def _is_scalar(value: object) -> bool:
+    # Flexible types are text and bytes, which lose zeros at their end.
+    return isinstance(value, np.generic) and not isinstance(value, np.flexible)
+
+
 def _scalar_to_bytes(value: Any, place: str) -> tuple[str, bytes]:
     array = np.asarray(value)
     dtype = _check_dtype(array.dtype, place)
@@ -289,7 +294,7 @@ class _Encoder:
             return msgspec.msgpack.Ext(_TUPLE, self.bytes_of(self._items(value, path)))
         if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
             return msgspec.msgpack.Ext(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
-        if isinstance(value, np.generic) and not isinstance(value, np.flexible):  # text and bytes would lose zeros at their end
+        if _is_scalar(value):
             return msgspec.msgpack.Ext(_SCALAR, self.bytes_of(_scalar_to_bytes(value, _text_of(path))))
         raise self._refused(value, path)
 

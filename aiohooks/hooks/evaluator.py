@@ -142,15 +142,11 @@ class EvaluatorHook(SessionRunHook):
         """
         check_callable(eval_fn, "eval_fn")
         check_secs(timeout_secs, "timeout_secs", optional=True, positive=True)
-        if is_coroutine_function(eval_fn) and thread:
-            raise InvalidHookError(
-                f"eval_fn is {eval_fn!r}, a coroutine function, which cannot run in a thread; leave out thread=True"
-            )
-        if not is_coroutine_function(eval_fn) and not thread:
-            raise InvalidHookError(
-                f"eval_fn is {eval_fn!r}, not a coroutine function; "
-                "write it as `async def`, or give thread=True for one that blocks"
-            )
+        if is_coroutine_function(eval_fn) == bool(thread):
+            hint = "a coroutine function, which cannot run in a thread; leave out thread=True"
+            if not thread:
+                hint = "not a coroutine function; write it as `async def`, or give thread=True for one that blocks"
+            raise InvalidHookError(f"eval_fn is {eval_fn!r}, {hint}")
         check_instance(every, Every, "every")
         check_choice(mode, "mode", "inline", "background")
         check_int(max_pending, "max_pending", 1)
