@@ -181,6 +181,33 @@ class WaitRegistry:
     Nothing here calls user code: ending a wait only makes its task runnable.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_change_waiters",
+        "_clock",
+        "_failure",
+        "_loop",
+        "_on_publisher_waits",
+        "_on_unreachable",
+        "_progress",
+        "_ready_waiters",
+        "_reset_waiters",
+        "_subscribe",
+        "_subscribed",
+        "_update_scheduled",
+        "_warned_at",
+        "closed",
+        "forked",
+        "is_initialised",
+        "latest",
+        "max_waiting",
+        "next_threshold",
+        "publishers",
+        "run",
+        "total",
+        "waiters",
+    )
+
     def __init__(
         self,
         run: str,
