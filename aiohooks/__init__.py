@@ -42,71 +42,60 @@ from aiohooks import hooks as hooks
 from aiohooks import session as session
 from aiohooks import stores as stores
 from aiohooks import version_gate as version_gate
-from aiohooks._aio.backoff import Backoff as Backoff
-from aiohooks._aio.clock import Clock as Clock
-from aiohooks._aio.clock import current_clock as current_clock
-from aiohooks.checkpoint import Saver as Saver
-from aiohooks.checkpoint.checkpoint import Stateful as Stateful
-from aiohooks.dispatch.hook import configure as configure
-from aiohooks.errors import AbortedError as AbortedError
-from aiohooks.errors import AiohooksError as AiohooksError
-from aiohooks.errors import OutOfRangeError as OutOfRangeError
-from aiohooks.errors import PublisherFailedError as PublisherFailedError
-from aiohooks.errors import StepTimeoutError as StepTimeoutError
-from aiohooks.errors import StopRequestedError as StopRequestedError
-from aiohooks.errors import UnavailableError as UnavailableError
-from aiohooks.graph.graph import Graph as Graph
-from aiohooks.graph.graph import Operation as Operation
-from aiohooks.graph.graph import Placeholder as Placeholder
-from aiohooks.graph.graph import Variable as Variable
-from aiohooks.graph.graph import get_default_graph as get_default_graph
-from aiohooks.graph.session import Session as Session
-from aiohooks.graph.variables import Variables as Variables
-from aiohooks.hooks import BlockingHook as BlockingHook
-from aiohooks.hooks import CheckpointSaverHook as CheckpointSaverHook
-from aiohooks.hooks import CheckpointSaverListener as CheckpointSaverListener
-from aiohooks.hooks import CSVHook as CSVHook
-from aiohooks.hooks import EarlyStoppingHook as EarlyStoppingHook
-from aiohooks.hooks import EvaluatorHook as EvaluatorHook
-from aiohooks.hooks import FeedFnHook as FeedFnHook
-from aiohooks.hooks import FinalOpsHook as FinalOpsHook
-from aiohooks.hooks import GlobalStepWaiterHook as GlobalStepWaiterHook
-from aiohooks.hooks import HistoryHook as HistoryHook
-from aiohooks.hooks import HookTimingHook as HookTimingHook
-from aiohooks.hooks import JSONLinesHook as JSONLinesHook
-from aiohooks.hooks import LambdaHook as LambdaHook
-from aiohooks.hooks import LoggingHook as LoggingHook
-from aiohooks.hooks import NanHook as NanHook
-from aiohooks.hooks import ProfilerHook as ProfilerHook
-from aiohooks.hooks import ProgressHook as ProgressHook
-from aiohooks.hooks import StepCounterHook as StepCounterHook
-from aiohooks.hooks import StopAtStepHook as StopAtStepHook
-from aiohooks.hooks import StopAtTimeHook as StopAtTimeHook
-from aiohooks.hooks import SummarySaverHook as SummarySaverHook
-from aiohooks.hooks import VersionGateHook as VersionGateHook
-from aiohooks.hooks import WatchdogHook as WatchdogHook
-from aiohooks.hooks import hook as hook
-from aiohooks.hooks.every import Every as Every
-from aiohooks.session.coordinator import Coordinator as Coordinator
-from aiohooks.session.creators import ChiefSessionCreator as ChiefSessionCreator
-from aiohooks.session.creators import Scaffold as Scaffold
-from aiohooks.session.creators import SessionCreator as SessionCreator
-from aiohooks.session.creators import WorkerSessionCreator as WorkerSessionCreator
-from aiohooks.session.hook import SessionRunArgs as SessionRunArgs
-from aiohooks.session.hook import SessionRunContext as SessionRunContext
-from aiohooks.session.hook import SessionRunHook as SessionRunHook
-from aiohooks.session.hook import SessionRunValues as SessionRunValues
-from aiohooks.session.monitored import AsyncMonitoredSession as AsyncMonitoredSession
-from aiohooks.session.monitored import AsyncSingularMonitoredSession as AsyncSingularMonitoredSession
-from aiohooks.session.recovery import RecoveryPolicy as RecoveryPolicy
-from aiohooks.session.runner import run as run
-from aiohooks.session.signals import SignalPolicy as SignalPolicy
-from aiohooks.stores import MemoryStepStore as MemoryStepStore
-from aiohooks.stores import Position as Position
-from aiohooks.stores import StepStore as StepStore
-from aiohooks.stores import open_step_store as open_step_store
-from aiohooks.training import monitored_training_session as monitored_training_session
-from aiohooks.version_gate import VersionGate as VersionGate
+from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.clock import Clock, current_clock
+from aiohooks.checkpoint import Saver
+from aiohooks.checkpoint.checkpoint import Stateful
+from aiohooks.dispatch.hook import configure
+from aiohooks.errors import (
+    AbortedError,
+    AiohooksError,
+    OutOfRangeError,
+    PublisherFailedError,
+    StepTimeoutError,
+    StopRequestedError,
+    UnavailableError,
+)
+from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph
+from aiohooks.graph.session import Session
+from aiohooks.graph.variables import Variables
+from aiohooks.hooks import (
+    BlockingHook,
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    CSVHook,
+    EarlyStoppingHook,
+    EvaluatorHook,
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    HistoryHook,
+    HookTimingHook,
+    JSONLinesHook,
+    LambdaHook,
+    LoggingHook,
+    NanHook,
+    ProfilerHook,
+    ProgressHook,
+    StepCounterHook,
+    StopAtStepHook,
+    StopAtTimeHook,
+    SummarySaverHook,
+    VersionGateHook,
+    WatchdogHook,
+    hook,
+)
+from aiohooks.hooks.every import Every
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
+from aiohooks.session.recovery import RecoveryPolicy
+from aiohooks.session.runner import run
+from aiohooks.session.signals import SignalPolicy
+from aiohooks.stores import MemoryStepStore, Position, StepStore, open_step_store
+from aiohooks.training import monitored_training_session
+from aiohooks.version_gate import VersionGate
 
 __all__ = [
     "AbortedError",

@@ -24,14 +24,9 @@ only then removes old checkpoints. The newest checkpoint is the one with the hig
 pointer that could be wrong. The same state gives the same bytes on every Python. There is no pickle.
 """
 
-from aiohooks.checkpoint.checkpoint import Checkpoint as Checkpoint
-from aiohooks.checkpoint.checkpoint import Restored as Restored
-from aiohooks.checkpoint.checkpoint import Stateful as Stateful
-from aiohooks.checkpoint.policies import KeepBest as KeepBest
-from aiohooks.checkpoint.policies import KeepEvery as KeepEvery
-from aiohooks.checkpoint.policies import KeepNewest as KeepNewest
-from aiohooks.checkpoint.policies import KeepPolicy as KeepPolicy
-from aiohooks.checkpoint.saver import Saver as Saver
+from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
+from aiohooks.checkpoint.policies import KeepBest, KeepEvery, KeepNewest, KeepPolicy
+from aiohooks.checkpoint.saver import Saver
 
 __all__ = [
     "Checkpoint",

@@ -4,7 +4,7 @@ hook        Hook and configure: order, time limit, error handling
 group       calls in order groups: in turn while none suspends, overlapping from then on
 """
 
-from aiohooks.dispatch.hook import HookRegistration as HookRegistration
+from aiohooks.dispatch.hook import HookRegistration
 
 __all__ = ["HookRegistration"]
 

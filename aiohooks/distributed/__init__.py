@@ -7,7 +7,7 @@ ray         tasks on a Ray cluster
 The function is the same everywhere: `async def main(task: Task) -> T`.
 """
 
-from aiohooks.distributed.task import Task as Task
+from aiohooks.distributed.task import Task
 
 __all__ = ["Task"]
 

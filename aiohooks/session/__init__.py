@@ -17,10 +17,8 @@
     runner          aiohooks.run: a program's main coroutine
 """
 
-from aiohooks.session.status import Activity as Activity
-from aiohooks.session.status import SessionStatus as SessionStatus
-from aiohooks.session.steps import StepContext as StepContext
-from aiohooks.session.steps import Steps as Steps
+from aiohooks.session.status import Activity, SessionStatus
+from aiohooks.session.steps import StepContext, Steps
 
 __all__ = ["Activity", "SessionStatus", "StepContext", "Steps"]
 

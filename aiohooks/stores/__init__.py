@@ -23,17 +23,14 @@ notification goes to `_observe` there. A wait goes wait_for -> WaitRegistry.wait
 lowest step with a waiter to `_subscribe`.
 """
 
-from aiohooks.stores._protocol import Position as Position
-from aiohooks.stores._waiting import Changes as Changes
-from aiohooks.stores.base import StepStore as StepStore
-from aiohooks.stores.base import StoreStatistics as StoreStatistics
-from aiohooks.stores.base import Term as Term
-from aiohooks.stores.memory import MemoryStepStore as MemoryStepStore
-from aiohooks.stores.open import open_step_store as open_step_store
-from aiohooks.stores.publishers import Publisher as Publisher
-from aiohooks.stores.publishers import current_publisher as current_publisher
-from aiohooks.stores.remote import RemoteStepStore as RemoteStepStore
-from aiohooks.stores.shared import SharedStepStore as SharedStepStore
+from aiohooks.stores._protocol import Position
+from aiohooks.stores._waiting import Changes
+from aiohooks.stores.base import StepStore, StoreStatistics, Term
+from aiohooks.stores.memory import MemoryStepStore
+from aiohooks.stores.open import open_step_store
+from aiohooks.stores.publishers import Publisher, current_publisher
+from aiohooks.stores.remote import RemoteStepStore
+from aiohooks.stores.shared import SharedStepStore
 
 __all__ = [
     "Changes",

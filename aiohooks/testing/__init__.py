@@ -1,11 +1,9 @@
 """Helpers for tests of hooks and stores: a clock set by hand, hooks that record or fail, checks for leaks, and for stores."""
 
-from aiohooks.testing.clock import ManualClock as ManualClock
-from aiohooks.testing.hooks import FaultInjectionHook as FaultInjectionHook
-from aiohooks.testing.hooks import RecordingHook as RecordingHook
-from aiohooks.testing.leaks import no_leaks as no_leaks
-from aiohooks.testing.step_store import check_step_store as check_step_store
-from aiohooks.testing.step_store import step_store_checks as step_store_checks
+from aiohooks.testing.clock import ManualClock
+from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
+from aiohooks.testing.leaks import no_leaks
+from aiohooks.testing.step_store import check_step_store, step_store_checks
 
 __all__ = ["FaultInjectionHook", "ManualClock", "RecordingHook", "check_step_store", "no_leaks", "step_store_checks"]
 

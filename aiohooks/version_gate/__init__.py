@@ -13,11 +13,8 @@ ticket decides: it knows how many versions were published since, and `use` refus
 A gate needs a step store and no session.
 """
 
-from aiohooks.version_gate.gate import Admission as Admission
-from aiohooks.version_gate.gate import GateStatistics as GateStatistics
-from aiohooks.version_gate.gate import VersionGate as VersionGate
-from aiohooks.version_gate.tickets import Ticket as Ticket
-from aiohooks.version_gate.tickets import TicketState as TicketState
+from aiohooks.version_gate.gate import Admission, GateStatistics, VersionGate
+from aiohooks.version_gate.tickets import Ticket, TicketState
 
 __all__ = ["Admission", "GateStatistics", "Ticket", "TicketState", "VersionGate"]
 

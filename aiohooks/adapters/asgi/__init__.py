@@ -7,8 +7,8 @@ _report      health and progress of the session as plain data
 _events      waits for a step, and the stream of server-sent events
 """
 
-from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
-from aiohooks.adapters.asgi.app import SessionService as SessionService
+from aiohooks.adapters.asgi._report import ServiceHealth
+from aiohooks.adapters.asgi.app import SessionService
 
 __all__ = ["ServiceHealth", "SessionService"]
 

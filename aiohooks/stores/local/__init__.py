@@ -6,8 +6,8 @@ _lock      the lock of a run, and the files that show which processes are alive
 _notify    inotify, and named pipes where there is none
 """
 
-from aiohooks.stores.local._files import default_directory as default_directory
-from aiohooks.stores.local.store import LocalStepStore as LocalStepStore
+from aiohooks.stores.local._files import default_directory
+from aiohooks.stores.local.store import LocalStepStore
 
 __all__ = ["LocalStepStore", "default_directory"]
 

@@ -4,7 +4,7 @@
 message that is a run. docs/decisions/nats-compare-and-set.md says why it is not NATS's key-value store.
 """
 
-from aiohooks.stores.nats.store import NatsStepStore as NatsStepStore
+from aiohooks.stores.nats.store import NatsStepStore
 
 __all__ = ["NatsStepStore"]
 

@@ -4,7 +4,7 @@
 that knows Ray; the launcher in `aiohooks.distributed.ray` uses it as well.
 """
 
-from aiohooks.stores.ray.store import RayStepStore as RayStepStore
+from aiohooks.stores.ray.store import RayStepStore
 
 __all__ = ["RayStepStore"]
 

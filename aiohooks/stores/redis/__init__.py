@@ -4,7 +4,7 @@
 in the server, and `_script` writes its arguments and reads its replies.
 """
 
-from aiohooks.stores.redis.store import RedisStepStore as RedisStepStore
+from aiohooks.stores.redis.store import RedisStepStore
 
 __all__ = ["RedisStepStore"]
 
