@@ -90,8 +90,8 @@ from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
+from aiohooks.session.program import run
 from aiohooks.session.recovery import RecoveryPolicy
-from aiohooks.session.runner import run
 from aiohooks.session.signals import SignalPolicy
 from aiohooks.stores import MemoryStepStore, Position, StepStore, open_step_store
 from aiohooks.training import monitored_training_session

@@ -1,7 +1,7 @@
 """Registering hooks, and calling a group of hooks as one.
 
 hook        Hook and configure: order, time limit, error handling
-group       calls in order groups: in turn while none suspends, overlapping from then on
+calls       calls in order groups: in turn while none suspends, overlapping from then on
 """
 
 from aiohooks.dispatch.hook import HookRegistration

@@ -18,7 +18,7 @@ from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, is_coroutine_function
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError
-from aiohooks.session.runner import run
+from aiohooks.session.program import run
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.open import RUN_VARIABLE, URL_VARIABLE
 

@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiohooks._validate import check_mapping
-from aiohooks.errors import FeedConflictError, FetchError
+from aiohooks.errors import FetchError
 from aiohooks.graph.graph import GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
 
 Build = Callable[[Sequence[Any]], Any]
@@ -145,54 +144,3 @@ def _feed(graph: Graph, feeds: dict[Node, Any], key: Any, value: Any) -> None:
     if isinstance(value, Node):
         raise FetchError(f"{node.name!r} is fed with {value!r}; feed a value, or make the node an input of the operation")
     feeds[node] = value
-
-
-def merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any] | None:
-    """Merge the feeds of the hooks and the caller, given with their names; return None if there are none.
-
-    Raises:
-        FeedConflictError: a node is fed by two of them; the message lists every conflict.
-    """
-    merged: dict[Node, Any] = {}
-    owners: dict[Node, list[str]] = {}
-    for owner, feed_dict in requests:
-        if feed_dict:
-            try:
-                feeds = canonical_feeds(graph, feed_dict)
-            except FetchError as error:
-                error.add_note(f"fed by {owner}")
-                raise
-            for node, value in feeds.items():
-                merged[node] = value
-                owners.setdefault(node, []).append(owner)
-    conflicts = [f"{node.name!r} by {' and '.join(names)}" for node, names in owners.items() if len(names) > 1]
-    if conflicts:
-        raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them")
-    return merged or None
-
-
-def merge_options(requests: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Merge run options into a new dict: the larger number, either flag, sequences joined, otherwise the later value.
-
-    These are TensorFlow's rules for `RunOptions`, applied to options of any name. Return None if there are no options.
-    """
-    merged: dict[str, Any] = {}
-    given = False
-    for options in requests:
-        if options is None:
-            continue
-        given = True
-        check_mapping(options, "options")
-        for key, value in options.items():
-            merged[key] = _merge_option(merged[key], value) if key in merged else copy.copy(value)
-    return merged if given else None
-
-
-def _merge_option(old: Any, new: Any) -> Any:
-    if isinstance(old, bool) and isinstance(new, bool):
-        return old or new
-    if isinstance(old, (int, float)) and isinstance(new, (int, float)):
-        return max(old, new)
-    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-        return [*old, *new]
-    return new

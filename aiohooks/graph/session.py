@@ -12,7 +12,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task,
 from aiohooks._aio.gather import LazyGather, drive
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
-from aiohooks.dispatch.group import hook_cancelled_error, hook_timeout_error
+from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error
 from aiohooks.errors import GraphError, SessionClosedError, WrongLoopError
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from aiohooks._aio.clock import quick_now
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
-from aiohooks.dispatch.group import hook_cancelled_error
+from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._observing import checked_number
 from aiohooks.hooks.every import Every, EveryTimer

@@ -22,7 +22,7 @@ from aiohooks._validate import (
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.group import hook_cancelled_error, hook_timeout_error
+from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error
 from aiohooks.errors import (
     AiohooksError,
     FetchError,

@@ -14,7 +14,7 @@
     signals         SIGINT and SIGTERM as a stop
     steps           StepContext and the loop over `session.steps`
     monitored       AsyncMonitoredSession
-    runner          aiohooks.run: a program's main coroutine
+    program         aiohooks.run: a program's main coroutine
 """
 
 from aiohooks.session.status import Activity, SessionStatus

@@ -7,6 +7,7 @@ hooks of one `order` overlap.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple, cast
 from aiohooks._aio.cancel import cancel_count, current_task
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import drive
-from aiohooks._validate import is_coroutine_function
+from aiohooks._validate import check_mapping, is_coroutine_function
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
-from aiohooks.dispatch.group import HookCaller, OrderGroup, order_groups
+from aiohooks.dispatch.calls import HookCaller, OrderGroup, order_groups
 from aiohooks.dispatch.hook import HookRegistration, registration_of
-from aiohooks.errors import HookCancelledError, InvalidHookError
-from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, merge_feeds, merge_options, taking
+from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError
+from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator
@@ -201,8 +202,8 @@ class Merger:
         fetches = self._merge_fetches(wanted)
         if not fetches_only:
             feeds = [(name, one[1]) for name, one in zip(self._names, asked, strict=True) if one is not None and one[1]]
-            feed_dict = merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)]) if feeds else feed_dict
-            options = merge_options([options, *[one[2] for one in asked if one is not None]])
+            feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)]) if feeds else feed_dict
+            options = _merge_options([options, *[one[2] for one in asked if one is not None]])
         return new_args((fetches.nodes, feed_dict, options)), fetches
 
     def split(
@@ -249,6 +250,57 @@ class Merger:
         part_of.append(-1)
         takes = [taking([part_of[place] for place in places]) for places in self._request_of]
         return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(takes))
+
+
+def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any] | None:
+    """Merge the feeds of the hooks and the caller, given with their names; return None if there are none.
+
+    Raises:
+        FeedConflictError: a node is fed by two of them; the message lists every conflict.
+    """
+    merged: dict[Node, Any] = {}
+    owners: dict[Node, list[str]] = {}
+    for owner, feed_dict in requests:
+        if feed_dict:
+            try:
+                feeds = canonical_feeds(graph, feed_dict)
+            except FetchError as error:
+                error.add_note(f"fed by {owner}")
+                raise
+            for node, value in feeds.items():
+                merged[node] = value
+                owners.setdefault(node, []).append(owner)
+    conflicts = [f"{node.name!r} by {' and '.join(names)}" for node, names in owners.items() if len(names) > 1]
+    if conflicts:
+        raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them")
+    return merged or None
+
+
+def _merge_options(requests: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Merge run options into a new dict: the larger number, either flag, sequences joined, otherwise the later value.
+
+    These are TensorFlow's rules for `RunOptions`, applied to options of any name. Return None if there are no options.
+    """
+    merged: dict[str, Any] = {}
+    given = False
+    for options in requests:
+        if options is None:
+            continue
+        given = True
+        check_mapping(options, "options")
+        for key, value in options.items():
+            merged[key] = _merged_option(merged[key], value) if key in merged else copy.copy(value)
+    return merged if given else None
+
+
+def _merged_option(old: Any, new: Any) -> Any:
+    if isinstance(old, bool) and isinstance(new, bool):
+        return old or new
+    if isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return max(old, new)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return [*old, *new]
+    return new
 
 
 def _checked(hooks: Iterable[SessionRunHook | HookRegistration]) -> tuple[HookRegistration, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohooks._aio.cancel import CancelScope, TimeLimit, cancel_count, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.run_scope import RunScope, current_run, current_scope
-from aiohooks.dispatch.group import HookCaller
+from aiohooks.dispatch.calls import HookCaller
 from aiohooks.errors import (
     NestedRunError,
     RecoveryExhaustedError,

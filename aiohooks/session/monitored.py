@@ -20,7 +20,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task
 from aiohooks._aio.clock import quick_now
 from aiohooks._aio.gather import drive
 from aiohooks._validate import check_instance, check_mapping, check_secs
-from aiohooks.dispatch.group import HookCaller
+from aiohooks.dispatch.calls import HookCaller
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import Graph

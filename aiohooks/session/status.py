@@ -11,7 +11,7 @@ from aiohooks.session.hook import SessionRunHook
 from aiohooks.stores.base import StoreStatistics
 
 if TYPE_CHECKING:
-    from aiohooks.dispatch.group import HookCaller
+    from aiohooks.dispatch.calls import HookCaller
     from aiohooks.session._hooks import HookSet
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.recovery import SessionSupervisor

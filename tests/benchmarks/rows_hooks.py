@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohooks as ah
 from aiohooks._aio.gather import drive
-from aiohooks.dispatch.group import HookCaller
+from aiohooks.dispatch.calls import HookCaller
 from aiohooks.session._hooks import HookSet
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
 

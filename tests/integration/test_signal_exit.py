@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks.session import runner
+from aiohooks.session import program as library_program
 from tests.support import processes
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
@@ -25,7 +25,7 @@ TIMEOUT_SECS = 60
 PROGRAM = """
     import asyncio, logging, os, signal, sys, threading
     import aiohooks as ah
-    from aiohooks.session import runner
+    from aiohooks.session import program
 
     logging.disable()
 
@@ -55,11 +55,11 @@ PROGRAM = """
         return RESULT
 
     if LOOP == "asyncio":
-        runner._new_event_loop = asyncio.new_event_loop
+        program._new_event_loop = asyncio.new_event_loop
     RUN
 """
 AH_RUN = "ah.run(main)"
-RUNNER = "asyncio.Runner(loop_factory=runner._new_event_loop).run(main())"
+RUNNER = "asyncio.Runner(loop_factory=program._new_event_loop).run(main())"
 
 
 def program(run: str, loop: str, result: object = None, signals: int = 1) -> list[str]:
@@ -242,8 +242,8 @@ class _InterruptedLoop(asyncio.SelectorEventLoop):
 def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
     """It ends the program as the first one does; without a stopped session the error of the loop is raised."""
     loop = _InterruptedLoop()
-    monkeypatch.setattr(runner, "_new_event_loop", lambda: loop)
-    monkeypatch.setattr(runner, "stopped_by", lambda _: INT if stopped else None)
+    monkeypatch.setattr(library_program, "_new_event_loop", lambda: loop)
+    monkeypatch.setattr(library_program, "stopped_by", lambda _: INT if stopped else None)
 
     async def main() -> None:
         pass
@@ -251,7 +251,7 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.Monkey
     old = signal.getsignal(INT)
     try:
         with pytest.raises(SystemExit if stopped else RuntimeError) as caught:
-            runner.run(main)
+            library_program.run(main)
         if stopped:
             assert caught.value.args == (130,)
     finally:

@@ -22,7 +22,7 @@ KNOWN_TO_HOOKS = {"session", "session.hook", "session.coordinator", "session.sta
 
 # What an extra brings (by the name it is imported as), and the one module that may import it.
 EXTRAS: dict[str, str] = {
-    "uvloop": "aiohooks.session.runner",
+    "uvloop": "aiohooks.session.program",
     "numpy": "aiohooks.checkpoint._encoding",
     "safetensors": "aiohooks.checkpoint._encoding",
     "msgspec": "aiohooks.checkpoint._encoding",

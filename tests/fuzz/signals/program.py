@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import aiohooks as ah
-from aiohooks.session import runner
+from aiohooks.session import program
 
 LAST_STEP = 6
 
@@ -141,9 +141,9 @@ if __name__ == "__main__":
     given = parser.parse_args()
     logging.disable()
     if given.loop == "asyncio":
-        runner._new_event_loop = asyncio.new_event_loop
+        program._new_event_loop = asyncio.new_event_loop
     if given.run == "aiohooks":
         ah.run(main, given)
     else:
-        with asyncio.Runner(loop_factory=runner._new_event_loop) as loop_runner:  # as asyncio.run does
+        with asyncio.Runner(loop_factory=program._new_event_loop) as loop_runner:  # as asyncio.run does
             loop_runner.run(main(given))
