@@ -41,11 +41,9 @@ class LoopClock:
     __slots__ = ()
 
     def now(self) -> float:
-        """Return the running loop's time."""
         return asyncio.get_running_loop().time()
 
     def call_later(self, secs: float, callback: Callable[[], object]) -> TimerHandle:
-        """Schedule a call with the running loop."""
         return asyncio.get_running_loop().call_later(secs, callback)
 
     def __repr__(self) -> str:

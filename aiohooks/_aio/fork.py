@@ -14,7 +14,6 @@ class ForkAware(Protocol):
 
     def after_fork(self) -> None:
         """Drop references to the parent's resources without using them; called in the forked child."""
-        ...
 
 
 _objects: weakref.WeakSet[ForkAware] = weakref.WeakSet()

@@ -13,6 +13,7 @@ wins over both.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextvars
 import functools
@@ -21,7 +22,7 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 
@@ -35,67 +36,66 @@ T = TypeVar("T")
 _probe: contextvars.ContextVar[object] = contextvars.ContextVar("aiohooks_probe")
 
 
-class Batch(Protocol):
+class Batch(abc.ABC):
     """Numbered coroutines that are awaited together; some may depend on the results of others."""
 
-    @property
-    def grace_secs(self) -> float:
-        """How long cancelled coroutines may take to end."""
-        ...
+    __slots__ = ()
+
+    has_dependencies: ClassVar[bool] = False
+    """Whether some can start only when others have brought their results."""
 
     @property
-    def has_dependencies(self) -> bool:
-        """Whether some can start only when others have brought their results."""
-        ...
+    @abc.abstractmethod
+    def grace_secs(self) -> float:
+        """How long cancelled coroutines may take to end."""
+
+    @abc.abstractmethod
+    def ready(self) -> Iterable[int]:
+        """Return the numbers whose coroutines can start now, each once; asked again only if there are dependencies."""
+
+    @abc.abstractmethod
+    def start(self, number: int) -> Coroutine[Any, Any, Any]:
+        """Make the coroutine of `number`."""
+
+    @abc.abstractmethod
+    def current(self) -> int:
+        """Return the number that runs in the caller's task."""
+
+    @abc.abstractmethod
+    def store(self, number: int, result: Any) -> None:
+        """Keep the result of a coroutine that ran in a task."""
+
+    def complete(self) -> None:  # noqa: B027 - nothing is left to do where results are stored at their places
+        """Arrange the results, all of which are stored."""
+
+    @abc.abstractmethod
+    def name(self, number: int) -> str:
+        """Return the name of its task."""
+
+    @abc.abstractmethod
+    def describe(self, number: int) -> str:
+        """Return the name for messages: hook, method, step."""
 
     @property
     def has_timeouts(self) -> bool:
         """Whether some have a time limit."""
-        ...
-
-    def ready(self) -> Iterable[int]:
-        """Return the numbers whose coroutines can start now, each once; asked again only if there are dependencies."""
-        ...
-
-    def start(self, number: int) -> Coroutine[Any, Any, Any]:
-        """Make the coroutine of `number`."""
-        ...
-
-    def current(self) -> int:
-        """Return the number that runs in the caller's task."""
-        ...
-
-    def store(self, number: int, result: Any) -> None:
-        """Keep the result of a coroutine that ran in a task."""
-        ...
-
-    def complete(self) -> None:
-        """All results are stored."""
-        ...
-
-    def name(self, number: int) -> str:
-        """Return the name of its task."""
-        ...
-
-    def describe(self, number: int) -> str:
-        """Return the name for messages: hook, method, step."""
-        ...
+        return False
 
     def timeout_secs(self, number: int) -> float | None:
         """Return its time limit."""
-        ...
+        return None
 
     def timeout_error(self, number: int, suspended_at: str) -> BaseException:
         """Return the error for a coroutine that exceeded its time limit."""
-        ...
+        return TimeoutError(f"{self.describe(number)} took too long, {suspended_at}")
 
+    @abc.abstractmethod
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
         """Return the error for a coroutine that a third party cancelled: that must not vanish."""
-        ...
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         """Log the error and return true, if this coroutine's errors are only logged."""
-        ...
+        return False
 
 
 class LazyGather:
@@ -273,8 +273,6 @@ class Overlap:
         for number in tuple(self._timers or ()):
             self._stop_timer(number)
 
-    # -- the tasks
-
     async def _child(self, number: int) -> None:
         """Run one coroutine in a task and report its outcome; a callback of the task would come one tick later."""
         try:
@@ -343,8 +341,6 @@ class Overlap:
             for child in self._children.values():
                 child.cancel()
 
-    # -- time limits
-
     def _start_timer(self, number: int, child: asyncio.Task[None] | None) -> None:
         secs = self._batch.timeout_secs(number)
         if secs is not None:
@@ -365,8 +361,6 @@ class Overlap:
             child.cancel()
         else:
             self._cancel_own("hook timeout")
-
-    # -- waiting
 
     async def _wait_for_children(self) -> None:
         loop = self._caller.get_loop()

@@ -28,16 +28,7 @@ from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
 from aiohooks.checkpoint.policies import KeepBest, KeepEvery, KeepNewest, KeepPolicy
 from aiohooks.checkpoint.saver import Saver
 
-__all__ = [
-    "Checkpoint",
-    "KeepBest",
-    "KeepEvery",
-    "KeepNewest",
-    "KeepPolicy",
-    "Restored",
-    "Saver",
-    "Stateful",
-]
+__all__ = ["Checkpoint", "KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy", "Restored", "Saver", "Stateful"]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -97,7 +97,6 @@ class ArrayFile:
 
     @property
     def size(self) -> int:
-        """Return the size of the file in bytes."""
         return len(self.header()) + sum(array.nbytes for array, _ in self._arrays.values())
 
     def _widest_first(self) -> list[tuple[str, Array, str]]:
@@ -128,7 +127,6 @@ class ArrayFile:
         return self._header
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of the file."""
         yield self.header()
         for _, array, dtype in self._widest_first():
             if array.nbytes:

@@ -120,14 +120,12 @@ class Files:
             self.fs.unlink(name, dir_fd=dir_fd)  # a link itself is removed, not its target
 
     def list_names(self, dir_fd: int) -> set[str]:
-        """Return the names in a directory."""
         # A listing starts where the last one on the same descriptor ended. Python rewinds, but ignores an error of that, so
         # a descriptor is opened for each listing.
         with self.directory(".", dir_fd=dir_fd) as fd:
             return set(self.fs.listdir(fd))
 
     def exists(self, name: str, *, dir_fd: int) -> bool:
-        """Return whether there is an entry of this name."""
         try:
             self.fs.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -288,7 +286,6 @@ class DirectoryLock:
         return fd
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
         lock, directory = self._lock, self._directory
         self._lock = self._directory = None
         if lock is not None:

@@ -131,7 +131,6 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Return the size of the files in bytes."""
         return sum(entry.size for entry in self.files.values())
 
 
@@ -212,9 +211,7 @@ def decode(data: bytes, name: Name) -> Manifest:
     if len(metrics) + len(files) > _MAX_ENTRIES:
         raise DamagedError(f"has more than {_MAX_ENTRIES} entries")
     return Manifest(
-        name,
-        MappingProxyType({key: _metric(value) for key, value in metrics.items()}),
-        MappingProxyType(_file_entries(files)),
+        name, MappingProxyType({key: _metric(value) for key, value in metrics.items()}), MappingProxyType(_file_entries(files))
     )
 
 

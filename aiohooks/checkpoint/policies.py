@@ -64,9 +64,6 @@ class KeepBest(KeepPolicy):
         k: how many.
         metric: its name, as given to `save`.
         mode: "min" if lower is better, "max" if higher is.
-
-    Raises:
-        InvalidArgumentError: an argument is invalid.
     """
 
     k: int

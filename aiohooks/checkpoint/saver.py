@@ -186,7 +186,6 @@ class CheckpointDirectory:
     # Saving
 
     def save(self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
-        """See `Saver.save`."""
         from aiohooks.checkpoint import _encoding
 
         with self._mutex:
@@ -341,7 +340,6 @@ class CheckpointDirectory:
             return data
 
     def restore(self, step: int | None) -> Restored | None:
-        """See `Saver.restore`."""
         with self._mutex, _error_context(f"no checkpoint could be restored from {self.path}"):
             if not self._read_only:
                 dir_fd = self._lock.acquire()
@@ -418,7 +416,6 @@ class CheckpointDirectory:
             _logger.warning("checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """See `Saver.checkpoints`."""
         with self._mutex, _error_context(f"the checkpoints in {self.path} could not be listed"):
             try:
                 with self._files.directory(self.path) as dir_fd:
@@ -427,7 +424,6 @@ class CheckpointDirectory:
                 return []
 
     def verify(self) -> list[Verified]:
-        """See `Saver.verify`."""
         found: list[Verified] = []
         with _error_context(f"the checkpoints in {self.path} could not be verified"):
             try:

@@ -66,7 +66,7 @@ def order_groups(method: str, registered: Iterable[tuple[str, HookRegistration]]
     return tuple(groups)
 
 
-class HookCaller(LazyGather):
+class HookCaller(LazyGather, Batch):
     """Calls order groups, and is the batch of the calls that it awaits: one group at a time, so it can be used again.
 
     `await drive(coro, caller)`, and inside `coro`: `await caller.call(groups, ...)`, any number of times.
@@ -117,26 +117,21 @@ class HookCaller(LazyGather):
 
     @property
     def grace_secs(self) -> float:
-        """How long cancelled hooks may take to end."""
         return self._group.grace_secs
 
     @property
     def has_timeouts(self) -> bool:
-        """Whether a hook of the group has a time limit."""
         return self._group.has_timeouts
 
     def ready(self) -> Iterable[int]:
-        """Return all behind the one that runs in the caller's task, once."""
         self._late_results: dict[int, Any] = {}
         return range(self.current() + 1, self._group.size)
 
     def start(self, number: int) -> Coroutine[Any, Any, Any]:
-        """Call the method."""
         method, seconds = self._group.methods[number], self._seconds
         return method(self._first) if seconds is None else method(self._first, seconds[number])
 
     def current(self) -> int:
-        """Return the first one whose result is missing."""
         return len(self._results) - self._before
 
     def store(self, number: int, result: Any) -> None:
@@ -144,15 +139,12 @@ class HookCaller(LazyGather):
         self._late_results[number] = result
 
     def complete(self) -> None:
-        """Put the results of tasks behind those that came in turn."""
         self._results.extend(self._late_results.get(number) for number in range(self.current(), self._group.size))
 
     def name(self, number: int) -> str:
-        """Return hook and method."""
         return self._group.names[number]
 
     def describe(self, number: int) -> str:
-        """Return hook, method and step."""
         name = self._group.names[number]
         return name if self._step is None else f"{name} at step {self._step}"
 
@@ -161,15 +153,12 @@ class HookCaller(LazyGather):
         return self._group.registrations[number].hook
 
     def timeout_secs(self, number: int) -> float | None:
-        """Return the hook's time limit."""
         return self._group.timeouts[number]
 
     def timeout_error(self, number: int, suspended_at: str) -> HookTimeoutError:
-        """See `hook_timeout_error`."""
         return hook_timeout_error(self.describe(number), self._group.timeouts[number], suspended_at)
 
     def cancelled_error(self, number: int, cause: BaseException) -> HookCancelledError:
-        """See `hook_cancelled_error`."""
         return hook_cancelled_error(self.describe(number), cause)
 
     def suppresses(self, number: int, error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import inspect
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from aiohooks._validate import check_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
@@ -75,6 +75,10 @@ class Output(Node):
         self.key: str = key
 
 
+VariableKey: TypeAlias = str | Variable | None
+"""A variable or its name; None for none."""
+
+
 class Operation(Node):
     """A function of the graph: a coroutine function, a plain function, or one that runs in a worker thread.
 
@@ -91,8 +95,8 @@ class Operation(Node):
         name: str,
         fn: Callable[..., Any],
         *,
-        updates: str | Variable | None,
-        adds_to: str | Variable | None,
+        updates: VariableKey,
+        adds_to: VariableKey,
         thread: bool,
         steps: int,
     ) -> None:
@@ -141,8 +145,6 @@ class Graph:
         self._step: Operation | None = None
         self._outputs: dict[str, Output] = {}
 
-    # -- building
-
     def placeholder(self, name: str, *, default: Any = MISSING) -> Placeholder:
         """Add a value that each run must feed, unless it has a default.
 
@@ -165,19 +167,14 @@ class Graph:
     def operation(self, fn: Callable[..., Any], /) -> Operation: ...
     @overload
     def operation(
-        self,
-        *,
-        updates: str | Variable | None = None,
-        adds_to: str | Variable | None = None,
-        thread: bool = False,
-        name: str | None = None,
+        self, *, updates: VariableKey = None, adds_to: VariableKey = None, thread: bool = False, name: str | None = None
     ) -> Callable[[Callable[..., Any]], Operation]: ...
     def operation(
         self,
         fn: Any = None,
         *,
-        updates: str | Variable | None = None,
-        adds_to: str | Variable | None = None,
+        updates: VariableKey = None,
+        adds_to: VariableKey = None,
         thread: bool = False,
         name: str | None = None,
     ) -> Operation | Callable[[Callable[..., Any]], Operation]:
@@ -204,8 +201,8 @@ class Graph:
     def train_op(
         self,
         *,
-        updates: str | Variable | None = None,
-        adds_to: str | Variable | None = None,
+        updates: VariableKey = None,
+        adds_to: VariableKey = None,
         thread: bool = False,
         name: str | None = None,
         steps: int = 1,
@@ -214,8 +211,8 @@ class Graph:
         self,
         fn: Any = None,
         *,
-        updates: str | Variable | None = None,
-        adds_to: str | Variable | None = None,
+        updates: VariableKey = None,
+        adds_to: VariableKey = None,
         thread: bool = False,
         name: str | None = None,
         steps: int = 1,
@@ -246,8 +243,6 @@ class Graph:
             raise GraphError(f"{node.name!r} is already the name of {self._nodes[node.name]!r}; names are unique in a graph")
         self._nodes[node.name] = node
         return node
-
-    # -- reading
 
     def node(self, key: object) -> Node:
         """Return the node of a name; a node of this graph is returned as it is.
@@ -287,8 +282,6 @@ class Graph:
     def trains(self) -> bool:
         """Whether some operation advances the global step."""
         return any(isinstance(node, Operation) and node.steps for node in self._nodes.values())
-
-    # -- finalizing
 
     @property
     def finalized(self) -> bool:

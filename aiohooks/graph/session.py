@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task, shielded
-from aiohooks._aio.gather import LazyGather, drive
+from aiohooks._aio.gather import Batch, LazyGather, drive
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
-from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error
+from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import GraphError, SessionClosedError, WrongLoopError
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node
@@ -199,8 +199,7 @@ class Session:
     async def _commit(self, plan: Plan, values: list[Any]) -> None:
         store = self.global_step
         new = self.variables.prepare(
-            [(name, values[slot]) for name, slot in plan.updates],
-            [(name, values[slot]) for name, slot in plan.additions],
+            [(name, values[slot]) for name, slot in plan.updates], [(name, values[slot]) for name, slot in plan.additions]
         )
         if not plan.steps:
             self.variables.put(new)
@@ -271,13 +270,12 @@ def _refuse_coroutine(name: str, result: Any) -> Any:
     return result
 
 
-class OperationCalls:
+class OperationCalls(Batch):
     """The operations of one run, as a `Batch` of the lazy gather: each can start when its inputs are known."""
 
     __slots__ = ("_left", "_plan", "_session", "_values")
 
     has_dependencies = True
-    has_timeouts = False
 
     def __init__(self, session: Session, plan: Plan, values: list[Any]) -> None:
         self._session = session
@@ -287,11 +285,9 @@ class OperationCalls:
 
     @property
     def grace_secs(self) -> float:
-        """How long cancelled operations may take to end."""
         return self._session.grace_secs
 
     def ready(self) -> Iterable[int]:
-        """Return the operations whose inputs are known, each once."""
         operations, values = self._plan.operations, self._values
         if self._left is None:
             self._left = list(range(self.current() + 1, len(operations)))
@@ -300,45 +296,24 @@ class OperationCalls:
         return ready
 
     async def start(self, number: int) -> Any:
-        """Call the operation."""
         operation = self._plan.operations[number]
         result = operation.call(self._values)
         return await result if operation.is_async else _refuse_coroutine(operation.name, result)
 
     def current(self) -> int:
-        """Return the first operation without a result."""
         for number, operation in enumerate(self._plan.operations):
             if self._values[operation.slot] is MISSING:
                 return number
         raise AssertionError("no operation is running")
 
     def store(self, number: int, result: Any) -> None:
-        """Store the result among the values of the run."""
         self._values[self._plan.operations[number].slot] = result
 
-    def complete(self) -> None:
-        """Do nothing: the results are stored already."""
-
     def name(self, number: int) -> str:
-        """Return the operation's name."""
         return self._plan.operations[number].name
 
     def describe(self, number: int) -> str:
-        """Return operation and step."""
         return f"operation {self.name(number)!r} at step {self._session.global_step.latest.step + 1}"
 
-    def timeout_secs(self, number: int) -> float | None:
-        """Return None: operations have no time limit."""
-        return None
-
-    def timeout_error(self, number: int, suspended_at: str) -> BaseException:
-        """See `hook_timeout_error`."""
-        return hook_timeout_error(self.describe(number), None, suspended_at)
-
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        """See `hook_cancelled_error`."""
         return hook_cancelled_error(self.describe(number), cause)
-
-    def suppresses(self, number: int, error: BaseException) -> bool:
-        """Return False: an operation's errors are never suppressed."""
-        return False

@@ -76,8 +76,6 @@ class Variables:
                 raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values)}")
         self._values.update(values)
 
-    # -- for sessions
-
     async def claim(self) -> bool:
         """Internal: return whether the caller is to initialise the values; wait while another session does, in case it fails."""
         while self._initialising and not self._ready:

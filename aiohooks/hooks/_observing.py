@@ -234,7 +234,6 @@ class BackgroundWriter(Generic[T]):
         self.raise_failure()
 
     def pending_count(self) -> int:
-        """Return the number of unwritten records."""
         with self._changed:
             return len(self._batch) + len(self._queue)
 
@@ -246,8 +245,6 @@ class BackgroundWriter(Generic[T]):
                 return
             self._waiters.append(waiter)
         await waiter
-
-    # -- in the thread
 
     def _run(self) -> None:
         while True:

@@ -20,14 +20,11 @@ class SampledProfile:
         self._profiler = Profiler(async_mode="disabled")
 
     def start(self) -> None:
-        """Start sampling."""
         self._profiler.start()
 
     def stop(self) -> None:
-        """Stop sampling."""
         self._profiler.stop()
 
     def write(self, path: str) -> None:
-        """Write a page for a web browser."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self._profiler.output(HTMLRenderer()))

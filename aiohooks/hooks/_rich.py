@@ -72,8 +72,6 @@ class ProgressRenderer:
             self._stop.set()
             thread.join(_STOP_SECS)
 
-    # -- in the thread
-
     def _render(self) -> None:
         console = Console(file=self.file, force_terminal=True)
         live = Live(

@@ -54,7 +54,6 @@ class EventFile:
         return self._writer
 
     def write(self, records: list[Scalars]) -> None:
-        """Write and sync the records."""
         writer = self.open()
         try:
             for record in records:
@@ -74,7 +73,6 @@ class EventFile:
             raise
 
     def close(self) -> None:
-        """Close the file; do nothing if none is open."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

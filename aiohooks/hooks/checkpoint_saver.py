@@ -100,9 +100,6 @@ class CheckpointSaverHook(SessionRunHook):
                 counted, and the next save tries again. A number n: it is logged, and the n-th failure in a row ends the
                 session.
             min_free_bytes: a save that would leave less than this on the disk fails. Only with a directory, like `keep`.
-
-        Raises:
-            InvalidArgumentError: an argument is invalid.
         """
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")

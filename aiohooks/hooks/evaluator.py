@@ -23,14 +23,7 @@ from aiohooks._validate import (
     is_coroutine_function,
 )
 from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error
-from aiohooks.errors import (
-    AiohooksError,
-    FetchError,
-    InvalidArgumentError,
-    InvalidHookError,
-    StopRequestedError,
-    is_clean_end,
-)
+from aiohooks.errors import AiohooksError, FetchError, InvalidArgumentError, InvalidHookError, StopRequestedError, is_clean_end
 from aiohooks.graph.fetches import Leaves, canonical_feeds
 from aiohooks.graph.plan import make_plan
 from aiohooks.hooks.every import Every, EveryTimer
@@ -188,8 +181,6 @@ class EvaluatorHook(SessionRunHook):
         """The steps whose evaluation has not ended yet."""
         return tuple(due.step for due in self._pending)
 
-    # -- the life of the hook
-
     async def begin(self) -> None:
         """Clear the results of an earlier session."""
         self._reset()
@@ -267,8 +258,6 @@ class EvaluatorHook(SessionRunHook):
             self._resumed = state["evaluated_step"], state["counted_from"], state["unfinished"]
         except KeyError as error:
             raise InvalidArgumentError(f"the state of an EvaluatorHook has no {error}; it has {state!r}") from None
-
-    # -- the queue of evaluations
 
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""

@@ -419,8 +419,6 @@ class EarlyStoppingHook(SessionRunHook):
                 )
         return None
 
-    # -- checkpoints
-
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
         since_step, since_secs = (None, None) if self._since is None else (self._since[0], self._clock.now() - self._since[1])

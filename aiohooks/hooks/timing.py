@@ -188,9 +188,6 @@ class HookTimingHook(SessionRunHook):
             warn_secs: warn when a hook blocks the loop for longer than this, at most five times for each method.
             lag_interval_secs: how often the loop's lag is measured.
             logger: where to log; by default the logger "aiohooks.hooks".
-
-        Raises:
-            InvalidArgumentError: an argument is invalid.
         """
         check_instance(every, Every, "every", optional=True)
         check_secs(warn_secs, "warn_secs", positive=True)

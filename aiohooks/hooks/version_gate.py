@@ -37,9 +37,6 @@ class VersionGateHook(SessionRunHook):
             versions: counts the published versions; not the session's own step.
             max_lag: how many versions ahead a run may begin.
             timeout: the time limit of a wait in seconds, None for no limit.
-
-        Raises:
-            InvalidArgumentError: an argument is invalid.
         """
         check_instance(versions, StepStore, "versions")
         check_secs(timeout, "timeout", optional=True, positive=True)

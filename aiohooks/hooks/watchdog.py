@@ -92,9 +92,6 @@ class WatchdogHook(SessionRunHook):
                 through `until`; the run may finish. "raise" also interrupts the run, or the wait, with
                 `SessionStalledError`. Neither can interrupt an await of the block itself or the creation of a session.
             logger: where to log; by default the logger "aiohooks.hooks".
-
-        Raises:
-            InvalidArgumentError: an argument is invalid.
         """
         check_secs(step_secs, "step_secs", positive=True)
         own = {"first step": first_step_secs, "save": save_secs, "evaluation": evaluation_secs}
@@ -128,8 +125,6 @@ class WatchdogHook(SessionRunHook):
         self._reported: set[object] = set()
         self._loop_watch: BlockedLoopWatch | None = None
 
-    # -- the life of the hook
-
     async def begin(self) -> None:
         """Start to watch."""
         self._reset()
@@ -160,8 +155,6 @@ class WatchdogHook(SessionRunHook):
             await to_thread(loop_watch.stop, grace_secs=10.0)
         self._coord = self._owner = None
         self._since, self._reported = {}, set()
-
-    # -- checking the limits
 
     def _schedule_check(self, secs: float) -> None:
         self._timer = self._clock.call_later(secs, self._check_limits) if secs < math.inf else None
@@ -203,8 +196,6 @@ class WatchdogHook(SessionRunHook):
         if (activity.awaits or "").startswith("step ") or activity.what == "the session's block":
             return "wait"
         return "first step" if self._runs <= 1 else "step"
-
-    # -- reporting
 
     def _report_activity(self, phase: str, activity: Activity, secs: float, status: SessionStatus | None) -> None:
         if activity.secs is None:

@@ -94,7 +94,6 @@ class HookSet:
                 await self._call(OrderGroup("begin", [(name, registration)], self.grace_secs, without_argument=True))
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Call `after_create_session` of all hooks."""
         groups, step = self._after_create_session, session.global_step.latest.step
         await self._call(*groups, first=session, seconds=[(coord,) * group.size for group in groups], step=step)
 

@@ -12,13 +12,7 @@ from aiohooks._aio.cancel import CancelScope, TimeLimit, cancel_count, current_t
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.run_scope import RunScope, current_run, current_scope
 from aiohooks.dispatch.calls import HookCaller
-from aiohooks.errors import (
-    NestedRunError,
-    RecoveryExhaustedError,
-    SessionClosedError,
-    StopRequestedError,
-    WrongLoopError,
-)
+from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.stores.publishers import Publisher
 
 if TYPE_CHECKING:
@@ -65,7 +59,6 @@ class FifoLock:
 
     @property
     def waiting(self) -> int:
-        """The number of waiters."""
         return len(self._waiters)
 
 
@@ -191,8 +184,6 @@ class RunLock:
         if immediately:
             interrupt()
         await shielded(wait(), grace_secs=grace_secs, what="the wait for the last run", on_cancel=interrupt)
-
-    # -- who may run
 
     def check_entered(self) -> None:
         """Raise if the session was never entered, or belongs to another loop."""

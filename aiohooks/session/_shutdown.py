@@ -34,7 +34,6 @@ class Shutdown:
         self._callbacks.append(callback)
 
     def swallows(self, error: BaseException | None) -> bool:
-        """Return whether the block swallows `error`."""
         return error is not None and is_clean_end(error)
 
     async def end(self, error: BaseException | None) -> bool:

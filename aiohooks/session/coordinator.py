@@ -70,8 +70,6 @@ class Coordinator:
         self.get_status: Callable[[], SessionStatus] | None = None
         """Internal: returns the status of the session; only on the root coordinator, set by the monitored session."""
 
-    # -- stopping
-
     def request_stop(self, reason: str | BaseException | None = None) -> None:
         """Request a stop; from any thread, any number of times. The first reason is kept.
 
@@ -141,8 +139,6 @@ class Coordinator:
         except Exception as error:
             self.request_stop(error)
 
-    # -- waiting
-
     async def until(self, awaitable: Awaitable[T]) -> T:
         """Await something; a stop or the failure of a background task also ends the wait.
 
@@ -202,8 +198,6 @@ class Coordinator:
 
     def _stop_error(self) -> StopRequestedError:
         return StopRequestedError(self.stop_reason or "the session has ended")
-
-    # -- background tasks
 
     def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task that this coordinator owns.
@@ -328,8 +322,6 @@ class Coordinator:
         self.stopped = self._closed = True
         if self._root is self:
             self._call_in_loop(self._end_waits)
-
-    # -- the loop's side
 
     def bind(self) -> asyncio.AbstractEventLoop:
         """Internal: bind it to the running loop.

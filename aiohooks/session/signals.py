@@ -134,8 +134,6 @@ class _SignalHandlers:
         self._wakeup = _Wakeup(loop)
         call_after_fork(self)
 
-    # -- sessions
-
     def add_session(self, session: StopOnSignal) -> None:
         for number in session.policy.signals:
             if number not in self._previous:
@@ -186,8 +184,6 @@ class _SignalHandlers:
             previous = self._previous.pop(number)
             if signal.getsignal(number) == self._handle:  # a handler that was installed in the meantime stays
                 signal.signal(number, previous)
-
-    # -- signals
 
     def _handle(self, number: int, frame: object) -> None:
         # Runs between any two instructions of the main thread, so it does no more than count and wake the loop.
@@ -243,8 +239,6 @@ class _SignalHandlers:
                     task.cancel(f"{number.name} received")
         if self._exit_code is not None and all(task.done() for task in tasks):
             _exit(self._exit_code)  # no session is left whose end would exit
-
-    # -- forked processes
 
     def after_fork(self) -> None:
         """Remove the handlers in a forked child, which must neither run them nor write into its parent's loop."""

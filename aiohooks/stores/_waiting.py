@@ -132,7 +132,6 @@ class Changes:
     __slots__ = ("_closed", "_next_position", "_seen", "_waiters")
 
     def __init__(self, next_position: Callable[[Position | None, dict[ChangeWaiter, None]], Awaitable[Position]]) -> None:
-        """Called by `StepStore.changes`."""
         self._next_position = next_position
         self._seen: Position | None = None
         self._waiters: dict[ChangeWaiter, None] = {}
@@ -537,7 +536,6 @@ class _ProgressLog:
         self._position: Position = Position(0, 0)  # the position then
 
     def begin(self) -> None:
-        """Start after a time without waiters."""
         self.since = self._logged_at = self._clock.now()
         self._position = self._waits.latest
         if self._timer is None:

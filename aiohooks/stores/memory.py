@@ -58,14 +58,12 @@ class MemoryStepStore(StepStore):
             yield Term(self._terms)
 
     async def mark_initialised(self) -> None:
-        """See `StepStore.mark_initialised`."""
         self._enter()
         if not self._lead.locked():
             raise self._not_leading_error()
         self._waits.set_initialised(True)
 
     def advance_nowait(self, by: int = 1) -> int:
-        """See `StepStore.advance_nowait`."""
         # Once per step of every session: written to be quick.
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)

@@ -128,7 +128,6 @@ class SharedStepStore(StepStore):
     # The contract.
 
     async def value(self) -> Position:
-        """See `StepStore.value`."""
         await self._ensure_open()
         self._observe_snapshot(await self._read_run())
         return self._waits.latest
@@ -140,19 +139,16 @@ class SharedStepStore(StepStore):
         return (await self._write("advance", by)).step
 
     async def raise_to(self, step: int) -> int:
-        """See `StepStore.raise_to`."""
         step = checked_step(step, "raise to step")
         await self._ensure_open()
         return (await self._write("raise", step)).step
 
     async def reset(self, step: int) -> Position:
-        """See `StepStore.reset`."""
         step = checked_step(step, "reset to step")
         await self._ensure_open()
         return await self._write("reset", step)
 
     async def wait_for(self, step: int, *, timeout: float | None = None, on_reset: Literal["keep", "raise"] = "keep") -> int:
-        """See `StepStore.wait_for`."""
         if not self._opened:
             await self._ensure_open()
         step = checked_step(step, "wait for step", least=None)
@@ -168,14 +164,12 @@ class SharedStepStore(StepStore):
         return await super()._next_position(seen, own)
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
-        """See `StepStore.wait_initialised`."""
         await self._ensure_open()
         if self._waits.unreachable is not None:
             await self._refresh()
         await super().wait_initialised(timeout)
 
     async def mark_initialised(self) -> None:
-        """See `StepStore.mark_initialised`."""
         await self._ensure_open()
         chief = self._members.chief
         if chief is None:
@@ -202,13 +196,11 @@ class SharedStepStore(StepStore):
             self._announce()
 
     def fail(self, exc: BaseException) -> None:
-        """See `StepStore.fail`; ends the waits of all processes."""
         super().fail(exc)
         self._members.fail(exc)
         self._announce()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """See `StepStore.flush`."""
         if self._announcing is not None:
             await wait_done([self._announcing], timeout)
 
@@ -351,7 +343,6 @@ class SharedStepStore(StepStore):
 
     @contextlib.asynccontextmanager
     async def lead(self, ttl: float | None = None) -> AsyncGenerator[Term]:
-        """See `StepStore.lead`."""
         check_secs(ttl, "ttl", optional=True, positive=True)
         await self._ensure_open()
         if self._leader is not None:

@@ -39,12 +39,7 @@ _TICKS = 3
 # A worker thread returns its result first and becomes idle a little later.
 _THREAD_WAIT_SECS = 0.5
 
-_WORKER_FILES = (
-    "threading.py",
-    "queue.py",
-    os.path.join("_backends", "_asyncio.py"),
-    os.path.join("futures", "thread.py"),
-)
+_WORKER_FILES = ("threading.py", "queue.py", os.path.join("_backends", "_asyncio.py"), os.path.join("futures", "thread.py"))
 _WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
 

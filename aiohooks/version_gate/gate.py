@@ -234,9 +234,6 @@ class VersionGate:
             max_lag: how many versions may be published between the admission of an item and its use. With 0 only items that
                 were made with the newest version are used.
             per_version: how many items one version uses up.
-
-        Raises:
-            InvalidArgumentError: an argument is invalid.
         """
         check_instance(versions, StepStore, "versions")
         self.max_lag: int = checked_step(max_lag, "max_lag")

@@ -256,14 +256,7 @@ async def waiting_hooks(counts: Counts) -> AsyncIterator[Setup]:
     async with AsyncExitStack() as stack:
         yield Setup(
             {"run": repeated(await opened(stack, [WaitingHook() for _ in range(HOOKS)]))},
-            [
-                Figure(
-                    "a run with 5 hooks that wait 10 ms in before_run / 10 ms",
-                    1.3,
-                    itemgetter("run"),
-                    lambda times: WAIT_SECS,
-                )
-            ],
+            [Figure("a run with 5 hooks that wait 10 ms in before_run / 10 ms", 1.3, itemgetter("run"), lambda times: WAIT_SECS)],
             most_times=1,
             most_rounds=100,
         )

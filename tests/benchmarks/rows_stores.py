@@ -71,10 +71,7 @@ async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
                     itemgetter("futures"),
                 ),
                 Figure(
-                    "the call alone: advance / set_result of each",
-                    2.0,
-                    itemgetter("store's call"),
-                    itemgetter("futures' calls"),
+                    "the call alone: advance / set_result of each", 2.0, itemgetter("store's call"), itemgetter("futures' calls")
                 ),
             ],
             most_times=1,

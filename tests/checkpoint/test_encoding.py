@@ -65,9 +65,7 @@ KEYS = st.one_of(
     st.text(), st.integers(min_value=-(2**63), max_value=2**64 - 1), st.sampled_from(["", "__metadata__", "a/b", "~1"])
 )
 TREES = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner)),
-    max_leaves=6,
+    LEAVES, lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner)), max_leaves=6
 )
 
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 TICK_LIMIT = 5_000
 """Ticks of the loop that one scenario may take; the longest takes a few hundred. Nothing is bound by time."""
 
-POLICY = ah.RecoveryPolicy(
-    max_attempts=100,
-    backoff=ah.Backoff(initial_secs=0, max_secs=0, jitter=False),
-    no_progress_limit=100,
-)
+POLICY = ah.RecoveryPolicy(max_attempts=100, backoff=ah.Backoff(initial_secs=0, max_secs=0, jitter=False), no_progress_limit=100)
 
 ERRORS: dict[str, type[Exception]] = {
     "OutOfRangeError": ah.OutOfRangeError,

@@ -281,9 +281,7 @@ def attack(count: int, seed: int) -> Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.hostile_http",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m tests.fuzz.hostile_http", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=5000, help="the number of hostile requests (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)

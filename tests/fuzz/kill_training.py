@@ -232,8 +232,7 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
             tally.lost.append(position - run.first)
         if verbose:
             print(
-                f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{' inside a save' * run.inside_save}",
-                flush=True,
+                f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{' inside a save' * run.inside_save}", flush=True
             )
         tally.violations += violations(run, kill_point, position, tally)
         position = position if run.reached is None else run.reached
@@ -276,9 +275,7 @@ def differences(alone: Path, killed: Path, steps: int) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.kill_training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m tests.fuzz.kill_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=30, help="in each mode (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)

@@ -186,14 +186,7 @@ def _line(fd: int) -> str:
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
-    for each in (
-        parallel_advances,
-        many_waiters,
-        fork_with_a_store,
-        spawned_by_url,
-        closing_with_the_lock_taken,
-        without_inotify,
-    )
+    for each in (parallel_advances, many_waiters, fork_with_a_store, spawned_by_url, closing_with_the_lock_taken, without_inotify)
 }
 
 

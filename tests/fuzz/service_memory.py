@@ -69,10 +69,7 @@ async def serve(listener: socket.socket, traced: bool) -> None:
     store = ah.MemoryStepStore()
     session = ah.AsyncMonitoredSession(step, global_step=store)
     service = SessionService(session, loop)
-    routes = [
-        Mount("/training", service),
-        *(Route(f"/{one.__name__}", one) for one in (memory, bare, waiters, advance)),
-    ]
+    routes = [Mount("/training", service), *(Route(f"/{one.__name__}", one) for one in (memory, bare, waiters, advance))]
     app = Starlette(routes=routes, lifespan=service.lifespan)
     await uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).serve([listener])
 
@@ -119,9 +116,7 @@ def run(count: int, path: str, *, traced: bool) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.service_memory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m tests.fuzz.service_memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--waiters", type=int, default=500)
     parser.add_argument("--serve", nargs=2, type=int, help=argparse.SUPPRESS)

@@ -76,10 +76,7 @@ async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> No
         if mode == "background":  # the end waited for it, and then evaluates the last step
             await until_true(lambda: gate.began == [2, 3])
             gate.release()
-        with refused(
-            ah.errors.HookTimeoutError,
-            "the evaluation at step 2 took longer than its timeout of 5 s; give it more",
-        ):
+        with refused(ah.errors.HookTimeoutError, "the evaluation at step 2 took longer than its timeout of 5 s; give it more"):
             await looping
     assert gate.cancelled == [2]
     assert list(hook.results) == ([] if mode == "inline" else [3])

@@ -200,11 +200,7 @@ async def test_the_timeout_is_for_the_whole_wait() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"max_lag": -1}, "max_lag -1"),
-        ({"max_lag": None}, "max_lag None"),
-        ({"max_lag": 1, "timeout": 0}, "timeout is 0"),
-    ],
+    [({"max_lag": -1}, "max_lag -1"), ({"max_lag": None}, "max_lag None"), ({"max_lag": 1, "timeout": 0}, "timeout is 0")],
 )
 def test_invalid_arguments(options: dict[str, Any], message: str) -> None:
     """Invalid bounds and times are refused."""

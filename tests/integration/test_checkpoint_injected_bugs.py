@@ -28,10 +28,7 @@ from tests.support.checkpoint_programs import run_here
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")]
 
 
 def limits(points: int, seed: int) -> Outcome:
@@ -118,24 +115,14 @@ Contents = Mapping[str, Iterable[bytes | memoryview]]
 
 
 def commit_that_renames_first(
-    self: CheckpointDirectory,
-    dir_fd: int,
-    names: set[str],
-    name: _format.Name,
-    metrics: Mapping[str, float],
-    contents: Contents,
+    self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, metrics: Mapping[str, float], contents: Contents
 ) -> None:
     _commit(self._files, dir_fd, name, metrics, contents, f".tmp-{name}")
     names.add(str(name))
 
 
 def commit_in_place(
-    self: CheckpointDirectory,
-    dir_fd: int,
-    names: set[str],
-    name: _format.Name,
-    metrics: Mapping[str, float],
-    contents: Contents,
+    self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, metrics: Mapping[str, float], contents: Contents
 ) -> None:
     _commit(self._files, dir_fd, name, metrics, contents, str(name))
     names.add(str(name))
@@ -290,13 +277,7 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("a pointer that is trusted", trusts_a_pointer, crash_states, 200, "restored|lost"),
     ("sync retried", through(RetriedSync), failing("fsync"), 80, "fsync was ignored"),
     ("manifest in any form", accepts_any_form, corruption, 300, "restored"),
-    (
-        "checksums ignored",
-        ignores_checksums,
-        corruption,
-        200,
-        "came back changed|restored|reported|corrupt|raised",
-    ),
+    ("checksums ignored", ignores_checksums, corruption, 200, "came back changed|restored|reported|corrupt|raised"),
     ("links followed", follows_links, corruption, 500, "restored"),
     ("damaged ones removed", removes_what_is_damaged, corruption, 50, "set aside"),
     ("errors mistaken for damage", mistakes_errors_for_damage, failing("openat"), 60, "corrupt|restored"),

@@ -48,11 +48,7 @@ def test_nothing_is_lost(program: Program, points: int) -> None:
     assert outcome.points >= points
 
 
-MAINS: list[Callable[[Sequence[str]], int]] = [
-    checkpoint_kill.main,
-    checkpoint_crash_states.main,
-    checkpoint_corruption.main,
-]
+MAINS: list[Callable[[Sequence[str]], int]] = [checkpoint_kill.main, checkpoint_crash_states.main, checkpoint_corruption.main]
 
 
 @pytest.mark.parametrize("main", MAINS, ids=[each.__module__.rpartition(".")[2] for each in MAINS])

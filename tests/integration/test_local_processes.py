@@ -18,12 +18,7 @@ pytestmark = pytest.mark.every_python
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [sys.executable, "-W", "error", "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
 
 

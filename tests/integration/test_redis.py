@@ -225,10 +225,7 @@ async def test_deleted_keys_are_restored_by_the_next_write(server: Server, run: 
 
 async def test_deleted_keys_are_restored_by_a_heartbeat(server: Server, run: str) -> None:
     """Also without a write: the members are announced again, and the step is what it was."""
-    async with (
-        RedisStepStore(server.url, run=run, heartbeat=0.05) as store,
-        RedisStepStore(server.url, run=run) as other,
-    ):
+    async with RedisStepStore(server.url, run=run, heartbeat=0.05) as store, RedisStepStore(server.url, run=run) as other:
         with other.publisher("trainer"):
             await other.advance(5)
             await other.flush()

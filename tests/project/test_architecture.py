@@ -258,8 +258,7 @@ WHOLE_CORE = """
 
 
 @pytest.mark.parametrize(
-    "parts",
-    [pytest.param((NO_FRONT_DOOR, STORES_ALONE), id="stores alone"), pytest.param((WHOLE_CORE,), id="the core")],
+    "parts", [pytest.param((NO_FRONT_DOOR, STORES_ALONE), id="stores alone"), pytest.param((WHOLE_CORE,), id="the core")]
 )
 def test_it_runs_on_the_standard_library_and_anyio(parts: tuple[str, ...]) -> None:
     """The stores without the session, and the whole core without any extra, import and work with anyio alone."""

@@ -377,12 +377,14 @@ def test_what_is_public_says_so(name: str) -> None:
     assert inspect.getdoc(thing)
 
 
-def test_what_is_public_is_explained() -> None:
+@pytest.mark.parametrize("package", ["aiohooks", *PACKAGES])
+def test_what_is_public_is_explained(package: str) -> None:
     """Each method and property of a public class has a docstring, its own or the one it overrides."""
+    module = importlib.import_module(package)
     silent = [
         f"{name}.{attribute}"
-        for name in sorted(PUBLIC)
-        if inspect.isclass(thing := getattr(ah, name))
+        for name in module.__all__
+        if inspect.isclass(thing := getattr(module, name))
         for attribute, value in vars(thing).items()
         if not attribute.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
         if not inspect.getdoc(getattr(thing, attribute))

@@ -39,23 +39,14 @@ def public_parts(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncF
 
 
 def test_what_is_public_says_what_it_does() -> None:
-    """A function or class without an underscore has a docstring.
-
-    So has a method, unless it is in an example or in a private module: for what is public of those,
-    tests/project/test_public_api.py looks at the methods too.
-    """
+    """A function or class without an underscore has a docstring; tests/project/test_public_api.py looks at the methods."""
     silent = [
         f"{relative(path)}: {name}"
         for path in python_files("aiohooks", "examples")
         for name, node in public_parts(path)
-        if ast.get_docstring(node) is None and not is_form(node) and (shows_methods(path) or "." not in name)
+        if ast.get_docstring(node) is None and not is_form(node) and "." not in name
     ]
     assert not silent
-
-
-def shows_methods(path: Path) -> bool:
-    """Whether the methods of a module's classes are read by users."""
-    return "examples" not in path.parts and (path.stem == "__init__" or not path.stem.startswith("_"))
 
 
 def is_form(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:

@@ -9,10 +9,7 @@ import pytest
 
 from tests.support.source import ROOT
 
-CHECKERS = {
-    "mypy": ["mypy", "tests/typing"],
-    "pyright": ["pyright", "--pythonpath", sys.executable, "tests/typing"],
-}
+CHECKERS = {"mypy": ["mypy", "tests/typing"], "pyright": ["pyright", "--pythonpath", sys.executable, "tests/typing"]}
 
 
 @pytest.mark.slow

@@ -83,13 +83,7 @@ async def test_the_order_at_a_restart(tmp_path: Path) -> None:
         async with ah.AsyncMonitoredSession(chief(tmp_path, scaffold=scaffold), [hook, saving(None)]) as session:
             loader.count = 40
             await session.run("train")
-    assert record == [
-        "begin",
-        "loader 40",
-        "local_init_fn at step 1",
-        "hook 1",
-        "after_create_session with 1 at step 1",
-    ]
+    assert record == ["begin", "loader 40", "local_init_fn at step 1", "hook 1", "after_create_session with 1 at step 1"]
 
 
 async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path) -> None:

@@ -248,12 +248,7 @@ async def test_the_context_of_a_run() -> None:
         await session.run("train")
         await session.run("loss")
         session.request_stop()
-    assert contexts.seen == [
-        ("before", 11, 1, False),
-        ("after", 11, 1, False),
-        ("before", 12, 1, False),
-        ("after", 11, 1, False),
-    ]
+    assert contexts.seen == [("before", 11, 1, False), ("after", 11, 1, False), ("before", 12, 1, False), ("after", 11, 1, False)]
 
 
 async def test_the_committed_step_is_the_runs_own() -> None:

@@ -136,8 +136,7 @@ Phase = tuple[str, str]
 
 
 @pytest.mark.parametrize(
-    ("phase", "says"),
-    [("begin", "opening"), ("after_create_session", "opening"), ("end", "closing"), ("close", "closing")],
+    ("phase", "says"), [("begin", "opening"), ("after_create_session", "opening"), ("end", "closing"), ("close", "closing")]
 )
 async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: str) -> None:
     """While a session opens or closes a hook cannot run it; the error is the session's, as any of a hook."""

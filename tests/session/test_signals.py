@@ -160,10 +160,7 @@ async def test_sessions_of_a_loop_share_the_signals() -> None:
         async with ah.AsyncMonitoredSession(double, handle_signals=True) as inner:
             pass
         assert handlers() != before
-        async with (
-            ah.AsyncMonitoredSession(double, handle_signals=True) as inner,
-            ah.AsyncMonitoredSession(double) as other,
-        ):
+        async with ah.AsyncMonitoredSession(double, handle_signals=True) as inner, ah.AsyncMonitoredSession(double) as other:
             await send(signal.SIGINT, outer.should_stop)
             assert (inner.stop_reason, other.stop_reason) == ("SIGINT received", None)
     assert handlers() == before

@@ -116,14 +116,7 @@ async def test_close_ends_waits_and_later_calls() -> None:
         for end in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(end, StoreClosedError)
         await store.aclose()
-        for coro in (
-            store.wait_for(1),
-            store.advance(),
-            store.raise_to(9),
-            store.reset(1),
-            store.value(),
-            anext(changes),
-        ):
+        for coro in (store.wait_for(1), store.advance(), store.raise_to(9), store.reset(1), store.value(), anext(changes)):
             with pytest.raises(StoreClosedError, match=r"at step 4 of epoch 1, closed.* is closed: make a new one"):
                 await coro
         for call in (lambda: store.publisher("late"), lambda: store.fail(ValueError()), store.advance_threadsafe):
@@ -145,14 +138,7 @@ def test_other_loop_is_refused_before_any_effect() -> None:
     assert asyncio.run(store.advance()) == 1
 
     async def use() -> None:
-        for coro in (
-            store.advance(),
-            store.raise_to(5),
-            store.reset(5),
-            store.value(),
-            store.wait_for(1),
-            store.aclose(),
-        ):
+        for coro in (store.advance(), store.raise_to(5), store.reset(5), store.value(), store.wait_for(1), store.aclose()):
             with pytest.raises(WrongLoopError, match="another event loop than its own; from other threads"):
                 await coro
         with pytest.raises(WrongLoopError):

@@ -106,10 +106,7 @@ async def test_finished_publisher_ends_waits_cleanly() -> None:
     watching = await parked(anext(changes, None))
     chief.close()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(end) for end in ends] == [
-        "chief finished at step 1000, wanted 1386",
-        "chief finished at step 1000, wanted 2000",
-    ]
+    assert [str(end) for end in ends] == ["chief finished at step 1000, wanted 1386", "chief finished at step 1000, wanted 2000"]
     assert all(type(end) is PublisherFinishedError and isinstance(end, StopRequestedError) for end in ends)
     assert await watching is None
     assert [position.step async for position in store.changes()] == [1000]

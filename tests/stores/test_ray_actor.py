@@ -13,19 +13,7 @@ pytest.importorskip("ray")
 from aiohooks import PublisherFailedError, open_step_store
 from aiohooks.errors import PublisherFinishedError
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import (
-    Answer,
-    Fail,
-    Failure,
-    Join,
-    LastExit,
-    Lead,
-    Leave,
-    Member,
-    Request,
-    Snapshot,
-    Write,
-)
+from aiohooks.stores._protocol import Answer, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
 from aiohooks.stores.ray import RayStepStore
 from aiohooks.stores.ray._actor import (
     GCounter,

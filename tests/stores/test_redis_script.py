@@ -113,11 +113,7 @@ def test_all_keys_of_a_run_are_on_one_node() -> None:
 def test_expiry_of_the_keys(client: redis.Redis) -> None:
     """With a time to keep the run, each request gives every key a time to live."""
     scripted = Scripted(client)
-    for request in (
-        Join(Member("p/1", "one", 60.0)),
-        Write("advance", 1, Position(1, 0), 0, "w", 1),
-        Leave("p/1", "one", 1),
-    ):
+    for request in (Join(Member("p/1", "one", 60.0)), Write("advance", 1, Position(1, 0), 0, "w", 1), Leave("p/1", "one", 1)):
         scripted.apply(request, keep_ms="60000")
     for key in scripted.keys.all:
         assert not client.exists(key) or 0 < client.pttl(key) <= 60_000

@@ -7,13 +7,7 @@ import sys
 
 import pytest
 
-from aiohooks.errors import (
-    PublisherFailedError,
-    PublisherFinishedError,
-    StepTimeoutError,
-    StopRequestedError,
-    StoreClosedError,
-)
+from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepTimeoutError, StopRequestedError, StoreClosedError
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock

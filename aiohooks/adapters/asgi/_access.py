@@ -37,9 +37,7 @@ _METHOD = error_reply(405, "method_not_allowed", "everything here is read-only: 
 _HOST = error_reply(403, "host_not_allowed", "the Host header names neither an address nor localhost nor an allowed host")
 _ORIGIN = error_reply(403, "foreign_origin", "the request comes from a page of another origin")
 _REMOTE = error_reply(
-    403,
-    "not_local",
-    "only clients on the service's own machine are served, unless it has a token and TLS, or allow_remote=True",
+    403, "not_local", "only clients on the service's own machine are served, unless it has a token and TLS, or allow_remote=True"
 )
 _TOKEN = error_reply(401, "token_needed", "send the header Authorization: Bearer TOKEN; the page takes it from #TOKEN")
 

@@ -45,7 +45,6 @@ class SessionRunner:
 
     @property
     def started(self) -> bool:
-        """Whether the task was started."""
         return self._task is not None
 
     def start(self) -> None:

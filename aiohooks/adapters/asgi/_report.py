@@ -77,7 +77,6 @@ class SessionReporter:
         self._rate = _StepRate()
 
     def health(self) -> ServiceHealth:
-        """Return the session's current health."""
         status = self.session.status()
         error = None if self.runner is None else self.runner.failure
         failure = status.failure if error is None else safe_error(error)
@@ -148,10 +147,7 @@ class SessionReporter:
                 }
                 for phase in times.phases[:_MAX_ROWS]
             ]
-            report["loop"] = {
-                "mean_lag_secs": _finite(times.mean_lag_secs),
-                "longest_lag_secs": _finite(times.longest_lag_secs),
-            }
+            report["loop"] = {"mean_lag_secs": _finite(times.mean_lag_secs), "longest_lag_secs": _finite(times.longest_lag_secs)}
         return report
 
 

@@ -110,9 +110,6 @@ class SessionService:
             refresh_secs: the minimum time between two events of a stream.
             max_waiters: how many clients may wait for a step at the same time.
             max_streams: how many clients may follow the events at the same time.
-
-        Raises:
-            InvalidArgumentError: an argument is invalid.
         """
         check_instance(session, AsyncMonitoredSession, "session")
         check_callable(run, "run", optional=True)
@@ -133,8 +130,6 @@ class SessionService:
         self._max_streams = max_streams
         self._waiters = self._streams = 0
         self._app = self._make_app()
-
-    # -- the session's life
 
     def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
         """Run the session beside the server: `Starlette(lifespan=service.lifespan)`, or inside another lifespan.
@@ -161,8 +156,6 @@ class SessionService:
     def health(self) -> ServiceHealth:
         """Return the session's current health, as `GET health` does."""
         return self._reporter.health()
-
-    # -- requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request according to ASGI; as the server's own application also the lifespan."""

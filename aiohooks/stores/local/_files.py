@@ -330,7 +330,6 @@ class RunFiles:
     # Without the lock.
 
     def read(self) -> RunRecord:
-        """Return where the run is."""
         position = None
         for _ in range(_MAX_READS):
             position = self._position_cache.unpack(os.pread(self._position_fd, RECORD_SIZE, 0))

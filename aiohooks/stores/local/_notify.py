@@ -158,7 +158,6 @@ class Fifo:
             os.read(self.fd, 1 << 16)
 
     def close(self) -> None:
-        """Close it; harmless when called twice."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

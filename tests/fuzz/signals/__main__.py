@@ -37,9 +37,7 @@ def describe_processes(loop: str, found: ProcessTally) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.signals",
-        description=signals.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m tests.fuzz.signals", description=signals.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--points", type=int, default=5_000, help="signals inside this process (default %(default)s)")
     parser.add_argument("--real", type=int, default=150, help="processes that get signals (default %(default)s)")

@@ -93,10 +93,7 @@ def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMoni
     async def initialise(session: ah.Session) -> None:
         await hook.wait_in("create_session")
 
-    hooks: list[ah.SessionRunHook] = [
-        ah.CheckpointSaverHook(every=ah.Every(steps=2), listeners=[WaitingListener(hook)]),
-        hook,
-    ]
+    hooks: list[ah.SessionRunHook] = [ah.CheckpointSaverHook(every=ah.Every(steps=2), listeners=[WaitingListener(hook)]), hook]
     if options.at == "wait":
         hooks.append(ah.GlobalStepWaiterHook(wait_until_step=10**9))
     return ah.AsyncMonitoredSession(

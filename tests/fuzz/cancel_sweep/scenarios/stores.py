@@ -243,9 +243,7 @@ async def chief_and_workers(fixture: StoreFixture) -> None:
 
     async with fixture.process("chief") as chief, fixture.process("one") as one, fixture.process("two") as two:
         await fixture.run_together(
-            helper_chief=lambda: lead_and_train(fixture, chief, 3),
-            one=lambda: worker(one, 1),
-            two=lambda: worker(two, 2),
+            helper_chief=lambda: lead_and_train(fixture, chief, 3), one=lambda: worker(one, 1), two=lambda: worker(two, 2)
         )
 
 
