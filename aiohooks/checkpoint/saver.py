@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import importlib
@@ -78,6 +79,8 @@ class Saver:
         self._directory = CheckpointDirectory(
             self.checkpoint_dir, keep=keep, min_free_bytes=min_free_bytes, read_only=bool(read_only), fs=self._fs
         )
+        # In the order of the calls: threads get a mutex in any order, and a restore must not overtake a save.
+        self._order = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"Saver({str(self.checkpoint_dir)!r})"
@@ -103,7 +106,9 @@ class Saver:
             CheckpointBusyError: another writer has the directory.
             InvalidArgumentError: something in `state` has no exact form on disk; the message names its place.
         """
-        return await to_thread(self._directory.save, state, _checked_step(step), _format.check_metrics(metrics))
+        step, checked = _checked_step(step), _format.check_metrics(metrics)
+        async with self._order:
+            return await to_thread(self._directory.save, state, step, checked)
 
     async def restore(self, step: int | None = None) -> Restored | None:
         """Read the newest checkpoint that verifies, or that of one step. Return None if there has never been one.
@@ -117,7 +122,9 @@ class Saver:
             CheckpointError: there is none of that step, or the system refused an operation.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
-        return await to_thread(self._directory.restore, None if step is None else _checked_step(step))
+        wanted = None if step is None else _checked_step(step)
+        async with self._order:
+            return await to_thread(self._directory.restore, wanted)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out. Needs no lock."""
@@ -133,7 +140,8 @@ class Saver:
 
     async def aclose(self) -> None:
         """Release the directory. Calling it again has no effect."""
-        await to_thread(self._directory.close)
+        async with self._order:
+            await to_thread(self._directory.close)
 
     async def __aenter__(self) -> Saver:
         return self

@@ -42,9 +42,6 @@ _logger = logging.getLogger("aiohooks.hooks")
 _FIRST_COLUMNS = ("step", "time")
 
 
-# -- lines and their formats
-
-
 class Record(NamedTuple):
     """One line: the step, the Unix time, and plain values by tag."""
 
@@ -192,9 +189,6 @@ def plain_value(value: Any, tag: str) -> Any:
 
 
 Format = JSONLinesFormat | CSVFormat
-
-
-# -- files of lines
 
 
 class RecordFile:
@@ -352,8 +346,6 @@ def _flat_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str,
             with contextlib.suppress(ValueError):  # a text
                 yield f"{prefix}{tag}", float(value == "True" if value in ("True", "False") else value)
 
-
-# -- the hooks
 
 Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 

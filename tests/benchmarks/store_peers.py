@@ -57,7 +57,12 @@ async def peers(name: str, kind: str, url: str, processes: int, count: int) -> A
             started.append(process)
         found = Peers(started)
         assert set(await found.read_lines()) == {b"ready\n"}
-        yield found
+        try:
+            yield found
+        except BaseException:
+            for process in started:  # waiters of a step that does not come would never see the end of their input
+                process.kill()
+            raise
 
 
 async def serve(name: str, kind: str, url: str, count: int) -> None:

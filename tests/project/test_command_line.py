@@ -34,7 +34,7 @@ async def test_checkpoints_are_listed_and_explained(tmp_path: Path) -> None:
     good = command("checkpoints", tmp_path)
     assert good.returncode == 0, good.stderr
     assert good.stderr == ""
-    assert [word in good.stdout for word in ("good", newest, "restore would take")] == [True] * 3
+    assert [word in good.stdout for word in ("good", newest, "restore would read")] == [True] * 3
     state = tmp_path / newest / "state.msgpack"
     data = bytearray(state.read_bytes())
     data[-1] ^= 1
