@@ -172,6 +172,7 @@ class Merger:
         """`names` are those of the requests; `request_of` has the number of each hook's own, for each group of `after_run`."""
         self._graph = graph
         self._request_of = request_of
+        self._nothing: list[Sequence[SessionRunValues]] = [(_NOTHING,) * len(places) for places in request_of]
         self._names = names
         self._known: dict[tuple[Any, ...], MergedFetches] = {}
 
@@ -209,6 +210,8 @@ class Merger:
         self, values: Any, merged: MergedFetches | None, options: Mapping[str, Any] | None, run_metadata: dict[str, Any] | None
     ) -> list[Sequence[SessionRunValues]]:
         """Return what each hook of `after_run` gets, for each of its order groups: its part of the values of a merged run."""
+        if merged is None and options is None:
+            return self._nothing
         nothing = _NOTHING if options is None else _new_values((None, options, run_metadata))
         if merged is None:
             return [(nothing,) * len(places) for places in self._request_of]
