@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import CancelScope, TimeLimit, cancel_count, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.run_scope import RunScope, current_run, current_scope
+from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.dispatch.calls import HookCaller
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.stores.publishers import Publisher
@@ -130,12 +130,7 @@ class RunLock:
         self.caller.base = cancel_count(task)
         self.caller.began = None
         self.runs += 1
-        outer = current_scope.get()
-        if outer is not None and not outer.active:
-            outer = current_run()
-        scope = RunScope(self, self.publisher, outer)
-        current_scope.set(scope)
-        return scope
+        return begin_run(self, self.publisher)
 
     def release(self, scope: RunScope) -> None:
         """End the run; the next waiter begins."""

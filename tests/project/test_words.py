@@ -59,9 +59,6 @@ WORDS: dict[str, str] = {
 _ANY = "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+")
 PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECASE)
 
-# Files in which words are still to be replaced.
-UNFINISHED: tuple[str, ...] = ()
-
 # A table of old and new names.
 RENAMES = re.compile(r"^ *\| `.*$", re.MULTILINE)
 
@@ -99,12 +96,6 @@ def files() -> list[Path]:
     ]
 
 
-def test_the_list_of_unfinished_files_is_current() -> None:
-    """Each entry has a word that is still to be replaced."""
-    found = found_words()
-    assert [path for path in UNFINISHED if not any(one.startswith(path) for one in found)] == []
-
-
 def test_the_search_finds_words() -> None:
     """A word is found in names, in any case and over the end of a line, and not inside another word."""
     assert uses("self._crew_of(x)\nIt goes\n    on. Nobodys, crews, gone") == [
@@ -115,5 +106,5 @@ def test_the_search_finds_words() -> None:
 
 def test_replaced_words_are_not_used() -> None:
     """No file uses a word that was replaced by the field's standard term or by plain English."""
-    found = [one for one in found_words() if not one.startswith(UNFINISHED)]
+    found = found_words()
     assert not found, "\n".join(found)
