@@ -41,6 +41,7 @@ A class also derives from the builtin that a caller would expect. No other modul
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
@@ -87,7 +88,24 @@ __all__ = [
 
 
 class AiohooksError(Exception):
-    """Base of everything that this library raises on its own account."""
+    """Base of everything that this library raises on its own account. All of it can be pickled and copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as any exception, except that it is made again without the class's own `__init__`.
+
+        That takes other arguments than `args` has, such as keyword-only ones.
+        """
+        reduced: Any = super().__reduce__()
+        cls, args, *state = reduced
+        return (_remake, (cls, args), *state)
+
+
+def _remake(cls: type[AiohooksError], args: tuple[Any, ...]) -> AiohooksError:
+    """Return an error with these `args` and without attributes, which follow."""
+    error = cls.__new__(cls, *args)
+    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    builtin.__init__(error, *args)
+    return error
 
 
 class OutOfRangeError(AiohooksError):
@@ -341,11 +359,13 @@ E = TypeVar("E", bound=AiohooksError)
 
 
 def copy_error(error: E, message: str | None = None) -> E:
-    """Return a copy of an error for another caller: one object raised twice would collect both tracebacks."""
-    attributes = {name: value for name, value in vars(error).items() if not name.startswith("__")}
-    copy = type(error)(str(error) if message is None else message, **attributes)
-    copy.__cause__ = error.__cause__
-    return copy
+    """Return a copy of an error, without its notes, for another caller: one object raised twice would collect both tracebacks."""
+    twin = copy.copy(error)
+    vars(twin).pop("__notes__", None)
+    if message is not None:
+        twin.args = (message,)
+    twin.__cause__ = error.__cause__
+    return twin
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
@@ -363,11 +383,26 @@ def missing_extra(feature: str, extra: str) -> ImportError:
     return ImportError(f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'")
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to a passing error. Unlike its own `add_note` this never raises, as the error matters more than the note."""
+    try:
+        error.add_note(text)
+    except Exception:
+        # A frozen dataclass takes the entry, though not the attribute. `__notes__` that are no list stay as they are.
+        vars(error).setdefault("__notes__", [text])
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an error."""
+    notes: object = vars(error).get("__notes__")
+    return cast("list[str]", notes) if isinstance(notes, list) else []
+
+
 def add_origin(error: BaseException, origin: str) -> None:
     """Add the origin of a passing error as a note, once."""
     note = f"raised by {origin}"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    if note not in notes_of(error):
+        add_note(error, note)
 
 
 def flattened(errors: Iterable[BaseException]) -> list[BaseException]:

@@ -17,7 +17,7 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, is_coroutine_function
-from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError
+from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError, add_note
 from aiohooks.session.program import run
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.open import RUN_VARIABLE, URL_VARIABLE
@@ -177,7 +177,7 @@ def unwrap_result(result: TaskResult, spec: TaskSpec) -> Any:
     if result.error is None:
         return result.value
     trace = f":\n{result.trace}" if result.trace else ""
-    result.error.add_note(f"in the {task_name(spec.task_id)}, attempt {spec.attempt}{trace}")
+    add_note(result.error, f"in the {task_name(spec.task_id)}, attempt {spec.attempt}{trace}")
     raise result.error
 
 
@@ -217,7 +217,7 @@ async def supervise(
                 return await run_attempt(replace(spec, task_id=task_id, attempt=attempt))
             except TaskDiedError as error:
                 if attempt > max_restarts:
-                    error.add_note(f"not restarted again after {max_restarts} restarts")
+                    add_note(error, f"not restarted again after {max_restarts} restarts")
                     raise
                 secs = backoff.pause_secs(attempt)
                 _logger.warning("%s; restarting it in %.1f s, attempt %d", error, secs, attempt + 1)

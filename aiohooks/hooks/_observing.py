@@ -14,7 +14,7 @@ from typing import IO, Any, Generic, Literal, TypeVar, cast
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock, wake
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, add_note
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
 
@@ -272,7 +272,7 @@ class BackgroundWriter(Generic[T]):
         first = self.lost == 0
         self.lost += len(self._batch)
         if self._raises:
-            error.add_note(f"raised by the writer of {self._what}")
+            add_note(error, f"raised by the writer of {self._what}")
             self._failure = self._failure or error
         elif first:
             _logger.error("%s cannot be written; continuing without these records", self._what, exc_info=error)

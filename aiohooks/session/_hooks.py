@@ -19,7 +19,7 @@ from aiohooks._validate import check_mapping, is_coroutine_function
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
 from aiohooks.dispatch.calls import HookCaller, OrderGroup, order_groups
 from aiohooks.dispatch.hook import HookRegistration, registration_of
-from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError
+from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.session import Session
@@ -267,7 +267,7 @@ def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] |
             try:
                 feeds = canonical_feeds(graph, feed_dict)
             except FetchError as error:
-                error.add_note(f"fed by {owner}")
+                add_note(error, f"fed by {owner}")
                 raise
             for node, value in feeds.items():
                 merged[node] = value

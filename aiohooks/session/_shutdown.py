@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from aiohooks._aio.cancel import cancel_count, current_task, shielded
-from aiohooks.errors import is_clean_end
+from aiohooks.errors import add_note, is_clean_end
 from aiohooks.session._hooks import HookSet
 from aiohooks.session.creators import ChiefSessionCreator
 from aiohooks.session.recovery import SessionSupervisor
@@ -67,7 +67,7 @@ class Shutdown:
             coord.raised = True
             failure = coord.errors[0]
             if primary is not None:
-                primary.add_note(f"a background task had failed: {failure!r}")
+                add_note(primary, f"a background task had failed: {failure!r}")
                 _logger.error("a background task failed", exc_info=failure)
             elif self._supervisor.recovers(failure):
                 _logger.warning("a background task failed, from which the next run would have recovered", exc_info=failure)
@@ -107,7 +107,7 @@ class Shutdown:
                 self._callbacks.pop()()
         if primary is not None:
             for error in errors:
-                primary.add_note(f"and then: {error!r}")
+                add_note(primary, f"and then: {error!r}")
                 _logger.error("closing failed after %r", primary, exc_info=error)
             return None
         return _single(errors, "close")

@@ -15,7 +15,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, current_task, 
 from aiohooks._aio.clock import wake, wake_after
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, add_origin, is_clean_end
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, add_note, add_origin, is_clean_end
 from aiohooks.session.status import SessionStatus
 
 _logger = logging.getLogger("aiohooks")
@@ -246,7 +246,7 @@ class Coordinator:
             return
         first = not self.errors
         if not first:  # the first one is raised; this one must not be lost
-            self.errors[0].add_note(f"then {what}: {error!r}")
+            add_note(self.errors[0], f"then {what}: {error!r}")
             _logger.error("%s after another failure", what, exc_info=error)
         self.errors.append(error)
         root = self._root

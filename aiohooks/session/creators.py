@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from aiohooks._validate import check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.checkpoint import Saver
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
-from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, did_you_mean
+from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, add_note, did_you_mean
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
@@ -82,7 +82,7 @@ def _note_on_error(what: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(what)
+        add_note(error, what)
         raise
 
 

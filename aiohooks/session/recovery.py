@@ -17,6 +17,7 @@ from aiohooks.errors import (
     StopRequestedError,
     StoreRefusedError,
     UnavailableError,
+    add_note,
     is_clean_end,
 )
 from aiohooks.graph.session import GatheredRun, Session, gathered_run
@@ -203,9 +204,9 @@ class SessionSupervisor:
         if isinstance(error, asyncio.CancelledError):
             return cause
         if self._policy.recovers(cause) or self._policy.recovers(error):
-            cause.add_note(f"the run failed with it: {error!r}")
+            add_note(cause, f"the run failed with it: {error!r}")
             return cause
-        error.add_note(f"a background task had failed before: {cause!r}")
+        add_note(error, f"a background task had failed before: {cause!r}")
         return error
 
     async def _replace(self, error: BaseException, step: int | None) -> None:
@@ -215,7 +216,7 @@ class SessionSupervisor:
             if why is not None:
                 self.recovery_error = error
                 for note in self.history.notes(why):
-                    error.add_note(note)
+                    add_note(error, note)
                 await self._close_session()
                 raise error
             _logger.warning("recovering from %r", error)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from aiohooks._aio.cancel import current_task
+from aiohooks.errors import add_note
 
 if TYPE_CHECKING:
     from aiohooks.stores import StepStore
@@ -96,7 +97,7 @@ class no_leaks:
             message = "\n  - ".join(("leaks:", *self.leaks))
             if error is None:
                 raise AssertionError(message)
-            error.add_note(message)
+            add_note(error, message)
         if error is cancel and cancel is not None:
             raise cancel
 

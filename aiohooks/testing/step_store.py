@@ -18,6 +18,7 @@ from aiohooks.errors import (
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
+    add_note,
     did_you_mean,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
@@ -438,7 +439,7 @@ async def check_step_store(make: MakeStore, check: str | None = None, *, limit_s
         except TimeoutError as error:
             raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {_CHECKS[name].__doc__}") from error
         except Exception as error:
-            error.add_note(f"this fails the check {name}: {_CHECKS[name].__doc__}")
+            add_note(error, f"this fails the check {name}: {_CHECKS[name].__doc__}")
             raise
 
 

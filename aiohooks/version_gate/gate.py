@@ -11,7 +11,7 @@ from typing import Any
 from aiohooks._aio.cancel import CancelScope, current_task
 from aiohooks._aio.clock import current_clock, wake
 from aiohooks._validate import check_callable, check_instance
-from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError
+from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError, add_note
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step, checked_timeout
 from aiohooks.stores._waiting import step_timeout_error
@@ -132,7 +132,7 @@ class AdmissionQueue:
             if scope.uncancel() or not scope.cancel_called:
                 raise
         except AiohooksError as error:
-            error.add_note(f"{len(self._waiters)} waited for room in the version gate of {versions.run}")
+            add_note(error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}")
             if not waiter.checks_store:  # else all have been woken already
                 for other in self._waiters:  # each waits on the store, and gets an error of its own
                     other.checks_store = True

@@ -1,0 +1,126 @@
+"""The error tree: every error pickles and copies, and a note never hides the error that it is for."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import dataclasses
+import errno
+import inspect
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import aiohooks as ah
+from aiohooks import errors
+from aiohooks.errors import add_note, add_origin, copy_error, notes_of
+
+PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
+VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
+"""Attributes of errors that are no numbers."""
+
+
+class PortError(ah.UnavailableError):
+    """An error of a user, whose arguments are not those of `Exception`."""
+
+    def __init__(self, port: int, *, host: str) -> None:
+        super().__init__(f"nothing at {host}:{port}")
+        self.address = (host, port)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """An error that refuses every attribute, also its notes."""
+
+    code: int = 7
+
+
+class OddNotesError(Exception):
+    """An error whose `__notes__` are its own affair."""
+
+    def __init__(self) -> None:
+        vars(self)["__notes__"] = "none"
+
+
+class DeafError(Exception):
+    """An error that refuses notes with an error of its own."""
+
+    def add_note(self, note: str) -> NoReturn:
+        raise LookupError(note)
+
+
+def example(cls: type[Exception]) -> Exception:
+    """Make an error with a value for every attribute, a note and a cause."""
+    keywords = [one.name for one in inspect.signature(cls.__init__).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    error = cls("what happened", **{name: VALUES.get(name, number) for number, name in enumerate(keywords, 1)})
+    error.add_note("raised by a hook")
+    return error
+
+
+def pickled(error: Exception) -> Exception:
+    copied: Exception = pickle.loads(pickle.dumps(error))
+    return copied
+
+
+def fail_with(error: Exception) -> NoReturn:
+    raise error
+
+
+@pytest.mark.parametrize("way", [pickled, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("cls", PUBLIC)
+def test_every_public_error_pickles_and_copies(cls: type[Exception], way: Callable[[Exception], Exception]) -> None:
+    """The class, the message, the attributes and the notes of an error survive."""
+    error = example(cls)
+    twin = way(error)
+    assert type(twin) is cls
+    assert twin is not error
+    assert (str(twin), twin.args, vars(twin)) == (str(error), error.args, vars(error))
+
+
+@pytest.mark.parametrize("way", [pickled, copy.copy])
+def test_errors_with_more_than_a_message_pickle_and_copy(way: Callable[[Any], Any]) -> None:
+    """So do those with an `errno` and a file name, and a user's own with arguments that Python cannot pass again."""
+    full = way(errors.CheckpointError(errno.ENOSPC, "no space left", "manifest"))
+    assert (full.errno, full.strerror, full.filename) == (errno.ENOSPC, "no space left", "manifest")
+    away = way(PortError(80, host="example"))
+    assert (type(away), str(away), away.address) == (PortError, "nothing at example:80", ("example", 80))
+
+
+def test_every_public_error_comes_out_of_a_process_pool() -> None:
+    """An error of a worker process reaches the caller as itself, and the pool goes on."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        raised = {cls: pool.submit(fail_with, example(cls)).exception() for cls in PUBLIC}
+        assert [type(error) for error in raised.values()] == PUBLIC
+        assert pool.submit(int, "3").result() == 3
+
+
+def test_a_copy_for_another_caller_has_no_notes_of_the_first() -> None:
+    """It has the attributes and the cause, and another message if one is given; the original is unchanged."""
+    error = ah.StepTimeoutError("late", wanted=5, seen=3, waited_secs=1.0)
+    error.__cause__ = cause = OSError("down")
+    add_note(error, "raised by a hook")
+    twin = copy_error(error, "late, wanted 5")
+    assert (str(twin), twin.wanted, twin.__cause__, notes_of(twin)) == ("late, wanted 5", 5, cause, [])
+    assert (str(error), notes_of(error)) == ("late", ["raised by a hook"])
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), FrozenError()])
+def test_notes_are_added_in_order(error: Exception) -> None:
+    """Also to an error that refuses attributes; an origin is added once."""
+    for _ in range(2):
+        add_origin(error, "A.before_run")
+        add_note(error, "and then: another")
+    assert notes_of(error) == ["raised by A.before_run", "and then: another", "and then: another"]
+
+
+@pytest.mark.parametrize("error", [OddNotesError(), DeafError()])
+def test_an_error_that_takes_no_note_stays_itself(error: Exception) -> None:
+    """Adding a note or an origin never raises, and leaves `__notes__` that are no list as they are."""
+    notes = getattr(error, "__notes__", None)
+    add_origin(error, "A.before_run")
+    add_note(error, "and then: another")
+    assert notes is None or getattr(error, "__notes__") is notes  # noqa: B009
