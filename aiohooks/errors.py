@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -406,12 +407,16 @@ def add_origin(error: BaseException, origin: str) -> None:
 
 
 def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
-    """Return the errors, with the members of groups in place of the groups."""
+    """Return the errors, with the members of groups in place of the groups; a group's notes go to its members."""
     found: list[BaseException] = []
     for error in errors:
         if isinstance(error, BaseExceptionGroup):
             group = cast("BaseExceptionGroup[BaseException]", error)
-            found.extend(flattened(group.exceptions))
+            members = flattened(group.exceptions)
+            for member, note in itertools.product(members, notes_of(group)):
+                if note not in notes_of(member):
+                    add_note(member, note)
+            found.extend(members)
         else:
             found.append(error)
     return found

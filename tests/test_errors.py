@@ -17,7 +17,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks import errors
-from aiohooks.errors import add_note, add_origin, copy_error, notes_of
+from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
@@ -124,3 +124,18 @@ def test_an_error_that_takes_no_note_stays_itself(error: Exception) -> None:
     add_origin(error, "A.before_run")
     add_note(error, "and then: another")
     assert notes is None or getattr(error, "__notes__") is notes  # noqa: B009
+
+
+def test_flattened_groups_leave_their_notes_to_their_members() -> None:
+    """Each error has its own notes, then those of its group, then those of the groups around that, each once."""
+    inner = ExceptionGroup("inner", [ValueError("in"), FrozenError()])
+    outer = ExceptionGroup("outer", [inner, KeyError("out")])
+    add_origin(inner.exceptions[0], "A")
+    for group, note in ((inner, "in file rows.csv"), (outer, "raised by A"), (outer, "attempt 1")):
+        add_note(group, note)
+    assert [(str(error), notes_of(error)) for error in flattened([OSError("alone"), outer])] == [
+        ("alone", []),
+        ("in", ["raised by A", "in file rows.csv", "attempt 1"]),
+        ("", ["in file rows.csv", "raised by A", "attempt 1"]),
+        ("'out'", ["raised by A", "attempt 1"]),
+    ]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from aiohooks._aio.cancel import cancel_count, current_task, shielded
-from aiohooks.errors import add_note, is_clean_end
+from aiohooks.errors import add_note, flattened, is_clean_end
 from aiohooks.session._hooks import HookSet
 from aiohooks.session.creators import ChiefSessionCreator
 from aiohooks.session.recovery import SessionSupervisor
@@ -157,5 +157,5 @@ class Shutdown:
 
 def _single(errors: list[BaseException], phase: str) -> BaseException | None:
     if len(errors) > 1:
-        return BaseExceptionGroup(f"{len(errors)} failures in {phase}", errors)
+        return BaseExceptionGroup(f"{len(errors)} failures in {phase}", flattened(errors))
     return errors[0] if errors else None

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, five_hooks
 from tests.support.sessions import double, run_once
-from tests.support.waiting import elapse, ticks
+from tests.support.waiting import elapse, forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -85,6 +85,26 @@ async def test_several_failures_are_one_flat_group(failing: tuple[int, ...]) -> 
     assert raised.value.exceptions == tuple(errors[number] for number in failing)
     for number, error in errors.items():
         assert error.__notes__[0] == f"raised by NumberedHook#{number + 1}.before_run at step 1"
+
+
+async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() -> None:
+    """The members of a flattened group have the hook's note and the group's own notes."""
+    group = ExceptionGroup("two rows are bad", [ValueError(1), ValueError(2)])
+    group.add_note("in file rows.csv")
+    errors = [group, KeyError("b")]
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run" and number < len(errors):
+            try:
+                await (forever() if number else ticks())
+            finally:
+                raise errors[number]
+
+    with pytest.raises(ExceptionGroup, match="2 failures in one phase") as raised:
+        await run_once(five_hooks(act))
+    assert raised.value.exceptions == (*group.exceptions, errors[1])
+    for error in group.exceptions:
+        assert error.__notes__ == ["in file rows.csv", "raised by NumberedHook#1.before_run at step 1"]
 
 
 @pytest.mark.parametrize("fails", [0, 3], ids=["in the caller's task", "in a task of its own"])

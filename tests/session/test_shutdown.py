@@ -226,6 +226,22 @@ async def test_errors_of_close_are_collected() -> None:
     assert [str(error) for error in caught.value.exceptions] == ["b", "a"]
 
 
+@pytest.mark.parametrize("phase", ["end", "close"])
+async def test_groups_out_of_end_and_close_are_flat(phase: str) -> None:
+    """The members of a group that one of several failing hooks raises stand in for it, each with the notes of the group."""
+    group = ExceptionGroup("two rows are bad", [ValueError(1), ExceptionGroup("nested", [ValueError(2)])])
+    group.add_note("in file rows.csv")
+    hooks = [FaultInjectionHook({(phase, 1): error}, str(error)) for error in (group, KeyError("b"))]
+    with pytest.raises(ExceptionGroup, match=f"2 failures in {phase}") as caught:
+        async with ah.AsyncMonitoredSession(double, hooks):
+            pass
+    rows = [error for error in caught.value.exceptions if isinstance(error, ValueError)]
+    assert [type(error) for error in caught.value.exceptions].count(KeyError) == 1
+    assert [error.args for error in rows] == [(1,), (2,)]
+    origin = f"raised by FaultInjectionHook#1.{phase}"
+    assert all(error.__notes__ == ["in file rows.csv", origin] for error in rows)
+
+
 async def test_an_earlier_error_is_not_replaced_by_one_of_close(caplog: pytest.LogCaptureFixture) -> None:
     """The first error reaches the caller; errors of closing are noted on it and logged."""
     error = ValueError("first")
