@@ -91,10 +91,12 @@ class Variables:
         return True
 
     def initialise(self, initial: Mapping[str, Any]) -> None:
-        """Internal: set the initial values of variables without one; `mark_ready` follows when everything is initialised."""
-        for name, value in initial.items():
-            if name not in self._values:
-                self._values[name] = value() if callable(value) else value
+        """Internal: set the initial values of variables without one, all or none.
+
+        `mark_ready` follows when everything is initialised.
+        """
+        missing = self.missing(initial)
+        self._values.update({name: initial[name]() if callable(initial[name]) else initial[name] for name in missing})
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Internal: return those of `names` that have no value."""

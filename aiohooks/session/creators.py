@@ -198,8 +198,7 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-def _check_arguments(graph: object, scaffold: object, global_step: object, variables: object) -> None:
-    check_instance(graph, Graph, "graph")
+def _check_arguments(scaffold: object, global_step: object, variables: object) -> None:
     check_instance(scaffold, Scaffold, "scaffold", optional=True)
     check_instance(global_step, StepStore, "global_step", optional=True)
     check_instance(variables, Variables, "variables", optional=True)
@@ -217,7 +216,7 @@ class ChiefSessionCreator:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | Callable[..., Awaitable[Any]],
         *,
         scaffold: Scaffold | None = None,
         checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
@@ -228,7 +227,7 @@ class ChiefSessionCreator:
         """Create no session yet.
 
         Args:
-            graph: the graph of the sessions.
+            graph: the graph of the sessions, or a coroutine function that is the step.
             scaffold: how they are initialised.
             checkpoint_dir: the directory from which they are restored, or its `Saver`. `CheckpointSaverHook()` without
                 a directory of its own writes there.
@@ -236,8 +235,8 @@ class ChiefSessionCreator:
             variables: the values of the variables; likewise.
             lead: whether to lead the run in a step store for several processes. False for peers without a chief.
         """
-        _check_arguments(graph, scaffold, global_step, variables)
-        self.graph = graph
+        _check_arguments(scaffold, global_step, variables)
+        self.graph: Graph = graph_of(graph)
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = Scaffold() if scaffold is None else scaffold
         self._variables = Variables() if variables is None else variables
@@ -264,10 +263,11 @@ class ChiefSessionCreator:
             self._lead = lead
         await self.global_step.value()  # so that the latest position is known
         first = await variables.claim()
-        session = Session(self.graph, global_step=self.global_step, variables=variables)
-        session.tracked = self._scaffold.tracked or {}
-        session.saver = self._saver
+        session: Session | None = None
         try:
+            session = Session(self.graph, global_step=self.global_step, variables=variables)
+            session.tracked = self._scaffold.tracked or {}
+            session.saver = self._saver
             if session.saver is not None and (first or self._created):
                 restored = await session.saver.restore()
                 if restored is not None:
@@ -278,7 +278,8 @@ class ChiefSessionCreator:
         except BaseException:
             if first:
                 variables.discard()
-            await session.aclose()
+            if session is not None:
+                await session.aclose()
             raise
         if first:
             variables.mark_ready()
@@ -314,7 +315,7 @@ class WorkerSessionCreator:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | Callable[..., Awaitable[Any]],
         *,
         scaffold: Scaffold | None = None,
         global_step: StepStore | None = None,
@@ -326,14 +327,14 @@ class WorkerSessionCreator:
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several processes.
         """
-        _check_arguments(graph, scaffold, global_step, variables)
+        _check_arguments(scaffold, global_step, variables)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in another process, "
                 "a step store for several processes as global_step"
             )
         check_secs(max_wait_secs, "max_wait_secs", optional=True)
-        self.graph = graph
+        self.graph: Graph = graph_of(graph)
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = Scaffold() if scaffold is None else scaffold
         self._shares_variables = variables is not None

@@ -149,6 +149,19 @@ async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
         await variables.wait_ready()
 
 
+def test_initial_values_are_set_all_or_none() -> None:
+    """An initial value that cannot be made leaves the variables without those of the same graph."""
+
+    def load() -> int:
+        raise OSError("no such file")
+
+    graph, variables = counting_graph(), ah.Variables()
+    graph.variable("weights", load)
+    with pytest.raises(OSError, match="no such file"):
+        ah.Session(graph, variables=variables)
+    assert variables.snapshot() == {}
+
+
 async def test_the_repr_of_variables() -> None:
     """The repr has the names and whether they are ready."""
     variables = ah.Variables()

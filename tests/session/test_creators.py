@@ -11,8 +11,8 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph
-from tests.support.waiting import ticks
+from tests.support.sessions import NO_BACKOFF, counting_graph, double
+from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -269,6 +269,79 @@ async def test_two_chiefs_that_begin_together_initialise_once() -> None:
     await asyncio.gather(chief().create_session(), chief().create_session())
     assert len(calls) == 1
     assert variables.ready
+
+
+async def test_a_recovery_makes_the_initial_values_again() -> None:
+    """After an initial value that could not be made, the next attempt makes all of them: none is left of the failed one."""
+    fails, made = [ah.UnavailableError("the weights are away")], iter(range(9))
+
+    def load() -> int:
+        if fails:
+            raise fails.pop()
+        return 5
+
+    graph = ah.Graph()
+    graph.variable("number", lambda: next(made))
+    graph.variable("weights", load)
+    async with ah.AsyncMonitoredSession(graph, recovery=NO_BACKOFF) as session:
+        assert await session.run(["number", "weights"]) == [1, 5]
+
+
+async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
+    """Each chief gets the error of its own attempt, a worker that of a chief after which no other was trying."""
+    errors = [OSError(f"no file {number}") for number in range(3)]
+    left = errors.copy()
+
+    def load() -> int:
+        raise left.pop(0)
+
+    graph, variables = ah.Graph(), ah.Variables()
+    graph.variable("weights", load)
+
+    async def enter(creator: ah.SessionCreator) -> None:
+        async with ah.AsyncMonitoredSession(creator):
+            pass
+
+    worker = await parked(enter(ah.WorkerSessionCreator(graph, variables=variables)))
+    chiefs = [ah.ChiefSessionCreator(graph, variables=variables) for _ in errors]
+    *raised, of_worker = await asyncio.gather(*map(enter, chiefs), worker, return_exceptions=True)
+    assert raised == errors
+    assert isinstance(of_worker, ah.PublisherFailedError)
+    assert of_worker.__cause__ is errors[0]
+
+
+async def test_workers_wait_on_while_another_chief_initialises() -> None:
+    """A chief that gives up while another one waits to initialise fails no worker."""
+    fails = [OSError("no data")]
+
+    async def init(session: ah.Session) -> None:
+        await ticks()
+        if fails:
+            raise fails.pop()
+
+    graph, variables = counting_graph(), ah.Variables()
+
+    async def enter(creator: ah.SessionCreator) -> int:
+        async with ah.AsyncMonitoredSession(creator) as session:
+            return int(await session.run("total"))
+        raise AssertionError("not reached")
+
+    scaffold = ah.Scaffold(init_fn=init)
+    creators: list[ah.SessionCreator] = [ah.WorkerSessionCreator(graph, variables=variables)]
+    creators += [ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold) for _ in range(2)]
+    worker, *chiefs = await asyncio.gather(*map(enter, creators), return_exceptions=True)
+    assert worker == 0
+    assert [str(result) for result in chiefs] == ["no data", "0"]
+
+
+async def test_chief_and_worker_may_be_made_of_a_step_function() -> None:
+    """A creator takes whatever a session takes to run: a coroutine function too, and a chief restores its steps."""
+    variables, steps = ah.Variables(), ah.MemoryStepStore()
+    chief = ah.ChiefSessionCreator(double, variables=variables, global_step=steps)
+    worker = ah.WorkerSessionCreator(double, variables=variables, global_step=steps)
+    async with ah.AsyncMonitoredSession(chief) as first, ah.AsyncMonitoredSession(worker) as second:
+        assert [await session.run("loss", {"batch": 3}) for session in (first, second)] == [6, 6]
+    assert steps.latest.step == 2
 
 
 async def test_a_creator_may_be_the_users_own() -> None:
