@@ -15,6 +15,8 @@ from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError,
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step, checked_timeout
 from aiohooks.stores._waiting import step_timeout_error
+from aiohooks.stores.publishers import publisher_summary, shortened
+from aiohooks.version_gate._wait_log import WaitLog
 from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, versions_between
 
 Until = Callable[[Awaitable[Any]], Awaitable[Any]]
@@ -50,7 +52,7 @@ class AdmissionQueue:
     Each one waits in its own task, so that a cancelled one leaves nothing behind, and each gets an error of its own.
     """
 
-    __slots__ = ("_clock", "_ledger", "_listener", "_waiters", "max_waiting", "waited_secs", "waits")
+    __slots__ = ("_clock", "_ledger", "_listener", "_log", "_waiters", "max_waiting", "waited_secs", "waits")
 
     def __init__(self, ledger: AdmissionLedger) -> None:
         self.waits: int = 0
@@ -60,6 +62,7 @@ class AdmissionQueue:
         self._clock = current_clock()
         self._waiters: dict[_Waiter, None] = {}
         self._listener: _Waiter | None = None
+        self._log = WaitLog(self._clock, self._describe_waits)
         ledger.on_room = self.admit_waiters
 
     def __len__(self) -> int:
@@ -88,6 +91,7 @@ class AdmissionQueue:
         self.waits += 1
         self.max_waiting = max(self.max_waiting, len(self._waiters))
         timer = None if secs is None else self._clock.call_later(secs, waiter.expire)
+        self._log.begin(waiter)
         try:
             admitted = self._wait_admitted(waiter, since)
             await (admitted if until is None else until(admitted))
@@ -98,6 +102,7 @@ class AdmissionQueue:
         finally:
             if timer is not None:
                 timer.cancel()
+            self._log.end(waiter)
             self.waited_secs += self._clock.now() - since
             self._waiters.pop(waiter, None)
             if self._listener is None and self._waiters:
@@ -142,6 +147,14 @@ class AdmissionQueue:
             scope.uncancel()
             self._listener = waiter.scope = None
         self._ledger.sync()
+
+    def _describe_waits(self) -> str:
+        ledger = self._ledger
+        wanted, summary = ledger.versions.latest.step + 1, publisher_summary(ledger.versions.statistics().publishers)
+        admitted_by = tuple(dict.fromkeys(ticket.admitted_by for ticket in ledger.open.values()))
+        holders = f"; its open items were admitted by {shortened(admitted_by)}" if admitted_by else ""
+        gate = f"{repr(ledger)[:-1]}, {len(self)} waiting>"
+        return f"{gate}: waiting for version {wanted} or a dropped item, {summary}{holders}"
 
     def _timeout_error(self, since: float) -> StepTimeoutError:
         versions, secs = self._ledger.versions, self._clock.now() - since
@@ -188,7 +201,7 @@ class GateStatistics:
         dropped: how many were given up, for whatever reason.
         stale: those of them that were too old for `use`, or at the end of their block.
         invalidated: those of them that a reset of the versions ended.
-        abandoned: those of them whose block an error or a cancellation left.
+        abandoned: those of them whose block an error or a cancellation left, or to whose ticket nothing refers any more.
         waiting: how many callers wait to be admitted.
         max_waiting: the most that have waited at the same time.
         waits: how many have had to wait so far.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from aiohooks._aio.cancel import current_task
 from aiohooks.errors import InvalidArgumentError, WrongLoopError
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import MAX_STEP
+
+_logger = logging.getLogger("aiohooks.version_gate")
 
 TicketState = Literal["open", "used", "shipped", "dropped", "stale", "invalidated", "abandoned"]
 """The state of a ticket; see `Ticket.state`."""
@@ -22,10 +27,21 @@ class Ticket:
 
     A ticket is settled once: by `use`, by `drop`, or by the end of its block. A block that an error or a cancellation leaves
     abandons its item. A block that ends normally has shipped it: it is used elsewhere, for one of the next versions. After
-    `hand_off` a normal end has no effect, and whoever has the ticket then calls `use` or `drop`.
+    `hand_off` a normal end has no effect, and whoever has the ticket then calls `use` or `drop`. An open ticket to which
+    nothing refers any more, because the task that had it has ended, abandons its item too: keep it with the item.
     """
 
-    __slots__ = ("_ledger", "handed_off", "number", "position", "settled_at", "state", "step")
+    __slots__ = (
+        "__weakref__",
+        "_ledger",
+        "admitted_by",
+        "handed_off",
+        "number",
+        "position",
+        "settled_at",
+        "state",
+        "step",
+    )
 
     def __init__(self, ledger: AdmissionLedger, number: int, position: Position, step: int) -> None:
         self.number: int = number
@@ -34,9 +50,11 @@ class Ticket:
         """The published position when it was admitted; send it along to another process, for `VersionGate.lag_of`."""
         self.step: int = step
         """The version for which it is used if all items are used in order: at most `max_lag` above `version`."""
+        self.admitted_by: str = current_task().get_name()
+        """The name of the task that admitted it."""
         self.state: TicketState = "open"
         """"open": not settled. "used" and "shipped": good ends. "dropped": given up. "stale": too old for `use`, or at the end of
-        its block. "invalidated": the versions were reset. "abandoned": an error left its block."""
+        its block. "invalidated": the versions were reset. "abandoned": an error left its block, or nothing refers to it."""
         self.settled_at: Position | None = None
         """The published position when it was settled; None while it is open."""
         self.handed_off: bool = False
@@ -98,6 +116,10 @@ class Ticket:
             advice = "its block has ended; call hand_off() inside the block" if self.state == "shipped" else "one item, one use"
             raise InvalidArgumentError(f"{self!r} was {self.state} already: {advice}")
 
+    def __del__(self) -> None:
+        if getattr(self, "state", None) == "open":
+            self._ledger.lose_ticket(self.number, self.version, self.admitted_by)
+
     def __repr__(self) -> str:
         return f"<Ticket {self.number} of version {self.version}, {self.state}, lag {self.lag}>"
 
@@ -107,6 +129,14 @@ def versions_between(old: Position, new: Position) -> int:
     if old >= new:
         return 0
     return new.step - old.step if old.epoch == new.epoch else MAX_STEP
+
+
+class OpenTicket(NamedTuple):
+    """What the ledger knows of an open ticket. It refers to it weakly: a ticket that everybody else has dropped is lost."""
+
+    ref: weakref.ref[Ticket]
+    version: int
+    admitted_by: str
 
 
 class AdmissionLedger:
@@ -119,7 +149,8 @@ class AdmissionLedger:
         self.on_room: Callable[[], None] = lambda: None
         """Called whenever there may be more room than before."""
         self.position: Position = versions.latest
-        self.open: dict[Ticket, None] = {}
+        self.open: dict[int, OpenTicket] = {}
+        """The open tickets by their numbers, the oldest first."""
         self.entering: int = 0
         """How many waiters were admitted whose tasks have not run since."""
         self.shipped_ahead: int = 0
@@ -130,6 +161,7 @@ class AdmissionLedger:
         self.lag_max: int = 0
         self._used_ahead = 0  # items used for the version that is published next
         self._open_by_version: Counter[int] = Counter()
+        self._lost = False  # whether a ticket was lost before
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -158,7 +190,7 @@ class AdmissionLedger:
         """Return the ticket of an item that is admitted now."""
         ahead = (len(self.open) + self.reserved) // self.per_version
         ticket = Ticket(self, self.admitted, self.position, self.position.step + ahead)
-        self.open[ticket] = None
+        self.open[ticket.number] = OpenTicket(weakref.ref(ticket), ticket.version, ticket.admitted_by)
         self._open_by_version[ticket.version] += 1
         self.admitted += 1
         return ticket
@@ -174,8 +206,12 @@ class AdmissionLedger:
             self.shipped_ahead = max(0, self.shipped_ahead - (position.step - old.step) * self.per_version)
         else:
             self.shipped_ahead = 0
-            for ticket in tuple(self.open):
-                self._close_ticket(ticket, "invalidated")
+            for number, (ref, version, _) in tuple(self.open.items()):
+                ticket = ref()
+                if ticket is not None:
+                    self._close_ticket(ticket, "invalidated")
+                else:
+                    self._remove_open(number, version, "invalidated")
         self.on_room()
 
     def settle_ticket(self, ticket: Ticket, state: TicketState) -> None:
@@ -197,13 +233,40 @@ class AdmissionLedger:
             in_time = ticket.lag <= self.max_lag
             self.settle_ticket(ticket, "abandoned" if error is not None else "shipped" if in_time else "stale")
 
+    def lose_ticket(self, number: int, version: int, admitted_by: str) -> None:
+        """Abandon an item whose open ticket was collected, soon: that happens in any thread, in the middle of anything."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._abandon_lost, number, version, admitted_by)
+        except RuntimeError:  # the loop is closed, and so is the gate
+            pass
+
+    def _abandon_lost(self, number: int, version: int, admitted_by: str) -> None:
+        self.sync()
+        if number not in self.open:  # invalidated meanwhile
+            return
+        if not self._lost:
+            self._lost = True
+            _logger.warning(
+                "%r: item %d, admitted by task %r, is abandoned because nothing refers to its ticket any more; call use() or "
+                "drop() on each ticket (later ones are only counted)",
+                self,
+                number,
+                admitted_by,
+            )
+        self._remove_open(number, version, "abandoned")
+        self.on_room()
+
     def _close_ticket(self, ticket: Ticket, state: TicketState) -> None:
         ticket.settled_at = self.position
         ticket.state = state
-        del self.open[ticket]
-        self._open_by_version[ticket.version] -= 1
-        if not self._open_by_version[ticket.version]:
-            del self._open_by_version[ticket.version]
+        self._remove_open(ticket.number, ticket.version, state)
+
+    def _remove_open(self, number: int, version: int, state: TicketState) -> None:
+        del self.open[number]
+        self._open_by_version[version] -= 1
+        if not self._open_by_version[version]:
+            del self._open_by_version[version]
         self.ends[state] += 1
 
     def is_own_loop(self) -> bool:

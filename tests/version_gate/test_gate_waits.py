@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 
 import pytest
@@ -44,7 +45,7 @@ async def test_a_closed_store_ends_all_waits() -> None:
     """Closing the store of the versions ends the waits."""
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=0)
-    await admit_items(gate, 1)
+    _held = await admit_items(gate, 1)
     late = start_waiting(gate, 2)
     await ticks(10)
     await versions.aclose()
@@ -57,7 +58,7 @@ async def test_ending_all_waits_is_linear() -> None:
     async def calls(waiters: int) -> int:
         versions = MemoryStepStore()
         gate = VersionGate(versions, max_lag=0)
-        await admit_items(gate, 1)
+        _held = await admit_items(gate, 1)
         tasks = start_waiting(gate, waiters)
         await ticks(10)
         seen: list[str] = []
@@ -77,7 +78,7 @@ async def test_a_timeout_is_for_each_wait() -> None:
     with ManualClock() as clock:
         versions = MemoryStepStore(run="weights")
         gate = VersionGate(versions, max_lag=0)
-        await admit_items(gate, 1)
+        _held = await admit_items(gate, 1)
         first, second, third = [*start_waiting(gate, timeout=5), *start_waiting(gate, timeout=2), *start_waiting(gate)]
         await ticks(10)
         clock.advance(2)
@@ -97,11 +98,37 @@ async def test_a_timeout_is_for_each_wait() -> None:
         assert (statistics.waits, statistics.max_waiting, statistics.waited_secs) == (3, 3, 2 + 5 + 6)
 
 
+async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Once a minute a line says how many wait, for what, who publishes and who has the open items; a shorter wait logs nothing."""
+    caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
+    with ManualClock() as clock:
+        versions = MemoryStepStore(run="weights")
+        gate = VersionGate(versions, max_lag=0)
+        with versions.publisher("trainer"):
+            _held = await asyncio.create_task(admit_items(gate, 1), name="worker-0")
+            for secs in (59, 59, 61, 59):
+                late = start_waiting(gate, 2)
+                await ticks(10)
+                clock.advance(secs)
+                await cancel_tasks(late)
+            late = start_waiting(gate, 1)
+            await ticks(10)
+            clock.advance(180)
+            await cancel_tasks(late)
+    gate_now = "<version gate of 'weights' at version 0, max_lag 0, 1 open, {} waiting>"
+    for_what = "version 1 or a dropped item, published by trainer; its open items were admitted by worker-0"
+    assert [record.getMessage() for record in caplog.records if record.name == "aiohooks.version_gate"] == [
+        f"{gate_now.format(count)}: waiting for {for_what}, for {secs} s now"
+        for count, secs in ((2, 60), (1, 60), (1, 120), (1, 180))
+    ]
+    assert clock.pending == 0
+
+
 async def test_a_stop_ends_the_wait() -> None:
     """With `until` a stop, or the failure of a background task, ends the wait, of the first in the queue and of the others."""
     coord = Coordinator()
     gate = VersionGate(MemoryStepStore(), max_lag=0)
-    await admit_items(gate, 1)
+    _held = await admit_items(gate, 1)
     late = [*start_waiting(gate, 2, until=coord.until), *start_waiting(gate)]
     await ticks(10)
     coord.request_stop("enough")

@@ -66,7 +66,7 @@ async def test_due_items() -> None:
     old = await admit_items(gate, 2)
     assert gate.due == 0
     await versions.advance()
-    await admit_items(gate, 2)
+    _held = await admit_items(gate, 2)
     assert gate.due == gate.statistics().due == 2
     assert old[0].use()
     old[1].drop()
@@ -121,6 +121,49 @@ async def test_a_block_that_fails_abandons_its_item() -> None:
         await task
     statistics = gate.statistics()
     assert (statistics.abandoned, statistics.dropped, statistics.open, statistics.room) == (2, 2, 0, 1)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed", "block never left"])
+async def test_the_ticket_of_a_task_that_has_ended_is_given_back(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """When the task that had an open ticket has ended, and nothing else refers to it, its place is free and a log line says so."""
+    gate = VersionGate(MemoryStepStore(run="weights"), max_lag=0)
+    taken = asyncio.Event()
+
+    async def hold() -> None:
+        ticket = await gate.admit().__aenter__() if how == "block never left" else (await admit_items(gate, 1))[0]
+        taken.set()
+        if how == "failed":
+            raise ZeroDivisionError
+        if how == "cancelled":
+            await asyncio.Event().wait()
+        assert ticket.state == "open"
+
+    holder = asyncio.create_task(hold(), name="holder")
+    await taken.wait()
+    (late,) = start_waiting(gate)
+    await ticks(10)
+    holder.cancel()
+    await asyncio.wait([holder])
+    if how == "failed":
+        assert isinstance(holder.exception(), ZeroDivisionError)
+    del holder  # an error refers to the frames, and so to the ticket
+    assert (await late).number == 1
+    statistics = gate.statistics()
+    assert (statistics.abandoned, statistics.open, statistics.waiting) == (1, 1, 0)
+    (record,) = caplog.records
+    assert "item 0, admitted by task 'holder', is abandoned" in record.getMessage()
+
+
+async def test_a_lost_ticket_that_is_reset_counts_once() -> None:
+    """A reset invalidates the items of lost tickets too; later their collection changes nothing, and it needs no open gate."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=1)
+    await admit_items(gate, 2)  # the tickets are lost here
+    await versions.reset(5)
+    assert gate.statistics().invalidated == 2
+    await ticks()
+    statistics = gate.statistics()
+    assert (statistics.admitted, statistics.invalidated, statistics.abandoned, statistics.room) == (2, 2, 0, 2)
 
 
 async def test_an_item_settled_in_its_block_stays_settled() -> None:
