@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
+from aiohooks._aio.cancel import CancelScope, current_task
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_instance, check_secs
-from aiohooks.errors import InvalidArgumentError, StepResetError
+from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step
+from aiohooks.stores.publishers import current_publisher, publisher_summary, shortened
+from aiohooks.version_gate._wait_log import WaitLog
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
@@ -28,6 +33,12 @@ class VersionGateHook(SessionRunHook):
     Step and version are taken as they are at the first run. When the versions get ahead of the step, because it went back in a
     recovery or began anew, or when they are reset, the two count as equal from then on. So neither lets runs get further ahead.
     Sessions that share one step each count the steps of all.
+
+    Several sessions of a process may have gates on one store, for a trainer that makes each version of one item of every
+    session. When one of them has left, however it ended, the trainer lacks its items. So when all others wait, and the trainer
+    waits in `session.until` or for the next feed of `session.steps`, one of them begins a run in its place.
+
+    A wait that lasts is logged once a minute, with the publishers and with the sessions that have left.
     """
 
     def __init__(self, versions: StepStore, *, max_lag: int, timeout: float | None = None) -> None:
@@ -48,8 +59,8 @@ class VersionGateHook(SessionRunHook):
     def _reset(self) -> None:
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
-        self._offset = 0  # added to the step to compare it with the versions
-        self._seen: Position | None = None
+        self._member = _Member(self.max_lag)
+        self._sessions: _Sessions | None = None
         self._began: Position | None = None
         self.ahead: int | None = None
         """How many versions ahead the current or last run began; None before the first."""
@@ -75,6 +86,17 @@ class VersionGateHook(SessionRunHook):
                 f"{self!r}: this is the session's own step, never ahead of itself; give the store of the publisher"
             )
         self._coord = coord
+        self._member.steps = session.global_step
+        if self._sessions is None:
+            self._member.name = current_task().get_name()
+            self._sessions = _sessions.setdefault(self.versions, _Sessions(self.versions))
+            self._sessions.join(self._member)
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Leave the other sessions that wait for the same versions."""
+        if self._sessions is not None:
+            self._sessions.leave(self._member, exc)
+            self._sessions = None
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Wait while the run would be too far ahead.
@@ -85,8 +107,10 @@ class VersionGateHook(SessionRunHook):
             PublisherFailedError: no publisher is left, the last one failed.
             StepTimeoutError: the version was not published in time.
         """
-        done = run_context.global_step - 1
-        wanted = self._wanted_version(done)
+        member, done = self._member, run_context.global_step - 1
+        wanted = member.wanted_version(done, self.versions.latest)
+        if self._began is None and (publisher := current_publisher()) is not None:
+            member.name = publisher.name
         if self.versions.latest.step < wanted:
             _logger.info("step %d waits for version %d, now at %d", done + 1, wanted, self.versions.latest.step)
             began = self._clock.now()
@@ -96,34 +120,183 @@ class VersionGateHook(SessionRunHook):
             finally:
                 self.waited_secs += self._clock.now() - began
         self._began = self.versions.latest
-        self.ahead = done + self._offset - self._began.step
+        self.ahead = member.position - self._began.step
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Count the versions that were published during the run."""
+        self._member.position = run_context.global_step + self._member.offset
         if self._began is not None:
             latest = self.versions.latest
             self.lag = latest.step - self._began.step if latest.epoch == self._began.epoch else None
 
+    @property
+    def taken_over(self) -> int:
+        """How many runs it began in place of those of sessions that have left."""
+        return self._member.taken_over
+
     async def _wait_published(self, done: int, began: float) -> None:
         """Wait for the version that run `done` needs, also when a reset makes it another one."""
-        while self.versions.latest.step < (wanted := self._wanted_version(done)):
-            secs = None if self._timeout is None else max(0.0, began + self._timeout - self._clock.now())
-            wait = self.versions.wait_for(wanted, timeout=secs, on_reset="raise")
-            try:
-                await (wait if self._coord is None else self._coord.until(wait))
-            except StepResetError as reset:
-                _logger.info("%s: the step counts as equal to the version from now on", reset)
-
-    def _wanted_version(self, done: int) -> int:
-        """Return the version that run `done` needs, by the current step and version."""
-        latest = self.versions.latest
-        behind = latest.step - done
-        if self._seen is not None and latest.epoch != self._seen.epoch:
-            self._offset = behind
-        self._offset = max(self._offset, behind)
-        self._seen = latest
-        return done + self._offset - self.max_lag
+        member, sessions = self._member, self._sessions
+        if sessions is not None:
+            sessions.log.begin(member)
+        try:
+            while self.versions.latest.step < (wanted := member.wanted_version(done, self.versions.latest)):
+                secs = None if self._timeout is None else max(0.0, began + self._timeout - self._clock.now())
+                wait = self.versions.wait_for(wanted, timeout=secs, on_reset="raise")
+                member.scope = scope = CancelScope(current_task())
+                if sessions is not None:
+                    sessions.schedule_check()
+                try:
+                    await (wait if self._coord is None else self._coord.until(wait))
+                except StepResetError as reset:
+                    _logger.info("%s: the step counts as equal to the version from now on", reset)
+                except asyncio.CancelledError:
+                    if scope.uncancel() or not scope.cancel_called:
+                        raise
+                finally:
+                    scope.uncancel()
+                    member.scope = None
+        finally:
+            if sessions is not None:
+                sessions.log.end(member)
 
     def __repr__(self) -> str:
         return f"VersionGateHook({self.versions.run!r} at version {self.versions.latest.step}, max_lag={self.max_lag})"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Member:
+    """A session that has a gate on the versions, as the others see it."""
+
+    max_lag: int
+    name: str = ""
+    steps: StepStore | None = None
+    """The store of its own step."""
+    offset: int = 0
+    """Added to its step to compare it with the versions."""
+    position: int = 0
+    """The number of runs that it has made, compared with the versions: its step with the offset."""
+    wanted: int = 0
+    """The version that its latest run needs."""
+    scope: CancelScope | None = None
+    """Its wait for that version."""
+    taken_over: int = 0
+    _seen: Position | None = None
+
+    def wanted_version(self, done: int, latest: Position) -> int:
+        """Return the version that run `done` needs, by the current step and version."""
+        behind = latest.step - done
+        if self._seen is not None and latest.epoch != self._seen.epoch:
+            self.offset = behind
+        self.offset = max(self.offset, behind)
+        self._seen = latest
+        self.position = done + self.offset
+        self.wanted = self.position - self.max_lag
+        return self.wanted
+
+    def waits(self, version: int) -> bool:
+        """Whether it waits, and for a version beyond `version`."""
+        return self.scope is not None and not self.scope.cancel_called and self.wanted > version
+
+    def take_over(self) -> None:
+        """Let its next run count as that of another session, and begin."""
+        assert self.scope is not None
+        self.offset -= 1
+        self.position -= 1
+        self.taken_over += 1
+        self.scope.cancel("the run of a session that has left")
+
+
+@dataclasses.dataclass(slots=True)
+class _Left:
+    """A session that has left, and how many runs have been made by it or in its place."""
+
+    name: str
+    how: str
+    max_lag: int
+    position: int
+
+
+class _Sessions:
+    """The sessions of this process that have gates on the same versions.
+
+    A trainer that makes a version of one item of every session waits for the items of those that have left, and the others wait
+    for its next version. Whether it needs those items only it knows: when all wait it does. Then an item that is begun in their
+    place is used for the next version, so that no item gets older by it.
+    """
+
+    def __init__(self, versions: StepStore) -> None:
+        self.log: WaitLog = WaitLog(current_clock(), self._describe_waits)
+        self._versions = versions
+        self._members: dict[_Member, None] = {}
+        self._left: list[_Left] = []
+        self._missing = 0  # runs that sessions that have left did not make until others joined in their place
+        self._epoch: int = versions.latest.epoch
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+
+    def join(self, member: _Member) -> None:
+        """Add a session; it replaces one that has left, if there is one."""
+        self._members[member] = None
+        self._versions.publishers.on_held_up = self.schedule_check
+        self._drop_old_epoch()
+        if self._left:
+            self._missing += max(0, self._versions.latest.step - self._left.pop(0).position)
+
+    def leave(self, member: _Member, error: BaseException | None) -> None:
+        """Remove a session; the last one ends the sharing."""
+        del self._members[member]
+        if not self._members:
+            self._versions.publishers.on_held_up = None
+            del _sessions[self._versions]
+        elif all(member.steps is not other.steps for other in self._members):  # otherwise others make the steps that it does not
+            how = "finished" if error is None or is_clean_end(error) else type(error).__name__
+            self._left.append(_Left(member.name, how, member.max_lag, member.position))
+            self.schedule_check()
+
+    def schedule_check(self) -> None:
+        """Look soon whether all wait: not in this tick, in which a wait that has just begun may end."""
+        if (self._left or self._missing) and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._check)
+
+    def _check(self) -> None:
+        """If the sessions and the publishers all wait, let one begin a run in place of one that has left."""
+        self._scheduled = False
+        self._drop_old_epoch()
+        version = self._versions.latest.step
+        if not self._versions.publishers.all_held_up or not all(member.waits(version) for member in self._members):
+            return
+        left = next((one for one in self._left if one.position <= version + one.max_lag), None)
+        if self._missing:
+            self._missing -= 1
+        elif left is not None:
+            left.position += 1
+        else:
+            return
+        member = min(self._members, key=lambda member: member.position + member.taken_over)
+        if not any(member.taken_over for member in self._members):
+            _logger.info("%s: %s makes a run in their place", self._describe_waits(), member.name)
+        member.take_over()
+
+    def _drop_old_epoch(self) -> None:
+        """After a reset of the versions let those that have left count as equal to the version, as the others do."""
+        latest = self._versions.latest
+        if latest.epoch != self._epoch:
+            self._epoch, self._missing = latest.epoch, 0
+            for left in self._left:
+                left.position = latest.step
+
+    def _describe_waits(self) -> str:
+        latest, publishers = self._versions.latest, self._versions.publishers
+        waiting = [member for member in self._members if member.waits(latest.step)]
+        wanted = min((member.wanted for member in waiting), default=latest.step)
+        left = shortened(tuple(f"{one.name} ({one.how})" for one in self._left))
+        return (
+            f"{len(waiting)} of {len(self._members)} sessions wait for version {wanted} or more of {self._versions.run!r}, "
+            f"now at {latest.step}, {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"
+        )
+
+
+_sessions: dict[StepStore, _Sessions] = {}

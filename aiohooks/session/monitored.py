@@ -312,7 +312,11 @@ class AsyncMonitoredSession:
         if self._run_lock.loop is None:
             close_unawaited(awaitable)
             self._run_lock.check_entered()
-        return await self._supervisor.coord.until(awaitable)
+        publisher = self._run_lock.publisher
+        if publisher is None or current_task() is not self._run_lock.owner:
+            return await self._supervisor.coord.until(awaitable)
+        with publisher.waits_between_runs():  # whoever waits for this session's steps may have to do without
+            return await self._supervisor.coord.until(awaitable)
 
     # -- its parts
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
-from aiohooks.stores.publishers import Publisher, publisher_summary
+from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"
@@ -242,9 +242,14 @@ class StepStore(abc.ABC):
         """Register a publisher, which may advance the store until it is closed; it counts from now on."""
         name = _checked_name(name, "publisher ")
         self._enter()
-        publisher = Publisher(name, self._leave)
+        publisher = Publisher(name, self._leave, self.publishers.notify_held_up)
         self._waits.join(publisher)
         return publisher
+
+    @property
+    def publishers(self) -> Publishers:
+        """Internal: the publishers, as far as they are known here."""
+        return self._waits.publishers
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         if not self._waits.closed:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,16 +21,31 @@ class Publisher:
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_leave", "closed", "name", "parked")
+    __slots__ = ("_leave", "_on_held_up", "closed", "held_up", "name", "parked")
 
-    def __init__(self, name: str, leave: Callable[[Publisher, BaseException | None], None]) -> None:
+    def __init__(
+        self, name: str, leave: Callable[[Publisher, BaseException | None], None], on_held_up: Callable[[], None]
+    ) -> None:
         """Called by the store."""
         self.name: str = name
         self.closed: bool = False
         """Whether it has left."""
         self.parked: dict[asyncio.Future[Any], tuple[int, RunScope | None]] = {}
         """Internal: its waits: the step of each and the run in which it began; a resolved one stays until its task has run."""
+        self.held_up: int = 0
+        """Internal: the number of waits of its session between the session's runs, on whatever it is that they wait."""
         self._leave = leave
+        self._on_held_up = on_held_up
+
+    @contextlib.contextmanager
+    def waits_between_runs(self) -> Generator[None]:
+        """Internal: note that its session begins no run while the block lasts."""
+        self.held_up += 1
+        self._on_held_up()
+        try:
+            yield
+        finally:
+            self.held_up -= 1
 
     @property
     def waiting(self) -> int:
@@ -89,7 +105,7 @@ class PublisherExit:
 class Publishers:
     """The publishers of one store."""
 
-    __slots__ = ("_parked", "_registered", "last_exit", "others")
+    __slots__ = ("_parked", "_registered", "last_exit", "on_held_up", "others")
 
     def __init__(self) -> None:
         self._registered: dict[Publisher, None] = {}
@@ -97,6 +113,8 @@ class Publishers:
         self.last_exit: PublisherExit | None = None
         self.others: tuple[Member, ...] = ()
         """The publishers in other processes."""
+        self.on_held_up: Callable[[], None] | None = None
+        """Called when a publisher begins to wait between its runs."""
 
     def __contains__(self, publisher: object) -> bool:
         return publisher in self._registered
@@ -132,6 +150,16 @@ class Publishers:
         del publisher.parked[wait]
         if not publisher.parked and publisher in self._registered:
             self._parked -= 1
+
+    def notify_held_up(self) -> None:
+        """Call `on_held_up`, if there is one."""
+        if self.on_held_up is not None:
+            self.on_held_up()
+
+    @property
+    def all_held_up(self) -> bool:
+        """Whether each publisher waits for something between its runs; False if there is none, or one in another process."""
+        return bool(self._registered) and not self.others and all(publisher.held_up for publisher in self._registered)
 
     def all_waiting(self, step: int) -> bool:
         """Whether no publisher could advance now: there is none, or each one is itself waiting beyond `step`."""

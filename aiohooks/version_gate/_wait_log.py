@@ -18,7 +18,7 @@ class WaitLog:
     __slots__ = ("_clock", "_describe", "_logged_at", "_since", "_timer")
 
     def __init__(self, clock: Clock, describe: Callable[[], str]) -> None:
-        """Start with no waits; `describe()` says who waits for whom."""
+        """Start with no waits; `describe()` names the waiters, and whom they wait for."""
         self._clock = clock
         self._describe = describe
         self._since: dict[object, float] = {}  # by wait, the oldest first

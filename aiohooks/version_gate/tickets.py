@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import weakref
 from collections import Counter
@@ -31,17 +32,7 @@ class Ticket:
     nothing refers any more, because the task that had it has ended, abandons its item too: keep it with the item.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_ledger",
-        "admitted_by",
-        "handed_off",
-        "number",
-        "position",
-        "settled_at",
-        "state",
-        "step",
-    )
+    __slots__ = ("__weakref__", "_ledger", "admitted_by", "handed_off", "number", "position", "settled_at", "state", "step")
 
     def __init__(self, ledger: AdmissionLedger, number: int, position: Position, step: int) -> None:
         self.number: int = number
@@ -236,10 +227,8 @@ class AdmissionLedger:
     def lose_ticket(self, number: int, version: int, admitted_by: str) -> None:
         """Abandon an item whose open ticket was collected, soon: that happens in any thread, in the middle of anything."""
         assert self._loop is not None
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the gate
             self._loop.call_soon_threadsafe(self._abandon_lost, number, version, admitted_by)
-        except RuntimeError:  # the loop is closed, and so is the gate
-            pass
 
     def _abandon_lost(self, number: int, version: int, admitted_by: str) -> None:
         self.sync()

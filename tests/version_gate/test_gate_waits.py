@@ -99,7 +99,7 @@ async def test_a_timeout_is_for_each_wait() -> None:
 
 
 async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Once a minute a line says how many wait, for what, who publishes and who has the open items; a shorter wait logs nothing."""
+    """Once a minute a line says how many wait, for what, who publishes and who admitted the open items."""
     caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
     with ManualClock() as clock:
         versions = MemoryStepStore(run="weights")

@@ -125,7 +125,7 @@ async def test_a_block_that_fails_abandons_its_item() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "failed", "block never left"])
 async def test_the_ticket_of_a_task_that_has_ended_is_given_back(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """When the task that had an open ticket has ended, and nothing else refers to it, its place is free and a log line says so."""
+    """When the task that had an open ticket has ended and nothing else refers to it, its place is free; a log line says so."""
     gate = VersionGate(MemoryStepStore(run="weights"), max_lag=0)
     taken = asyncio.Event()
 
