@@ -107,7 +107,7 @@ class Trainer:
 @pytest.mark.parametrize("wait", ["until", "feeds"])
 @pytest.mark.parametrize("how", ["cancelled", "failed", "finished"])
 async def test_the_others_make_the_items_of_a_session_that_has_left(how: str, wait: str) -> None:
-    """However a worker has left, a trainer with a fixed batch continues with the items of the others, none older than the bound."""
+    """However a worker has left, a trainer with a fixed batch continues with items of the others, none older than the bound."""
     workers = Workers(3)
     trainer = Trainer(workers, how=wait, last_step=40)
     await workers.versions.wait_for(5)
