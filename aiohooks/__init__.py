@@ -35,18 +35,10 @@ The packages, each of which imports only from those above it:
 The docstring of each package lists its modules. `docs/architecture.md` walks through a run.
 """
 
-from aiohooks import checkpoint as checkpoint
-from aiohooks import dispatch as dispatch
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from aiohooks import errors as errors
-from aiohooks import hooks as hooks
-from aiohooks import session as session
-from aiohooks import stores as stores
-from aiohooks import version_gate as version_gate
-from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.clock import Clock, current_clock
-from aiohooks.checkpoint import Saver
-from aiohooks.checkpoint.checkpoint import Stateful
-from aiohooks.dispatch.hook import configure
 from aiohooks.errors import (
     AbortedError,
     AiohooksError,
@@ -56,46 +48,61 @@ from aiohooks.errors import (
     StopRequestedError,
     UnavailableError,
 )
-from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph
-from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Variables
-from aiohooks.hooks import (
-    BlockingHook,
-    CheckpointSaverHook,
-    CheckpointSaverListener,
-    CSVHook,
-    EarlyStoppingHook,
-    EvaluatorHook,
-    FeedFnHook,
-    FinalOpsHook,
-    GlobalStepWaiterHook,
-    HistoryHook,
-    HookTimingHook,
-    JSONLinesHook,
-    LambdaHook,
-    LoggingHook,
-    NanHook,
-    ProfilerHook,
-    ProgressHook,
-    StepCounterHook,
-    StopAtStepHook,
-    StopAtTimeHook,
-    SummarySaverHook,
-    VersionGateHook,
-    WatchdogHook,
-    hook,
-)
-from aiohooks.hooks.every import Every
-from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
-from aiohooks.session.program import run
-from aiohooks.session.recovery import RecoveryPolicy
-from aiohooks.session.signals import SignalPolicy
-from aiohooks.stores import MemoryStepStore, Position, StepStore, open_step_store
-from aiohooks.training import monitored_training_session
-from aiohooks.version_gate import VersionGate
+
+if TYPE_CHECKING:
+    from aiohooks import checkpoint as checkpoint
+    from aiohooks import dispatch as dispatch
+    from aiohooks import hooks as hooks
+    from aiohooks import session as session
+    from aiohooks import stores as stores
+    from aiohooks import version_gate as version_gate
+    from aiohooks._aio.backoff import Backoff
+    from aiohooks._aio.clock import Clock, current_clock
+    from aiohooks.checkpoint import Saver
+    from aiohooks.checkpoint.checkpoint import Stateful
+    from aiohooks.dispatch.group import HookGroup, compose
+    from aiohooks.dispatch.hook import configure, in_order
+    from aiohooks.dispatch.lifecycle import point
+    from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph
+    from aiohooks.graph.session import Session
+    from aiohooks.graph.variables import Variables
+    from aiohooks.hooks import (
+        BlockingHook,
+        CheckpointSaverHook,
+        CheckpointSaverListener,
+        CSVHook,
+        EarlyStoppingHook,
+        EvaluatorHook,
+        FeedFnHook,
+        FinalOpsHook,
+        GlobalStepWaiterHook,
+        HistoryHook,
+        HookTimingHook,
+        JSONLinesHook,
+        LambdaHook,
+        LoggingHook,
+        NanHook,
+        ProfilerHook,
+        ProgressHook,
+        StepCounterHook,
+        StopAtStepHook,
+        StopAtTimeHook,
+        SummarySaverHook,
+        VersionGateHook,
+        WatchdogHook,
+        hook,
+    )
+    from aiohooks.hooks.every import Every
+    from aiohooks.session.coordinator import Coordinator
+    from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
+    from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+    from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
+    from aiohooks.session.program import run
+    from aiohooks.session.recovery import RecoveryPolicy
+    from aiohooks.session.signals import SignalPolicy
+    from aiohooks.stores import MemoryStepStore, Position, StepStore, open_step_store
+    from aiohooks.training import monitored_training_session
+    from aiohooks.version_gate import VersionGate
 
 __all__ = [
     "AbortedError",
@@ -118,6 +125,7 @@ __all__ = [
     "GlobalStepWaiterHook",
     "Graph",
     "HistoryHook",
+    "HookGroup",
     "HookTimingHook",
     "JSONLinesHook",
     "LambdaHook",
@@ -156,23 +164,85 @@ __all__ = [
     "VersionGateHook",
     "WatchdogHook",
     "WorkerSessionCreator",
+    "compose",
     "configure",
     "current_clock",
     "get_default_graph",
     "hook",
+    "in_order",
     "monitored_training_session",
     "open_step_store",
+    "point",
     "run",
 ]
 
+_MODULES = {
+    "aiohooks._aio.backoff": ("Backoff",),
+    "aiohooks._aio.clock": ("Clock", "current_clock"),
+    "aiohooks.checkpoint": ("Saver",),
+    "aiohooks.checkpoint.checkpoint": ("Stateful",),
+    "aiohooks.dispatch.group": ("HookGroup", "compose"),
+    "aiohooks.dispatch.hook": ("configure", "in_order"),
+    "aiohooks.dispatch.lifecycle": ("point",),
+    "aiohooks.graph.graph": ("Graph", "Operation", "Placeholder", "Variable", "get_default_graph"),
+    "aiohooks.graph.session": ("Session",),
+    "aiohooks.graph.variables": ("Variables",),
+    "aiohooks.hooks": (
+        "BlockingHook",
+        "CheckpointSaverHook",
+        "CheckpointSaverListener",
+        "CSVHook",
+        "EarlyStoppingHook",
+        "EvaluatorHook",
+        "FeedFnHook",
+        "FinalOpsHook",
+        "GlobalStepWaiterHook",
+        "HistoryHook",
+        "HookTimingHook",
+        "JSONLinesHook",
+        "LambdaHook",
+        "LoggingHook",
+        "NanHook",
+        "ProfilerHook",
+        "ProgressHook",
+        "StepCounterHook",
+        "StopAtStepHook",
+        "StopAtTimeHook",
+        "SummarySaverHook",
+        "VersionGateHook",
+        "WatchdogHook",
+        "hook",
+    ),
+    "aiohooks.hooks.every": ("Every",),
+    "aiohooks.session.coordinator": ("Coordinator",),
+    "aiohooks.session.creators": ("ChiefSessionCreator", "Scaffold", "SessionCreator", "WorkerSessionCreator"),
+    "aiohooks.session.hook": ("SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"),
+    "aiohooks.session.monitored": ("AsyncMonitoredSession", "AsyncSingularMonitoredSession"),
+    "aiohooks.session.program": ("run",),
+    "aiohooks.session.recovery": ("RecoveryPolicy",),
+    "aiohooks.session.signals": ("SignalPolicy",),
+    "aiohooks.stores": ("MemoryStepStore", "Position", "StepStore", "open_step_store"),
+    "aiohooks.training": ("monitored_training_session",),
+    "aiohooks.version_gate": ("VersionGate",),
+}
+"""Where each public name is defined; it is imported when the name is first used."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_PACKAGES = ("checkpoint", "dispatch", "hooks", "session", "stores", "version_gate")
 
-def _set_public_module() -> None:
-    """Make tracebacks and docs name `aiohooks.Graph`, not the module that defines it; errors stay in `aiohooks.errors`."""
-    for name in __all__:
-        public = globals()[name]
-        if public.__module__ != errors.__name__:
-            public.__module__ = __name__
+
+if not TYPE_CHECKING:  # or type checkers would take any name for one that exists
+
+    def __getattr__(name: str) -> Any:
+        """Import what is used for the first time: who uses hook groups or step stores alone loads no session."""
+        if name in _PACKAGES:
+            return importlib.import_module(f"aiohooks.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        public.__module__ = __name__  # so that tracebacks and docs name `aiohooks.Graph`
+        globals()[name] = public
+        return public
 
 
-_set_public_module()
-del _set_public_module
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -18,6 +18,7 @@
      ├─ InvalidArgumentError (ValueError)   an argument is invalid
      ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
      ├─ HookCancelledError                  a hook was cancelled by other code
+     ├─ HookGroupClosedError (RuntimeError) the hook group is not entered, or was left
      ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
      ├─ SessionStalledError (TimeoutError)  a phase exceeded a watchdog's limit
      ├─ GraphError (ValueError)             a graph cannot be built or planned
@@ -60,6 +61,7 @@ __all__ = [
     "GraphError",
     "GraphFinalizedError",
     "HookCancelledError",
+    "HookGroupClosedError",
     "HookTimeoutError",
     "InvalidArgumentError",
     "InvalidHookError",
@@ -197,7 +199,11 @@ class InvalidHookError(AiohooksError, TypeError):
 
 
 class HookCancelledError(AiohooksError):
-    """Raised when a hook was cancelled by other code than the session; caused by its `CancelledError`."""
+    """Raised when a hook was cancelled by other code than its caller; caused by its `CancelledError`."""
+
+
+class HookGroupClosedError(AiohooksError, RuntimeError):
+    """Raised when a `HookGroup` is used that has to be entered before, or that has been left."""
 
 
 class HookTimeoutError(AiohooksError, TimeoutError):

@@ -91,7 +91,7 @@ def test_errors_with_more_than_a_message_pickle_and_copy(way: Callable[[Any], An
 
 
 def test_every_public_error_comes_out_of_a_process_pool() -> None:
-    """An error of a worker process reaches the caller as itself, and the pool goes on."""
+    """An error of a worker process reaches the caller as itself, and the pool stays usable."""
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         raised = {cls: pool.submit(fail_with, example(cls)).exception() for cls in PUBLIC}
         assert [type(error) for error in raised.values()] == PUBLIC

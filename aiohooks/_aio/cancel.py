@@ -1,5 +1,10 @@
 """Cancellation: ending a task's current wait and taking that cancel back exactly, time limits, and cleanup that must finish.
 
+    CancelWatch, drive    await a coroutine and know which of the cancels that reach it come from outside
+    CancelScope           a block whose wait can be ended
+    TimeLimit             a block that is ended after a time
+    shielded              cleanup that is finished in spite of a cancel
+
 `asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on Python versions that we support; nothing here
 uses them.
 """
@@ -11,8 +16,9 @@ import contextvars
 import functools
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar, cast
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -43,26 +49,157 @@ def current_task() -> asyncio.Task[Any]:
 
 def cancel_count(task: asyncio.Task[Any]) -> int:
     """Return the number of cancels delivered to the task; one that it called on itself and that is pending is not counted."""
-    return task.cancelling() - bool(getattr(task, "_must_cancel", False))
+    return task.cancelling() - cancel_is_pending(task)
+
+
+def cancel_is_pending(task: asyncio.Task[Any]) -> bool:
+    """Return whether the task was cancelled while it ran, which takes effect at its next await."""
+    return bool(getattr(task, "_must_cancel", False))
+
+
+class Delivery(NamedTuple):
+    """A `CancelledError` that was thrown into a coroutine."""
+
+    number: int
+    error: asyncio.CancelledError
+    cancels: int
+    """How many cancels it stands for; none if the awaited future was cancelled, and not the task."""
+    total: int
+    """The task's cancel count after it."""
+
+
+class CancelWatch:
+    """The cancels delivered to a coroutine that is awaited with `drive(coro, watch)`.
+
+    With them a cancel from outside is told from others, which `task.cancelling()` alone cannot do: before Python 3.13 a task
+    group whose child fails leaves that count one too high, and other libraries do so on every version. What counts is what
+    passes: a coroutine that ends without a `CancelledError` has settled the cancels that were delivered to it, as under any
+    plain `await`.
+    """
+
+    __slots__ = ("_count", "_deliveries", "_number", "base", "interrupt", "overlap", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        """The task that awaits the coroutine, once that has suspended."""
+        self.base: int = 0
+        """The task's cancel count when the coroutine suspended first, or when the last one under it had ended."""
+        self.overlap: Any = None
+        """What overlaps with the coroutine, if it is a `LazyGather`."""
+        self.interrupt: CancelScope | None = None
+        """The scope that ends the coroutine as a whole, once it has cancelled it."""
+        self._count = 0
+        self._number = 0
+        self._deliveries: list[Delivery] | None = None
+
+    def reset(self) -> None:
+        """Forget everything: another coroutine begins, or no one will ask again."""
+        self.task = self._deliveries = self.interrupt = None
+
+    def settle(self, own: int = 0) -> None:
+        """Start anew: a coroutine has ended and has settled its cancels, except `own` of a scope."""
+        assert self.task is not None
+        self.base = self.task.cancelling() - own
+        self._deliveries = None
+
+    def suspended(self) -> None:
+        """Note the cancel count while the coroutine is suspended, as far as it can have changed."""
+        if self.task is None:
+            self.task = current_task()
+            self.base = self._count = cancel_count(self.task)
+        elif self._deliveries is not None:
+            self._count = cancel_count(self.task)
+
+    def delivered(self, error: asyncio.CancelledError) -> None:
+        """Note that `error` is thrown into the coroutine."""
+        assert self.task is not None
+        count = self.task.cancelling()
+        if self._deliveries is None:
+            self._deliveries = []
+            self._count = self.base
+        elif len(self._deliveries) == _MOST_DELIVERIES:  # an anyio scope repeats its cancel at every tick
+            del self._deliveries[1]
+        self._deliveries.append(Delivery(self._number, error, count - self._count, count))
+        self._number += 1
+
+    @property
+    def deliveries(self) -> int:
+        """The number of deliveries so far."""
+        return self._number
+
+    def outside_cancel(self, error: BaseException | None, own: Sequence[int] = ()) -> asyncio.CancelledError | None:
+        """Return the cancel from outside behind `error`, which came out of the coroutine, or None.
+
+        Args:
+            error: a `CancelledError`, or what a cancelled coroutine raised instead of it.
+            own: the deliveries of the cancels of a scope: these do not come from outside.
+        """
+        if self.task is None or error is None or self.task.cancelling() - len(own) <= self.base:
+            return None
+        is_cancel, known = isinstance(error, asyncio.CancelledError), False
+        link: BaseException | None = error
+        for _ in range(_MOST_LINKS):
+            if link is None:
+                break
+            for one in self._deliveries or ():
+                if one.error is link:
+                    # If the count has fallen since, the coroutine has taken that cancel back and raised something of its own.
+                    if one.cancels > own.count(one.number) and (is_cancel or one.total <= self.task.cancelling()):
+                        return one.error
+                    known = True
+            link = link.__context__
+        return error if isinstance(error, asyncio.CancelledError) and not known else None
+
+
+_MOST_DELIVERIES = 32
+_MOST_LINKS = 100
+
+
+@types.coroutine
+def drive(coro: Coroutine[Any, Any, T], watch: CancelWatch) -> Generator[Any, Any, T]:
+    """Await `coro`; `watch` is called the moment it suspends, and notes the cancels. Costs one frame while it does not."""
+    error: BaseException | None = None
+    while True:
+        try:
+            waiting = coro.send(None) if error is None else coro.throw(error)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            error = None  # its traceback has this frame
+        if watch.overlap is None or watch._deliveries is not None:  # pyright: ignore[reportPrivateUsage]
+            watch.suspended()
+        try:
+            yield waiting
+        except GeneratorExit:  # the caller itself is thrown away: nothing may be awaited any more
+            if watch.overlap is not None:
+                watch.overlap.abandon()
+            coro.close()
+            raise
+        except BaseException as thrown:
+            if isinstance(thrown, asyncio.CancelledError):
+                watch.delivered(thrown)
+            error = thrown
 
 
 class CancelScope:
     """A block of one task whose current wait can be ended from outside.
 
-    `cancel` cancels the task; when the block has been left, `uncancel` takes that cancel back and returns whether another
-    one remains. Only the scope's own cancel is ever taken back, so a cancel of the caller's is never lost.
+    `cancel` cancels the task; when the block has been left, `uncancel` takes that cancel back. Only the scope's own cancel is
+    ever taken back, so a cancel of the caller's is never lost. A block that runs code of users is awaited with a watch.
     """
 
-    __slots__ = ("_base", "_cancelled", "_pending", "cancel_called", "cause", "task")
+    __slots__ = ("_base", "_own", "_pending", "_watch", "cancel_called", "cause", "task")
 
-    def __init__(self, task: asyncio.Task[Any], base: int | None = None) -> None:
-        """Open the block; `task` runs it, `base` is its cancel count at the beginning."""
+    def __init__(self, task: asyncio.Task[Any], watch: CancelWatch | None = None) -> None:
+        """Open the block, which `task` runs, under `watch` if there is one."""
         self.task = task
         self.cause: BaseException | None = None
         """What the block is to end with instead of the cancellation, if `cancel` got it."""
         self.cancel_called: bool = False
-        self._base = cancel_count(task) if base is None else base
-        self._cancelled = False
+        self._watch = watch
+        self._base = cancel_count(task) if watch is None else 0
+        self._own: list[int] = []
         self._pending: asyncio.Handle | None = None
 
     def cancel(self, why: str, cause: BaseException | None = None) -> None:
@@ -71,6 +208,10 @@ class CancelScope:
             return
         self.cancel_called = True
         self.cause = cause
+        self.cancel_again(why)
+
+    def cancel_again(self, why: str) -> None:
+        """End the block's current wait once more: the first cancel was ignored."""
         if self.task is task_of(self.task.get_loop()):
             # Cancelling oneself takes effect at the next await, which may lie behind the block; before 3.13 it cannot be
             # taken back. So it is put off until the block waits.
@@ -80,22 +221,29 @@ class CancelScope:
 
     def _cancel(self, why: str) -> None:
         self._pending = None
-        self._cancelled = True
+        self._own.append(0 if self._watch is None else self._watch.deliveries)
         self.task.cancel(why)
 
-    def cancelled_from_outside(self) -> bool:
-        """Return whether something else than this scope has cancelled the task since the block was opened."""
-        return self.task.cancelling() - self._cancelled > self._base
+    @property
+    def own_cancels(self) -> Sequence[int]:
+        """The deliveries of the scope's own cancels that have not been taken back."""
+        return self._own
 
-    def uncancel(self) -> bool:
-        """Take the own cancel back; return whether the task was cancelled from outside as well."""
+    def uncancel(self, error: BaseException | None = None) -> bool:
+        """Take the own cancels back; return whether `error`, with which the block ends, is a cancel from outside."""
+        if self._watch is None:
+            outside = self.task.cancelling() - len(self._own) > self._base
+        else:
+            outside = self._watch.outside_cancel(error, self._own) is not None
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._cancelled:
-            self._cancelled = False
+        while self._own:
+            self._own.pop()
             self.task.uncancel()
-        return self.task.cancelling() > self._base
+        if self._watch is not None:
+            self._watch.base = min(self._watch.base, self.task.cancelling())
+        return outside
 
 
 class TimeLimit:
@@ -127,8 +275,8 @@ class TimeLimit:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        outer = self._scope.uncancel()
-        if self._scope.cancel_called and not outer and isinstance(error, asyncio.CancelledError):
+        outside = self._scope.uncancel(error)
+        if self._scope.cancel_called and not outside and isinstance(error, asyncio.CancelledError):
             self.expired = True
             raise TimeoutError(f"{self._what} took longer than {self._secs} s") from error
 

@@ -2,10 +2,9 @@
 
 Coroutines start in order and run one after the other in the caller's task; no task is created. The moment one suspends, the
 others are started as tasks in the caller's context, and the one that suspended continues in the caller's task. The first
-failure cancels the others and waits for them. One failure is raised as it is, several as one flat group; an outer cancel
-wins over both.
+failure cancels the others and waits for them. One failure is raised as it is, several as one flat group; a cancel from
+outside wins over both.
 
-    drive        awaits a coroutine and notices that it suspends
     LazyGather   which batch the driven coroutine awaits in turn, and what overlaps since it suspended
     Batch        what is awaited together: the calls of hooks, the operations of a graph
     Overlap      the tasks of a batch that suspended: their failures, time limits and end
@@ -21,18 +20,17 @@ import gc
 import logging
 import sys
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from typing import Any, ClassVar
 
 import anyio
 
 from aiohooks._aio.await_chain import describe_suspension
-from aiohooks._aio.cancel import CancelScope, current_task
+from aiohooks._aio.cancel import CancelScope, CancelWatch, cancel_is_pending
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks.errors import add_origin, flattened
 
 _logger = logging.getLogger("aiohooks")
-T = TypeVar("T")
 _probe: contextvars.ContextVar[object] = contextvars.ContextVar("aiohooks_probe")
 
 
@@ -54,7 +52,7 @@ class Batch(abc.ABC):
         """Return the numbers whose coroutines can start now, each once; asked again only if there are dependencies."""
 
     @abc.abstractmethod
-    def start(self, number: int) -> Coroutine[Any, Any, Any]:
+    def start(self, number: int) -> Awaitable[Any]:
         """Make the coroutine of `number`."""
 
     @abc.abstractmethod
@@ -97,21 +95,24 @@ class Batch(abc.ABC):
         """Log the error and return true, if this coroutine's errors are only logged."""
         return False
 
+    def leave_behind(self, number: int) -> bool:
+        """Let the coroutine that runs in the caller's task continue in another one, if that can be done."""
+        return False
 
-class LazyGather:
+
+class LazyGather(CancelWatch):
     """What a coroutine under `drive` awaits together, one batch after the other.
 
-    The coroutine sets `batch`, awaits the coroutines of the batch in turn, and looks at `overlap` after each: once that is
-    set, all others have been started, and `await gather.join()` is what is left to do. An error goes to `fail`. At the end
-    of a batch it sets both to None.
+    The coroutine sets `batch` and awaits the coroutines of the batch in turn. When one fails, or `overlap` is set after one, all
+    others have been started or none is left to start, and `await gather.finish(error)` ends the batch; otherwise the coroutine
+    sets `batch` to None.
     """
 
-    __slots__ = ("_context", "_task", "base", "batch", "began", "now", "overlap", "suspended")
+    __slots__ = ("_context", "_context_task", "batch", "began", "now", "overlap", "suspended_at")
 
-    def __init__(self, base: int = 0, now: Callable[[], float] | None = None) -> None:
-        """Make one for a task whose cancel count is `base`; with `now` it notes the times for a status."""
-        self.base: int = base
-        """The cancel count of the task at the beginning: more cancels than these come from outside."""
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        """Make one; with `now` it notes the times for a status."""
+        super().__init__()
         self.now: Callable[[], float] | None = now
         self.batch: Batch | None = None
         """The batch that is awaited."""
@@ -119,68 +120,60 @@ class LazyGather:
         """Its tasks, once a coroutine of it has suspended."""
         self.began: float | None = None
         """When the driven coroutine suspended first: as good as its start, and free while it does not suspend."""
-        self.suspended: float | None = None
+        self.suspended_at: float | None = None
         """The same, of the latest batch."""
-        self._task: asyncio.Task[Any] | None = None
         self._context: contextvars.Context | None = None
+        self._context_task: asyncio.Task[Any] | None = None
 
-    def start_overlap(self) -> None:
+    def suspended(self) -> None:
         """Start everything that can run beside the coroutine that has just suspended."""
+        super().suspended()
+        if self.overlap is not None:
+            return
         if self.now is not None:
-            self.suspended = self.now()
+            self.suspended_at = self.now()
             if self.began is None:
-                self.began = self.suspended
+                self.began = self.suspended_at
         if self.batch is None:
             return
-        task = current_task()
-        if task is not self._task:  # the context is looked up once for each task
-            self._task = task
+        task = self.task
+        assert task is not None
+        if task is not self._context_task:  # the context is looked up once for each task
+            self._context_task = task
             self._context = _context_of(task)
-        self.overlap = Overlap(self.batch, task, self._context, self.base)
+        self.overlap = Overlap(self.batch, self, task, self._context)
         self.overlap.start_ready()
 
-    async def join(self) -> None:
-        """Wait for the tasks of the batch, if it overlaps; raise its error."""
-        if self.overlap is not None:
-            await self.overlap.join(None)
+    async def finish(self, error: BaseException | None) -> bool:
+        """End the batch, in which a coroutine has suspended or failed with `error` in the caller's task.
 
-    async def fail(self, error: BaseException) -> None:
-        """End the batch with the error of the coroutine that ran in the caller's task; return if that is suppressed."""
-        if self.overlap is not None:
-            await self.overlap.join(error)
-            return
-        batch = self.batch
-        assert batch is not None
-        number = batch.current()
-        if isinstance(error, asyncio.CancelledError) and current_task().cancelling() <= self.base:
-            # The caller was not cancelled: the coroutine awaited something that was, or raised this itself.
-            raise batch.cancelled_error(number, error)
-        add_origin(error, batch.describe(number))
-        raise error
+        Raises:
+            BaseException: the error of the batch.
 
-
-@types.coroutine
-def drive(coro: Coroutine[Any, Any, T], gather: LazyGather) -> Generator[Any, Any, T]:
-    """Await `coro`, and start the rest of its batch the moment it suspends. Costs one frame while it does not."""
-    error: BaseException | None = None
-    while True:
+        Returns:
+            Whether the batch is complete. False: `error` is suppressed, and those behind the one that failed are to be awaited.
+        """
         try:
-            waiting = coro.send(None) if error is None else coro.throw(error)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        if gather.overlap is None:
-            gather.start_overlap()
-        try:
-            yield waiting
-            error = None
-        except GeneratorExit:  # the caller itself is thrown away: nothing may be awaited any more
-            if gather.overlap is not None:
-                gather.overlap.abandon()
-            coro.close()
-            raise
-        except BaseException as thrown:
-            error = thrown
+            if isinstance(error, GeneratorExit):
+                raise error
+            if self.overlap is not None:
+                await self.overlap.join(error)
+                if self.interrupt is not None:
+                    raise asyncio.CancelledError("interrupted; what was awaited has ignored it")
+                return True
+            batch = self.batch
+            assert batch is not None
+            assert error is not None
+            number = batch.current()
+            if isinstance(error, asyncio.CancelledError):
+                # Nothing has suspended, so no cancel was delivered: the coroutine raised this itself.
+                error = batch.cancelled_error(number, error)
+            add_origin(error, batch.describe(number))
+            if not batch.suppresses(number, error):
+                raise error
+            return False
+        finally:
+            error = self.overlap = None
 
 
 class Overlap:
@@ -190,17 +183,17 @@ class Overlap:
     """
 
     __slots__ = (
-        "_base", "_batch", "_caller", "_cancelled", "_children", "_context", "_copies", "_errors", "_expired", "_failing",
-        "_idle", "_number", "_outer", "_own_running", "_scope", "_timers",
+        "_batch", "_caller", "_cancelled", "_children", "_context", "_copies", "_errors", "_expired", "_failing", "_grace",
+        "_idle", "_left_behind", "_number", "_outer", "_own_running", "_scope", "_timers", "_watch",
     )  # fmt: skip
 
-    def __init__(self, batch: Batch, caller: asyncio.Task[Any], context: contextvars.Context | None, base: int) -> None:
+    def __init__(self, batch: Batch, watch: CancelWatch, caller: asyncio.Task[Any], context: contextvars.Context | None) -> None:
         """Start nothing yet; tasks will run in `context`, or in copies of the current one."""
         self._batch = batch
+        self._watch = watch
         self._number = batch.current()
         self._caller = caller
         self._context = context
-        self._base = base
         self._children: dict[int, asyncio.Task[None]] = {}
         self._idle: asyncio.Future[None] | None = None
         self._scope: CancelScope | None = None
@@ -208,10 +201,12 @@ class Overlap:
         self._errors: dict[int, BaseException] | None = None
         self._expired: dict[int, str] | None = None  # and where they were suspended
         self._timers: dict[int, TimerHandle] | None = None
+        self._grace: TimerHandle | None = None
         self._copies: list[tuple[contextvars.Context, dict[contextvars.ContextVar[Any], Any]]] | None = None
         self._own_running = True
         self._failing = False
         self._cancelled = False
+        self._left_behind = False
         if batch.has_timeouts:
             self._start_timer(self._number, None)
 
@@ -235,30 +230,27 @@ class Overlap:
     async def join(self, error: BaseException | None) -> None:
         """Wait for the tasks when the coroutine in the caller's task has ended, with `error` or None.
 
-        Raise one failure as it is, several as a group, or the outer cancel. No task is left when it returns, except one that
-        ignores its cancellation for longer than the grace period; a warning names it.
+        Raise one failure as it is, several as a group, or the cancel from outside. No task is left when it returns, except one
+        that ignores its cancellation for longer than the grace period; a warning names it.
         """
         self._own_running = False
         if self._timers is not None:
             self._stop_timer(self._number)
-        if error is not None:
-            self._own_failed(error)
-        elif self._cancelled_from_outside():
-            # The coroutine swallowed the caller's cancel; which one runs where is chance, so the others get it all the same.
-            self._outer = asyncio.CancelledError("cancelled while hooks ran")
-            self._cancel_children()
-        elif self._batch.has_dependencies:
-            self.start_ready()
-        if self._children:
-            if not self._cancelled:
+        try:
+            if error is not None or self._scope is not None or cancel_is_pending(self._caller):
+                await self._own_ended(error)
+            else:
+                self._watch.settle()
+                if self._batch.has_dependencies:
+                    self.start_ready()
+            if self._children and not self._cancelled:
                 await self._wait_for_children()
             if self._children:
                 await self._wait_for_cancelled_children()
-        if self._failing or self._scope is not None or self._copies is not None:
-            self._finish()
-        elif self._caller.cancelling() > self._base:
-            # A child swallowed the caller's cancel; it is delivered all the same.
-            raise asyncio.CancelledError("cancelled while hooks ran")
+            if self._failing or self._copies is not None:
+                self._finish()
+        finally:
+            error = None
         self._batch.complete()
 
     @property
@@ -283,6 +275,8 @@ class Overlap:
         except BaseException as error:
             self._child_failed(number, error)
         else:
+            if self._left_behind:
+                return
             self._batch.store(number, result)
             if self._batch.has_dependencies:
                 self.start_ready()
@@ -293,29 +287,48 @@ class Overlap:
                 wake(self._idle)
 
     def _child_failed(self, number: int, error: BaseException) -> None:
-        if not isinstance(error, asyncio.CancelledError):
+        if self._left_behind:
+            if not isinstance(error, asyncio.CancelledError):
+                _logger.error("%s failed after it had been left running", self._batch.describe(number), exc_info=error)
+        elif not isinstance(error, asyncio.CancelledError):
             self._record(number, error)
         elif self._expired is not None and number in self._expired:
             self._record(number, self._batch.timeout_error(number, self._expired[number]))
         elif not self._cancelled:
             self._record(number, self._batch.cancelled_error(number, error))
 
-    def _own_failed(self, error: BaseException) -> None:
-        number = self._number
-        scope = self._scope  # one that `_record` makes is no reason for this cancellation
-        if not isinstance(error, asyncio.CancelledError):
-            self._record(number, error)
-        elif self._cancelled_from_outside():
-            self._outer = error
+    async def _own_ended(self, error: BaseException | None) -> None:
+        """Record the outcome of the coroutine in the caller's task: a cancel from outside, a failure, or neither."""
+        watch, scope, number = self._watch, self._scope, self._number
+        own = () if scope is None else tuple(scope.own_cancels)
+        outside = watch.outside_cancel(error, own)
+        others_cancelled = self._caller.cancelling() - len(own) > watch.base
+        if scope is not None:
+            scope.uncancel()
+        if self._grace is not None:
+            self._grace.cancel()
+        if cancel_is_pending(self._caller):
+            # From 3.13 on a task group that fails while its task is cancelled cancels the task again, for the next await.
+            try:
+                await _pause()
+            except asyncio.CancelledError as pending:
+                if outside is None and others_cancelled:
+                    outside = pending
+        if outside is None:
+            watch.settle()
+        else:
+            self._outer = outside
             self._cancel_children()
-        elif self._expired is not None and number in self._expired:
-            self._record(number, self._batch.timeout_error(number, self._expired[number]))
-        elif scope is None:
-            self._record(number, self._batch.cancelled_error(number, error))
-
-    def _cancelled_from_outside(self) -> bool:
-        scope = self._scope
-        return self._caller.cancelling() > self._base if scope is None else scope.cancelled_from_outside()
+        try:
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                self._record(number, error)
+            elif error is not None and outside is None:
+                if self._expired is not None and number in self._expired:
+                    self._record(number, self._batch.timeout_error(number, self._expired[number]))
+                elif scope is None:
+                    self._record(number, self._batch.cancelled_error(number, error))
+        finally:
+            error = outside = None
 
     def _record(self, number: int, error: BaseException) -> None:
         add_origin(error, self._batch.describe(number))
@@ -331,8 +344,10 @@ class Overlap:
 
     def _cancel_own(self, why: str) -> None:
         if self._scope is None:
-            self._scope = CancelScope(self._caller, self._base)
-        self._scope.cancel(why)
+            self._scope = CancelScope(self._caller, self._watch)
+        if not self._scope.cancel_called:
+            self._scope.cancel(why)
+            self._grace = current_clock().call_later(self._batch.grace_secs, self._give_up_own)
 
     def _cancel_children(self) -> None:
         self._failing = True
@@ -390,29 +405,42 @@ class Overlap:
     def _give_up(self) -> None:
         names = ", ".join(self._batch.describe(number) for number in self._children)
         _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self._batch.grace_secs)
+        self._left_behind = True
         self._children.clear()
         if self._idle is not None:
             wake(self._idle)
 
+    def _give_up_own(self) -> None:
+        name, grace_secs = self._batch.describe(self._number), self._batch.grace_secs
+        if self._batch.leave_behind(self._number):
+            _logger.warning("%s still runs %s s after its cancellation; continuing without it", name, grace_secs)
+            assert self._scope is not None
+            self._scope.cancel_again("the hook is left behind")
+        else:
+            _logger.warning(
+                "%s still runs %s s after its cancellation, in its caller's task, which waits for it", name, grace_secs
+            )
+
     def _finish(self) -> None:
-        """Copy context variables back, take the own cancel back, and raise the error of the batch, if any."""
+        """Copy context variables back, and raise the error of the batch, if any."""
         for copy, before in self._copies or ():
             for variable, value in copy.items():
                 if value is not before.get(variable):
                     variable.set(value)
-        outer_remains = self._caller.cancelling() > self._base if self._scope is None else self._scope.uncancel()
         errors = [] if self._errors is None else [self._errors[number] for number in sorted(self._errors)]
-        if self._outer is None and outer_remains:
-            self._outer = asyncio.CancelledError("cancelled while hooks ran")
-        if self._outer is not None:
+        first: BaseException | None = self._outer
+        self._errors = self._outer = None
+        try:
+            if first is None:  # KeyboardInterrupt and the like pass as they are
+                first = next((error for error in errors if len(errors) == 1 or not isinstance(error, Exception)), None)
+            if first is not None:
+                _keep_errors(first, [error for error in errors if error is not first])
+                raise first
             if errors:
-                self._outer.__context__ = errors[0] if len(errors) == 1 else BaseExceptionGroup("hooks failed", errors)
-            raise self._outer
-        for error in errors:
-            if len(errors) == 1 or not isinstance(error, Exception):  # KeyboardInterrupt and the like pass as they are
-                raise error
-        if errors:
-            raise BaseExceptionGroup(f"{len(errors)} failures in one phase", flattened(errors))
+                raise BaseExceptionGroup(f"{len(errors)} failures in one phase", flattened(errors))
+        finally:
+            first = None  # the traceback of what is raised has this frame
+            errors.clear()
 
     def _copied_context(self) -> contextvars.Context:
         copy = contextvars.copy_context()
@@ -425,6 +453,32 @@ class Overlap:
 @types.coroutine
 def _pause() -> Generator[None, None, None]:
     yield
+
+
+def _keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
+    """Log what would be lost because `raised` wins, and put it at the end of its context."""
+    if not errors:
+        return
+    last = raised
+    for _ in range(_MOST_LINKS):
+        if last.__context__ is None:
+            break
+        last = last.__context__
+    for error in errors:
+        _logger.error("a hook failed, but %s is raised instead", type(raised).__name__, exc_info=error)
+        link = error
+        for _ in range(_MOST_LINKS):  # cut where the chain would become a circle
+            if link.__context__ is None:
+                break
+            if link.__context__ is raised:
+                link.__context__ = None
+                break
+            link = link.__context__
+    if all(error is not last for error in errors):
+        last.__context__ = errors[0] if len(errors) == 1 else BaseExceptionGroup("hooks failed", errors)
+
+
+_MOST_LINKS = 100
 
 
 def _context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:

@@ -1,11 +1,18 @@
-"""Registering hooks, and calling a group of hooks as one.
+"""Calling several hooks as one, with or without a session.
 
-hook        Hook and configure: order, time limit, error handling
+hook        what a registration says: order, time limit, error handling, background calls
 calls       calls in order groups: in turn while none suspends, overlapping from then on
+background  calls that are queued and run beside what follows
+lifecycle   the methods of a class that hooks can implement, and the checks of hooks
+group       HookGroup and compose: one object that stands for several hooks
 """
 
-from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.dispatch.group import HookGroup, HookStatus, compose
+from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
+from aiohooks.dispatch.lifecycle import point
 
-__all__ = ["HookRegistration"]
+__all__ = ["Hook", "HookGroup", "HookRegistration", "HookStatus", "compose", "configure", "in_order", "point"]
 
-HookRegistration.__module__ = __name__
+for _each in (Hook, HookGroup, HookRegistration, HookStatus, compose, configure, in_order, point):
+    _each.__module__ = __name__
+del _each

@@ -1,69 +1,130 @@
 """Calling one method of several hooks as one: in turn while none suspends, overlapping from then on.
 
-OrderGroup     the calls of one method that start together: hooks of one `order`
-order_groups   sorts the hooks that override a method into such groups
-HookCaller     calls them, group after group; it is the batch that the lazy gather sees
+RegisteredHook   a hook of one group or session, with its failures
+OrderGroup       the calls of one method that start together: hooks of one `order`
+order_groups     sorts the hooks that override a method into such groups
+HookCaller       calls them, group after group; it is the batch that the lazy gather sees
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from aiohooks._aio.cancel import cancel_count, current_task
+from aiohooks._aio.cancel import current_task
 from aiohooks._aio.gather import Batch, LazyGather, Overlap
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import HookCancelledError, HookTimeoutError
+from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note
 
 _logger = logging.getLogger("aiohooks")
 
-Method = Callable[..., Coroutine[Any, Any, Any]]
+Method = Callable[..., Awaitable[Any]]
+
+
+class RegisteredHook:
+    """A hook in one group or session, with what has become of its calls."""
+
+    __slots__ = ("disabled", "failures", "failures_in_a_row", "name", "registration")
+
+    def __init__(self, name: str, registration: HookRegistration) -> None:
+        self.name: str = name
+        """Its class, numbered where there are several."""
+        self.registration: HookRegistration = registration
+        self.failures: int = 0
+        """Failures that were logged, with `on_error="log"`."""
+        self.failures_in_a_row: int = 0
+        self.disabled: bool = False
+        """Whether it is out of the calls, as its `disable_after` says."""
+
+    @property
+    def hook(self) -> Any:
+        return self.registration.hook
+
+    def log_failure(self, who: str, error: BaseException) -> None:
+        """Log the first failure with its traceback, then only every tenth, hundredth and so on."""
+        self.failures += 1
+        self.failures_in_a_row += 1
+        number = self.failures
+        if number == 1:
+            _logger.error("%s failed; continuing, as its on_error says", who, exc_info=error)
+        elif number == 10 ** (len(str(number)) - 1):
+            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, number, error)
+        limit = self.registration.disable_after
+        if limit is not None and self.failures_in_a_row >= limit and not self.disabled:
+            self.disabled = True
+            _logger.warning("%s failed %s times in a row and is not called any more, as its disable_after says", self.name, limit)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}{', disabled' if self.disabled else ''}>"
+
+
+def bound_method(registered: RegisteredHook, method: str) -> Method:
+    """Return the method of the hook itself."""
+    bound: Method = getattr(registered.hook, method)
+    return bound
 
 
 class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
-    __slots__ = ("grace_secs", "has_timeouts", "methods", "names", "number", "registrations", "size", "timeouts")
+    __slots__ = ("grace_secs", "has_timeouts", "hooks", "methods", "names", "number", "size", "suspended", "timeouts")
 
     def __init__(
         self,
         method: str,
-        registered: Sequence[tuple[str, HookRegistration]],
+        hooks: Sequence[RegisteredHook],
         grace_secs: float,
         timeout: float | None = None,
-        *,
-        without_argument: bool = False,
+        bind: Callable[[RegisteredHook, str], Method] = bound_method,
     ) -> None:
-        """Take the named hooks that override `method`; `timeout` is for those without a time limit of their own."""
+        """Take the hooks that override `method`.
+
+        Args:
+            method: the name of the method.
+            hooks: the hooks.
+            grace_secs: how long cancelled calls may take to end.
+            timeout: for hooks without a time limit of their own.
+            bind: returns what is called for a hook.
+        """
         self.number: int = 0
         """Its place among the groups of the method."""
         self.grace_secs: float = grace_secs
-        self.size: int = len(registered)
-        self.registrations: tuple[HookRegistration, ...] = tuple(registration for _, registration in registered)
-        self.timeouts: tuple[float | None, ...] = tuple(
-            timeout if one.timeout is None else one.timeout for one in self.registrations
+        self.size: int = len(hooks)
+        self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
+        queued = [bind is not bound_method and one.registration.background for one in hooks]
+        self.timeouts: tuple[float | None, ...] = tuple(  # a queued call has its time limit when it runs
+            None if is_queued else timeout if one.registration.timeout is None else one.registration.timeout
+            for one, is_queued in zip(hooks, queued, strict=True)
         )
         self.has_timeouts: bool = any(secs is not None for secs in self.timeouts)
-        self.names: tuple[str, ...] = tuple(f"{name}.{method}" for name, _ in registered)
-        methods: list[Method] = [getattr(one.hook, method) for one in self.registrations]
-        if without_argument:
-            methods = [_without_argument(each) for each in methods]
-        self.methods: tuple[Method, ...] = tuple(
-            _log_errors(each, name) if one.on_error == "log" else each
-            for each, one, name in zip(methods, self.registrations, self.names, strict=True)
-        )
+        self.names: tuple[str, ...] = tuple(f"{one.name}.{method}" for one in hooks)
+        self.suspended: dict[asyncio.Task[Any], _Detachable] = {}
+        """The calls with a time limit that run in their caller's task."""
+        methods: list[Method] = []
+        for one, secs, is_queued in zip(hooks, self.timeouts, queued, strict=True):
+            call = bind(one, method)
+            if one.registration.disable_after is not None and not is_queued:
+                call = _unless_disabled(call, one)
+            methods.append(call if secs is None else _detachable(call, self.suspended, f"{one.name}.{method}"))
+        self.methods: tuple[Method, ...] = tuple(methods)
 
 
-def order_groups(method: str, registered: Iterable[tuple[str, HookRegistration]], grace_secs: float) -> tuple[OrderGroup, ...]:
+def order_groups(
+    method: str, hooks: Iterable[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method] = bound_method
+) -> tuple[OrderGroup, ...]:
     """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
-    registered = tuple(registered)
+    hooks = tuple(hooks)
     groups: list[OrderGroup] = []
-    for order in sorted({one.order for _, one in registered}):
-        groups.append(OrderGroup(method, [pair for pair in registered if pair[1].order == order], grace_secs))
+    for order in sorted({one.registration.order for one in hooks}):
+        groups.append(OrderGroup(method, [one for one in hooks if one.registration.order == order], grace_secs, bind=bind))
         groups[-1].number = len(groups) - 1
     return tuple(groups)
+
+
+_NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class HookCaller(LazyGather, Batch):
@@ -72,45 +133,58 @@ class HookCaller(LazyGather, Batch):
     `await drive(coro, caller)`, and inside `coro`: `await caller.call(groups, ...)`, any number of times.
     """
 
-    __slots__ = ("_before", "_first", "_group", "_late_results", "_results", "_seconds", "_step")
+    __slots__ = ("_args", "_before", "_group", "_keywords", "_late_results", "_results", "_seconds", "_step")
 
     has_dependencies = False
     batch: Batch | None
     overlap: Overlap | None
 
     async def call(
-        self, groups: tuple[OrderGroup, ...], first: Any, seconds: Sequence[Sequence[Any]] | None = None, step: int | None = None
+        self,
+        groups: tuple[OrderGroup, ...],
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any] = _NO_KEYWORDS,
+        seconds: Sequence[Sequence[Any]] | None = None,
+        step: int | None = None,
     ) -> list[Any]:
-        """Call the methods with `first` and, if given, each with its own of `seconds`; return the results in order of the groups.
+        """Call the methods with `args` and `keywords`, and return the results in order of the groups.
 
-        A group is complete before the next one starts. Errors are raised as `aiohooks._aio.gather` says; `step` is for their
-        notes.
+        If `seconds` is given, each method gets its own of these after `args`. A group is complete before the next one starts.
+        Errors are raised as `aiohooks._aio.gather` says; `step` is for their notes.
         """
         results: list[Any] = []
-        self._results, self._first, self._step = results, first, step
+        self._results, self._args, self._keywords, self._step = results, args, keywords, step
         for group in groups:
             self._group, self._before = group, len(results)
             self._seconds = own = None if seconds is None else seconds[group.number]
-            self.batch = self
-            try:
-                # Two loops, as a call with `*args` costs twice as much: this is on the path of every run.
-                if own is None:
-                    for method in group.methods:
-                        results.append(await method(first))
-                        if self.overlap is not None:
-                            break
-                else:
-                    for method, second in zip(group.methods, own):  # noqa: B905 - of one length
-                        results.append(await method(first, second))
-                        if self.overlap is not None:
-                            break
-            except BaseException as error:
-                await self.fail(error)
-            else:
-                if self.overlap is not None:
-                    await self.join()
-            finally:
-                self.batch = self.overlap = None
+            calls: Any = iter(group.methods) if own is None else zip(group.methods, own)  # noqa: B905 - of one length
+            complete = False
+            while not complete:
+                self.batch = self
+                failure: BaseException | None = None
+                try:
+                    # Two loops, as a test in one would cost as much as the rest: this is on the path of every run.
+                    if own is None:
+                        for method in calls:
+                            results.append(await method(*args, **keywords))
+                            if self.overlap is not None:
+                                break
+                    else:
+                        for method, second in calls:
+                            results.append(await method(*args, second))
+                            if self.overlap is not None:
+                                break
+                except BaseException as error:
+                    failure = error
+                if failure is None and self.overlap is None:
+                    break
+                try:
+                    complete = await self.finish(failure)
+                    if not complete:
+                        results.append(None)
+                finally:
+                    failure = self.batch = None
+        self.batch = None
         return results
 
     # -- the batch
@@ -127,9 +201,9 @@ class HookCaller(LazyGather, Batch):
         self._late_results: dict[int, Any] = {}
         return range(self.current() + 1, self._group.size)
 
-    def start(self, number: int) -> Coroutine[Any, Any, Any]:
+    def start(self, number: int) -> Awaitable[Any]:
         method, seconds = self._group.methods[number], self._seconds
-        return method(self._first) if seconds is None else method(self._first, seconds[number])
+        return method(*self._args, **self._keywords) if seconds is None else method(*self._args, seconds[number])
 
     def current(self) -> int:
         return len(self._results) - self._before
@@ -150,7 +224,7 @@ class HookCaller(LazyGather, Batch):
 
     def hook(self, number: int) -> Any:
         """Return the hook itself."""
-        return self._group.registrations[number].hook
+        return self._group.hooks[number].hook
 
     def timeout_secs(self, number: int) -> float | None:
         return self._group.timeouts[number]
@@ -162,10 +236,19 @@ class HookCaller(LazyGather, Batch):
         return hook_cancelled_error(self.describe(number), cause)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        """Log the error of a hook with `on_error="log"`: one of the time limit, or of a task that was cancelled."""
-        if self._group.registrations[number].on_error != "log" or not isinstance(error, Exception):
+        """Log the error of a hook with `on_error="log"`."""
+        registered = self._group.hooks[number]
+        if registered.registration.on_error != "log" or not isinstance(error, Exception):
             return False
-        _log(self.describe(number), error)
+        registered.log_failure(self.describe(number), error)
+        return True
+
+    def leave_behind(self, number: int) -> bool:
+        assert self.task is not None
+        call = self._group.suspended.get(self.task)
+        if call is None:
+            return False
+        call.left_behind = True
         return True
 
 
@@ -174,40 +257,96 @@ def hook_timeout_error(
 ) -> HookTimeoutError:
     """Return the error for a call that took longer than its time limit, with a note that says where it was suspended."""
     error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
-    error.add_note(suspended_at)
+    add_note(error, suspended_at)
     return error
 
 
 def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
     """Return the error for a call that was cancelled by a third party: it must not vanish, nor look like the caller's."""
     error = HookCancelledError(
-        f"{who} was cancelled, and not by its session; to end the session, request a stop or raise an error"
+        f"{who} was cancelled, and not by its caller; to end the session, request a stop or raise an error"
     )
     error.__cause__ = cause
     return error
 
 
-def _without_argument(method: Method) -> Method:
-    def call(_: Any) -> Coroutine[Any, Any, Any]:
-        return method()
+def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
+    async def call(*args: Any, **keywords: Any) -> Any:
+        if registered.disabled:
+            return None
+        result = await method(*args, **keywords)
+        registered.failures_in_a_row = 0
+        return result
 
     return call
 
 
-def _log_errors(method: Method, name: str) -> Method:
-    async def call(*args: Any) -> Any:
-        base = cancel_count(current_task())
+def _detachable(method: Method, suspended: dict[asyncio.Task[Any], _Detachable], name: str) -> Method:
+    def call(*args: Any, **keywords: Any) -> Awaitable[Any]:
+        return _Detachable(method(*args, **keywords), suspended, name)
+
+    return call
+
+
+class _Detachable:
+    """Awaits a call that can be left behind in its caller's task: from then on it continues in a task of its own."""
+
+    __slots__ = ("_coro", "_name", "_suspended", "left_behind")
+
+    tasks: set[asyncio.Task[None]] = set()  # noqa: RUF012 - the loop alone does not keep them alive
+
+    def __init__(self, coro: Any, suspended: dict[asyncio.Task[Any], _Detachable], name: str) -> None:
+        self._coro: Coroutine[Any, Any, Any] = coro
+        self._suspended = suspended
+        self._name = name
+        self.left_behind: bool = False
+        """Whether the next cancel is for the caller alone."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._steps(None)
+
+    def _steps(self, error: BaseException | None) -> Generator[Any, Any, Any]:
+        coro = self._coro
+        task: asyncio.Task[Any] | None = None
+        outer: _Detachable | None = None
         try:
-            return await method(*args)
-        except asyncio.CancelledError as error:
-            if current_task().cancelling() > base:
-                raise
-            _log(name, error)
-        except Exception as error:
-            _log(name, error)
+            while True:
+                try:
+                    waiting = coro.send(None) if error is None else coro.throw(error)
+                except StopIteration as stop:
+                    return stop.value
+                finally:
+                    error = None  # its traceback has this frame
+                if task is None:
+                    task = current_task()
+                    outer = self._suspended.get(task)  # a hook may call its own group
+                    self._suspended[task] = self
+                try:
+                    yield waiting
+                except BaseException as thrown:
+                    if self.left_behind:
+                        rest = asyncio.get_running_loop().create_task(self._continue(thrown), name=self._name)
+                        self.tasks.add(rest)
+                        rest.add_done_callback(self.tasks.discard)
+                        raise
+                    error = thrown
+        finally:
+            if task is not None:
+                if outer is None:
+                    self._suspended.pop(task, None)
+                else:
+                    self._suspended[task] = outer
 
-    return call
+    async def _continue(self, error: BaseException) -> None:
+        self.left_behind = False
+        try:
+            await _awaitable(self._steps(error))
+        except asyncio.CancelledError:
+            pass  # what it was asked for
+        except Exception as late:
+            _logger.error("%s failed after it had been left running", self._name, exc_info=late)
 
 
-def _log(name: str, error: BaseException) -> None:
-    _logger.error("%s failed; continuing, as its on_error says", name, exc_info=error)
+@types.coroutine
+def _awaitable(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    return (yield from steps)

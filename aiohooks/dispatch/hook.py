@@ -1,20 +1,22 @@
-"""The base class of hooks and their registration: order, time limit, error handling."""
+"""Registering hooks: order, time limit, error handling, background calls."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._validate import check_choice, check_int, check_secs
+from aiohooks._validate import check_choice, check_instance, check_int, check_secs
 from aiohooks.errors import InvalidHookError
 
 OnError = Literal["raise", "log"]
-"""How errors of a hook are handled: `"raise"` ends the run with the error, `"log"` logs it and continues."""
+"""How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and continues."""
 
 
 class Hook:
-    """Base class of hooks; the attributes say how the methods are called.
+    """Base class of hooks whose attributes say how their methods are called.
 
-    Override the attributes in a subclass, or for one registration with `configure`.
+    Override the attributes in a subclass, or for one registration with `configure`. A hook of a `HookGroup` need not derive
+    from it.
     """
 
     order: ClassVar[int] = 0
@@ -28,40 +30,101 @@ class Hook:
 
 
 class HookRegistration(NamedTuple):
-    """A hook with its attributes in one session; created by `configure`."""
+    """A hook with its attributes in one group or session; created by `configure`."""
 
     hook: Any
-    order: int
-    timeout: float | None
-    on_error: OnError
+    order: int = 0
+    timeout: float | None = None
+    on_error: OnError = "raise"
+    background: bool = False
+    max_pending: int = 100
+    disable_after: int | None = None
 
 
 _UNSET: Any = object()
 
 
-def configure(hook: Hook, *, order: int = _UNSET, timeout: float | None = _UNSET, on_error: OnError = _UNSET) -> HookRegistration:
-    """Return a registration of `hook` with another `order`, `timeout` or `on_error`; the hook itself is unchanged.
+def configure(
+    hook: object,
+    *,
+    order: int = _UNSET,
+    timeout: float | None = _UNSET,
+    on_error: OnError = _UNSET,
+    background: bool = _UNSET,
+    max_pending: int = _UNSET,
+    disable_after: int | None = _UNSET,
+) -> HookRegistration:
+    """Return a registration of `hook` that says how its methods are called; the hook itself is unchanged.
 
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
+    Args:
+        hook: an object with the methods of a lifecycle; or a registration, of which the other attributes are kept.
+        order: hooks of a lower order complete a call before those of a higher order start; those of the same order overlap.
+        timeout: time limit in seconds for one call of a method. The time of the others in a `wrap` method has no limit.
+        on_error: `"raise"`, or `"log"`: the first failure is logged with its traceback, later ones are counted, and logged again
+            at the 10th, the 100th and so on.
+        background: whether calls of methods that return None are queued and run in order beside what follows. A failure is
+            raised by the next call, or logged. In a session this is `after_run`.
+        max_pending: how many calls may be queued; the caller waits while there are as many.
+        disable_after: take the hook out of the calls, with a warning, when it has failed this often in a row; with
+            `on_error="log"` only.
+
     Raises:
         InvalidArgumentError: an argument is invalid.
-        InvalidHookError: `hook` is not a hook.
+        InvalidHookError: `hook` is a class and not an object of it.
     """
-    if not isinstance(hook, Hook):
-        raise InvalidHookError(f"configure got {hook!r}; give an object of a SessionRunHook class")
-    return registration_of(
-        hook,
-        hook.order if order is _UNSET else order,
-        hook.timeout if timeout is _UNSET else timeout,
-        hook.on_error if on_error is _UNSET else on_error,
+    known = registration_of(hook)
+    return check_registration(
+        HookRegistration(
+            known.hook,
+            known.order if order is _UNSET else order,
+            known.timeout if timeout is _UNSET else timeout,
+            known.on_error if on_error is _UNSET else on_error,
+            known.background if background is _UNSET else background,
+            known.max_pending if max_pending is _UNSET else max_pending,
+            known.disable_after if disable_after is _UNSET else disable_after,
+        )
     )
 
 
-def registration_of(hook: Hook, order: Any, timeout: Any, on_error: Any) -> HookRegistration:
-    """Check the attributes of a hook and return its registration."""
+def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:
+    """Return registrations of `hooks` with ascending orders, so that each completes a phase before the next one starts it.
+
+    Hooks of the same order overlap, and a list alone says nothing about which one is done first. Use it where one hook relies
+    on what another has done: `hooks=[*in_order([restore, broadcast]), logging]`.
+
+    Args:
+        hooks: hooks or registrations.
+        first: the order of the first one; others of that order overlap with it.
+    """
+    check_int(first, "first", None, expected="a whole number")
+    return [configure(hook, order=order) for order, hook in enumerate(hooks, first)]
+
+
+def registration_of(hook: object) -> HookRegistration:
+    """Return the checked registration of a hook, which may be one already."""
+    if isinstance(hook, HookRegistration):
+        return check_registration(hook)
+    if isinstance(hook, type):
+        raise InvalidHookError(f"the class {hook.__name__} is given as a hook; give an object of it: {hook.__name__}(...)")
+    if isinstance(hook, Hook):
+        return check_registration(HookRegistration(hook, hook.order, hook.timeout, hook.on_error))
+    return HookRegistration(hook)
+
+
+def check_registration(registration: HookRegistration) -> HookRegistration:
+    """Raise unless the attributes of a registration are valid; return it."""
+    hook, order, timeout, on_error, background, max_pending, disable_after = registration
+    if isinstance(hook, HookRegistration):
+        raise InvalidHookError(f"{registration!r} is a registration of a registration; give the hook")
     name = type(hook).__name__
     check_int(order, f"order of {name}", None, expected="a whole number, lower ones come first")
     check_secs(timeout, f"timeout of {name}", optional=True, positive=True)
     check_choice(on_error, f"on_error of {name}", "raise", "log")
-    return HookRegistration(hook, order, timeout, on_error)
+    check_instance(background, bool, f"background of {name}")
+    check_int(max_pending, f"max_pending of {name}", 1)
+    check_int(disable_after, f"disable_after of {name}", 1, optional=True)
+    if disable_after is not None and on_error != "log":
+        raise InvalidHookError(f'disable_after of {name} is {disable_after}, but its errors are raised; give on_error="log" too')
+    return registration

@@ -8,8 +8,8 @@ import types
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task, shielded
-from aiohooks._aio.gather import Batch, LazyGather, drive
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
+from aiohooks._aio.gather import Batch, LazyGather
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
 from aiohooks.dispatch.calls import hook_cancelled_error
@@ -112,8 +112,11 @@ class Session:
                     "this session belongs to another event loop; make one in each loop, and share a step store by URL"
                 )
             self._loop = loop
-        gather = LazyGather(cancel_count(current_task()))
-        return await drive(self._run(gather, fetches, feed_dict), gather)
+        gather = LazyGather()
+        try:
+            return await drive(self._run(gather, fetches, feed_dict), gather)
+        finally:
+            gather.reset()
 
     async def _run(
         self,
@@ -148,6 +151,7 @@ class Session:
         for slot in plan.step_slots:
             values[slot] = store.latest.step
         gather.batch = OperationCalls(self, plan, values)
+        failure: BaseException | None = None
         try:
             for call, is_async, slot, name, _ in plan.operations:
                 result = call(values)
@@ -159,12 +163,12 @@ class Session:
                 if gather.overlap is not None:
                     break
         except BaseException as error:
-            await gather.fail(error)
-        else:
-            if gather.overlap is not None:
-                await gather.join()
+            failure = error
+        try:
+            if failure is not None or gather.overlap is not None:
+                await gather.finish(failure)
         finally:
-            gather.batch = gather.overlap = None
+            failure = gather.batch = None
         if plan.changes_variables or not store.inline:
             await self._commit(plan, values)
         elif plan.steps:

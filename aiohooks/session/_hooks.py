@@ -12,21 +12,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from aiohooks._aio.cancel import cancel_count, current_task
+from aiohooks._aio.cancel import drive
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.gather import drive
-from aiohooks._validate import check_mapping, is_coroutine_function
+from aiohooks._validate import check_mapping
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
-from aiohooks.dispatch.calls import HookCaller, OrderGroup, order_groups
-from aiohooks.dispatch.hook import HookRegistration, registration_of
+from aiohooks.dispatch.background import BackgroundCalls
+from aiohooks.dispatch.calls import HookCaller, OrderGroup, RegisteredHook, bound_method, order_groups
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.dispatch.lifecycle import Lifecycle, registered_hooks
 from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import SessionRunArgs, SessionRunHook, SessionRunValues
 
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
+LIFECYCLE = Lifecycle(SessionRunHook, generators=False, hint=", or wrap an object with plain methods in BlockingHook")
+"""The methods of a session's hooks."""
 _MOST_MERGES = 1024
 _NOTHING = SessionRunValues(None, None, None)
 # Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
@@ -45,21 +48,22 @@ class HookSet:
             InvalidHookError: one is not a hook, is listed twice, or has a plain function where a coroutine is needed.
         """
         self.grace_secs: float = grace_secs
-        self.registrations: tuple[HookRegistration, ...] = _checked(hooks)
-        self.names: tuple[str, ...] = _names(self.registrations)
+        self.registered: tuple[RegisteredHook, ...] = registered_hooks(LIFECYCLE, _hooks(hooks))
+        self.background: BackgroundCalls = BackgroundCalls(grace_secs)
+        """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
         self.after_run: tuple[OrderGroup, ...] = self._groups("after_run")
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
         # Where, among the requests of before_run, each hook of after_run finds its own; -1 if it has no before_run.
-        asking = [one.hook for group in self.before_run for one in group.registrations]
+        asking = [one for group in self.before_run for one in group.hooks]
         request_of = [
-            [next((place for place, hook in enumerate(asking) if hook is one.hook), -1) for one in group.registrations]
+            [next((place for place, asked in enumerate(asking) if asked is one), -1) for one in group.hooks]
             for group in self.after_run
         ]
         self.merger: Merger = Merger(graph, [name for group in self.before_run for name in group.names], request_of)
-        self.begun: list[tuple[str, HookRegistration]] = []
+        self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
         self._stateful: dict[str, Stateful] | None = None
         self.caller: HookCaller | None = None
@@ -74,8 +78,8 @@ class HookSet:
         if self._stateful is not None:
             return self._stateful
         found: dict[str, Stateful] = {}
-        for registration in self.registrations:
-            hook: Any = registration.hook
+        for registered in self.registered:
+            hook = registered.hook
             if is_stateful(hook):
                 name = hook.name or type(hook).__name__
                 if name in found:
@@ -88,27 +92,23 @@ class HookSet:
 
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one; each counts as begun from the moment it is started."""
-        for name, registration in zip(self.names, self.registrations, strict=True):
-            self.begun.append((name, registration))
-            if _overrides(registration.hook, "begin"):
-                await self._call(OrderGroup("begin", [(name, registration)], self.grace_secs, without_argument=True))
+        for registered in self.registered:
+            self.begun.append(registered)
+            await self._call_one("begin", registered)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        groups, step = self._after_create_session, session.global_step.latest.step
-        await self._call(*groups, first=session, seconds=[(coord,) * group.size for group in groups], step=step)
+        await self._call(self._after_create_session, session, coord, step=session.global_step.latest.step)
 
     async def end(self, session: Session) -> list[BaseException]:
-        """Call `end` of the hooks one by one, also after one that fails; return their errors.
+        """Wait for the background calls, then call `end` of the hooks one by one, also after one that fails; return all errors.
 
         Raises:
             CancelledError: the caller was cancelled; the remaining hooks get no `end`.
         """
-        errors: list[BaseException] = []
-        for name, registration in self.begun:
-            if not _overrides(registration.hook, "end"):
-                continue
+        errors = await self.background.end(self.grace_secs)
+        for registered in self.begun:
             try:
-                await self._call(OrderGroup("end", [(name, registration)], self.grace_secs), first=session)
+                await self._call_one("end", registered, session)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
@@ -117,39 +117,41 @@ class HookSet:
 
     async def close(self, exc: BaseException | None) -> list[BaseException]:
         """Call `close` of the begun hooks, once and in reverse order, also after one that fails; return their errors."""
-        errors: list[BaseException] = []
+        errors = await self.background.end(self.grace_secs)
         while self.begun:
-            name, registration = self.begun.pop()
-            if not _overrides(registration.hook, "close"):
-                continue
+            registered = self.begun.pop()
             # Unlike the other methods, this one always has a time limit.
             limit = max(self.grace_secs, 1e-9)
             try:
-                await self._call(OrderGroup("close", [(name, registration)], self.grace_secs, limit), first=exc)
+                await self._call_one("close", registered, exc, limit=limit)
             except asyncio.CancelledError as error:
                 # The closing itself was cancelled: at the end of the grace period, or by a third party. The others continue.
-                cancelled = HookCancelledError(f"{name}.close was cancelled before it was done")
+                cancelled = HookCancelledError(f"{registered.name}.close was cancelled before it was done")
                 cancelled.__cause__ = error
                 errors.append(cancelled)
             except BaseException as error:
                 errors.append(error)
         return errors
 
-    async def _call(
-        self, *groups: OrderGroup, first: Any = None, seconds: Sequence[Sequence[Any]] | None = None, step: int | None = None
-    ) -> None:
-        caller = self.caller = HookCaller(cancel_count(current_task()), current_clock().now)
+    async def _call_one(self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None) -> None:
+        if LIFECYCLE.overrides(registered.hook, method):
+            await self._call((OrderGroup(method, [registered], self.grace_secs, limit),), *args)
+
+    async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, step: int | None = None) -> None:
+        caller = self.caller = HookCaller(current_clock().now)
         try:
-            await drive(caller.call(groups, first, seconds, step), caller)
+            await drive(caller.call(groups, args, step=step), caller)
         finally:
             self.caller = None
+            caller.reset()
 
     def _groups(self, method: str) -> tuple[OrderGroup, ...]:
-        named = zip(self.names, self.registrations, strict=True)
-        return order_groups(method, [(name, one) for name, one in named if _overrides(one.hook, method)], self.grace_secs)
+        bind = self.background.bind if method == "after_run" else bound_method
+        hooks = [one for one in self.registered if LIFECYCLE.overrides(one.hook, method)]
+        return order_groups(method, hooks, self.grace_secs, bind)
 
     def __repr__(self) -> str:
-        return f"<hooks: {', '.join(self.names) or 'none'}>"
+        return f"<hooks: {', '.join(one.name for one in self.registered) or 'none'}>"
 
 
 class MergedFetches(NamedTuple):
@@ -305,42 +307,17 @@ def _merged_option(old: Any, new: Any) -> Any:
     return new
 
 
-def _checked(hooks: Iterable[SessionRunHook | HookRegistration]) -> tuple[HookRegistration, ...]:
+def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:
+    """Raise unless each of `hooks` is a `SessionRunHook`; return them."""
     if isinstance(hooks, (SessionRunHook, HookRegistration)) or not isinstance(hooks, Iterable):
         raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
-    registrations: list[HookRegistration] = []
     for one in hooks:
-        registration = one if isinstance(one, HookRegistration) else None
         hook: Any = one.hook if isinstance(one, HookRegistration) else one
-        if isinstance(hook, type):
-            raise InvalidHookError(f"hooks has the class {hook.__name__}; give an object of it: {hook.__name__}(...)")
-        if not isinstance(hook, SessionRunHook):
+        if not isinstance(hook, (SessionRunHook, type)):
             raise InvalidHookError(
                 f"hooks has {hook!r}, which is not a SessionRunHook; derive it from SessionRunHook, "
                 "or wrap an object with plain methods in BlockingHook"
             )
-        if any(hook is other.hook for other in registrations):
-            raise InvalidHookError(f"hooks has {hook!r} twice; make two objects of it if both are meant")
-        if not isinstance(hook.name, str):
+        if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
             raise InvalidHookError(f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out")
-        for phase in HOOK_METHODS:
-            if not is_coroutine_function(getattr(hook, phase)):
-                raise InvalidHookError(
-                    f"{type(hook).__name__}.{phase} is not a coroutine function; write it as `async def`, "
-                    "or wrap an object with plain methods in BlockingHook"
-                )
-        registrations.append(registration or registration_of(hook, hook.order, hook.timeout, hook.on_error))
-    return tuple(registrations)
-
-
-def _names(registrations: Sequence[HookRegistration]) -> tuple[str, ...]:
-    """A name for each hook: its class, numbered where there are several."""
-    classes = [type(one.hook).__name__ for one in registrations]
-    return tuple(
-        name if classes.count(name) == 1 else f"{name}#{classes[: number + 1].count(name)}" for number, name in enumerate(classes)
-    )
-
-
-def _overrides(hook: Any, phase: str) -> bool:
-    method = getattr(hook, phase)
-    return getattr(method, "__func__", method) is not getattr(SessionRunHook, phase)
+        yield one

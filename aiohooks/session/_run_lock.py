@@ -8,7 +8,7 @@ from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import CancelScope, TimeLimit, cancel_count, current_task, shielded, task_of
+from aiohooks._aio.cancel import CancelScope, CancelWatch, TimeLimit, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.dispatch.calls import HookCaller
@@ -79,6 +79,8 @@ class RunLock:
         self.turns: FifoLock = FifoLock()
         self.caller: HookCaller = HookCaller()
         """Calls the hooks of the run in progress."""
+        self.watch: CancelWatch = self.caller
+        """Knows the cancels delivered to the run in progress."""
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
         self.runs: int = 0
@@ -127,7 +129,6 @@ class RunLock:
             task = current_task()
         self.turns.taken = True
         self.runner = task
-        self.caller.base = cancel_count(task)
         self.caller.began = None
         self.runs += 1
         return begin_run(self, self.publisher)
@@ -137,6 +138,8 @@ class RunLock:
         if self._scope is not None:
             self.end_interrupt()
         self.runner = None
+        self.watch = self.caller
+        self.caller.reset()
         scope.active = False
         current_scope.set(scope.outer)
         self.turns.release()
@@ -144,16 +147,16 @@ class RunLock:
     def interrupt(self, why: str, cause: BaseException | None) -> None:
         """Cancel the run in progress; it raises `cause`, or without one, the first background failure."""
         if self.runner is not None and self._scope is None:
-            self._scope = CancelScope(self.runner, self.caller.base)
+            self._scope = self.watch.interrupt = self.caller.interrupt = CancelScope(self.runner, self.watch)
             self._scope.cancel(why, cause)
 
-    def end_interrupt(self) -> tuple[bool, BaseException | None]:
-        """Take back the cancel of `interrupt`; return whether it was the task's only one, and its cause."""
+    def end_interrupt(self, error: BaseException | None = None) -> tuple[bool, BaseException | None]:
+        """Take back the cancel of `interrupt`; return whether `error` comes from it and not from outside, and its cause."""
         scope = self._scope
         if scope is None:
             return False, None
-        self._scope = None
-        return not scope.uncancel(), scope.cause
+        self._scope = self.watch.interrupt = self.caller.interrupt = None
+        return not scope.uncancel(error), scope.cause
 
     async def close(self, immediately: bool, grace_secs: float) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""

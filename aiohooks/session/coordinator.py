@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, current_task, wait_done
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, CancelWatch, current_task, drive, wait_done
 from aiohooks._aio.clock import wake, wake_after
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
@@ -163,17 +163,14 @@ class Coordinator:
             raise error
         if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
-        scope = CancelScope(current_task())
+        watch = CancelWatch()
+        scope = CancelScope(current_task(), watch)
         waits = self._root._waits
         waits.add(scope)
         try:
-            if asyncio.isfuture(awaitable):
-                await wait_done([awaitable], None)
-                result: T = awaitable.result()
-            else:
-                result = await awaitable
-        except asyncio.CancelledError:
-            if scope.uncancel() or scope.cause is None:
+            result: T = await drive(_wait(awaitable), watch)
+        except asyncio.CancelledError as error:
+            if scope.uncancel(error) or scope.cause is None:
                 raise
             self._mark_raised(scope.cause)
             raise scope.cause from None
@@ -182,6 +179,7 @@ class Coordinator:
             raise
         finally:
             waits.discard(scope)
+            watch.reset()
         scope.uncancel()
         return result
 
@@ -354,6 +352,14 @@ class Coordinator:
     def __repr__(self) -> str:
         state = f"stopping: {self.stop_reason}" if self.should_stop() else "running"
         return f"<Coordinator {state}, tasks: {', '.join(task.get_name() for task in self._tasks) or 'none'}>"
+
+
+async def _wait(awaitable: Awaitable[T]) -> T:
+    if asyncio.isfuture(awaitable):
+        await wait_done([awaitable], None)  # a cancel of the wait is not passed on to it
+        result: T = awaitable.result()
+        return result
+    return await awaitable
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

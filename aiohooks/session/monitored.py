@@ -16,9 +16,8 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, cancel_count, current_task
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelWatch, current_task, drive
 from aiohooks._aio.clock import quick_now
-from aiohooks._aio.gather import drive
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import HookCaller
 from aiohooks.dispatch.hook import HookRegistration
@@ -131,7 +130,7 @@ class AsyncMonitoredSession:
                 try:
                     return await drive(self._run_once(lock.caller, request, attempt), lock.caller)
                 except BaseException as error:
-                    await self._supervisor.recover(error, lock)  # returns: run again; raises: give up
+                    await drive(self._supervisor.recover(error, lock), lock.watch)  # returns: run again; raises: give up
                 attempt += 1
         finally:
             lock.release(scope)
@@ -147,13 +146,13 @@ class AsyncMonitoredSession:
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
-            asked = await caller.call(hooks.before_run, context, None, step)  # all hooks, overlapping
+            asked = await caller.call(hooks.before_run, (context,), step=step)  # all hooks, overlapping
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
             values = await supervisor.run(caller, fetches, feed_dict, options, metadata)  # all or nothing
             context.global_step = session.committed_step
             answers = hooks.merger.split(values, merged, options, metadata)  # each hook gets what it asked for
-            await caller.call(hooks.after_run, context, answers, context.global_step)
+            await caller.call(hooks.after_run, (context,), seconds=answers, step=context.global_step)
             result = values if merged is None else merged.for_caller(values)
         else:
             result = await supervisor.run(caller, *request, None if options is None else {})
@@ -175,19 +174,20 @@ class AsyncMonitoredSession:
 
         async def run_attempt(request: SessionRunArgs, attempt: int) -> Any:
             caller = lock.caller
-            caller.base = cancel_count(current_task())
-            caller.began = None
-            return await drive(self._run_once(caller, request, attempt), caller)
+            try:
+                return await drive(self._run_once(caller, request, attempt), caller)
+            finally:
+                caller.reset()
 
         try:
-            attempt = 1
+            lock.watch, attempt = CancelWatch(), 1
             while True:
                 try:
                     if self._supervisor.coord.errors:
                         raise self._supervisor.coord.errors[0]
-                    return await StepContext(self._supervisor, run_attempt, attempt).call(fn)
+                    return await drive(StepContext(self._supervisor, run_attempt, attempt).call(fn), lock.watch)
                 except BaseException as error:
-                    await self._supervisor.recover(error, lock)
+                    await drive(self._supervisor.recover(error, lock), lock.watch)
                 attempt += 1
         finally:
             lock.release(scope)

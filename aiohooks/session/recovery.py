@@ -172,7 +172,7 @@ class SessionSupervisor:
             BaseException: what the run ends with: `error`, if it is not recovered from; the failure of a background task
                 that is behind it; the last error, with the history as notes, when the policy gives up.
         """
-        interrupted, cause = run_lock.end_interrupt()
+        interrupted, cause = run_lock.end_interrupt(error)
         if isinstance(error, asyncio.CancelledError):
             if not interrupted:
                 raise error
@@ -187,9 +187,9 @@ class SessionSupervisor:
             raise error
         try:
             await self._replace(error, None if self.session is None else self.session.global_step.latest.step + 1)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
-            interrupted, cause = run_lock.end_interrupt()
+            interrupted, cause = run_lock.end_interrupt(cancelled)
             if not interrupted or not (cause or self.root.errors):
                 raise
             self.root.raised = self.root.raised or cause is None

@@ -156,7 +156,7 @@ def _activities(run_lock: RunLock, hooks: HookSet, now: float) -> list[Activity]
 def _calls(caller: HookCaller, now: float) -> list[Activity]:
     if caller.overlap is None:
         return []
-    secs, calls_hooks = _elapsed(caller.suspended, now), caller.batch is caller
+    secs, calls_hooks = _elapsed(caller.suspended_at, now), caller.batch is caller
     return [
         _activity(what, task, secs, caller.hook(number) if calls_hooks else None)
         for number, what, task in caller.overlap.unfinished

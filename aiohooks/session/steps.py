@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from aiohooks._validate import check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
+from aiohooks.session._run_lock import FifoLock
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.recovery import SessionSupervisor
 
@@ -29,6 +30,7 @@ class StepContext:
         self._supervisor = supervisor
         self._run_attempt = run_attempt
         self._attempt = attempt
+        self._turns = FifoLock()
 
     @property
     def session(self) -> Session:
@@ -41,11 +43,20 @@ class StepContext:
     async def run_with_hooks(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make a run with all hooks around it; any number of times. A recoverable error repeats the whole step function."""
+        """Make a run with all hooks around it; any number of times, and several of them take turns.
+
+        A recoverable error repeats the whole step function.
+        """
         root = self._supervisor.root
         if root.should_stop():
             raise StopRequestedError(root.stop_reason)
-        return await self._run_attempt(SessionRunArgs(fetches, feed_dict, options), self._attempt)
+        if self._turns.taken:
+            await self._turns.wait()
+        self._turns.taken = True
+        try:
+            return await self._run_attempt(SessionRunArgs(fetches, feed_dict, options), self._attempt)
+        finally:
+            self._turns.release()
 
     def request_stop(self, reason: str | None = None) -> NoReturn:
         """Request a stop and end the step function.

@@ -133,8 +133,8 @@ class AdmissionQueue:
             await versions.wait_for(versions.latest.step + 1, on_reset="raise")
         except StepResetError:
             pass
-        except asyncio.CancelledError:
-            if scope.uncancel() or not scope.cancel_called:
+        except asyncio.CancelledError as error:
+            if scope.uncancel(error) or not scope.cancel_called:
                 raise
         except AiohooksError as error:
             add_note(error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}")

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._aio.gather import drive
+from aiohooks._aio.cancel import drive
 from aiohooks.dispatch.calls import HookCaller
 from aiohooks.session._hooks import HookSet
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
@@ -237,8 +237,8 @@ def _both_phases(
     caller = HookCaller()
 
     async def both() -> None:
-        await caller.call(checked.before_run, context, None, 1)
-        await caller.call(checked.after_run, context, [(values,) * len(hooks)], 1)
+        await caller.call(checked.before_run, (context,), step=1)
+        await caller.call(checked.after_run, (context,), seconds=[(values,) * len(hooks)], step=1)
 
     return lambda: drive(both(), caller)
 

@@ -112,7 +112,7 @@ async def test_an_observers_cancellation_is_only_logged(phase: str, caplog: pyte
         task.cancel()
         await task
 
-    with refused(ah.errors.HookCancelledError, f"PhaseHook.{phase}", "not by its session"):
+    with refused(ah.errors.HookCancelledError, f"PhaseHook.{phase}", "not by its caller"):
         await use(hooked(phase, awaits_cancelled))
     caplog.clear()
     await use(hooked(phase, awaits_cancelled, on_error="log"))

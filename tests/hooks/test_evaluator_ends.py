@@ -251,7 +251,7 @@ async def test_a_cancellation_inside_is_a_failure(mode: Any) -> None:
         await task
 
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, at_end=False)
-    with refused(ah.errors.HookCancelledError, "the evaluation at step 1 was cancelled, and not by its session"):
+    with refused(ah.errors.HookCancelledError, "the evaluation at step 1 was cancelled, and not by its caller"):
         await results_of(hook, 5)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -94,7 +96,17 @@ SIGNATURES: dict[str, str | None] = {
     "ChiefSessionCreator.create_session": "async (self)",
     "ChiefSessionCreator.aclose": "async (self)",
     "Clock": None,
-    "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>)",
+    "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>, background=<object>, "
+    "max_pending=<object>, disable_after=<object>)",
+    "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=120.0)",
+    "HookGroup.call": "async (self, method, /, *args, **keywords)",
+    "HookGroup.on": "(self, method, fn=None, **attributes)",
+    "HookGroup.add": "(self, hook)",
+    "HookGroup.remove": "(self, hook)",
+    "HookGroup.status": "(self)",
+    "compose": "(kind, hooks, *, results=None)",
+    "in_order": "(hooks, *, first=0)",
+    "point": "(how)",
     "Coordinator": "(clean_stop_exception_types=(), *, parent=None, is_recoverable=None)",
     "Coordinator.start_soon": "(self, fn, *args, name=None)",
     "Coordinator.request_stop": "(self, reason=None)",
@@ -347,8 +359,25 @@ def test_the_public_names_are_these() -> None:
 
 def test_nothing_public_is_left_out() -> None:
     """What stands in the front door without an underscore is in `__all__`, submodules left aside."""
-    visible = {name for name, thing in vars(ah).items() if not name.startswith("_") and not inspect.ismodule(thing)}
-    assert visible == PUBLIC
+    visible = {name for name in dir(ah) if not name.startswith("_") and not inspect.ismodule(getattr(ah, name))}
+    assert visible - {"Any", "TYPE_CHECKING"} == PUBLIC
+
+
+def test_names_are_imported_when_they_are_used() -> None:
+    """Importing `aiohooks`, or hook groups alone, loads nothing of sessions, graphs and stores."""
+    program = (
+        "import sys, aiohooks, aiohooks.dispatch; aiohooks.HookGroup;"
+        "print([name for name in sys.modules if name.startswith('aiohooks.')])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    packages = ("session", "graph", "stores", "checkpoint", "hooks", "version_gate", "distributed", "adapters", "training")
+    assert not [name for name in packages if f"'aiohooks.{name}" in loaded]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """A name that does not exist is reported like that of any module."""
+    with pytest.raises(AttributeError, match="module 'aiohooks' has no attribute 'Grph'"):
+        _ = ah.Grph  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("path", [path for path, text in SIGNATURES.items() if text is not None])

@@ -48,11 +48,6 @@ def one_hook_twice() -> list[Any]:
     return [hook, Silent(), ah.configure(hook, order=1)]
 
 
-def configured_twice() -> list[Any]:
-    registration: Any = ah.configure(Silent())
-    return [ah.configure(registration)]
-
-
 # -- hooks
 
 
@@ -68,7 +63,6 @@ HOOKS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "bare, configured": (lambda: ah.configure(Silent()), ("HookRegistration", "give a list of hooks")),
     "int": (lambda: 5, ("hooks is 5", "give a list of hooks")),
     "None": (lambda: None, ("hooks is None", "give a list of hooks")),
-    "configured twice": (configured_twice, ("configure got HookRegistration", "give an object of a SessionRunHook class")),
 }
 
 
@@ -88,11 +82,17 @@ def test_a_plain_function_is_refused_in_every_phase(phase: str) -> None:
         ah.AsyncMonitoredSession(double, [cls()])
 
 
-@pytest.mark.parametrize("hook", [Duck(), Silent, None, 5], ids=["duck", "class", "none", "int"])
-def test_only_hooks_are_configured(hook: Any) -> None:
-    """`configure` takes a hook object and says so otherwise."""
-    with refused(ah.errors.InvalidHookError, "Silent" if hook is Silent else repr(hook), "SessionRunHook"):
-        ah.configure(hook, order=1)
+def test_only_objects_are_configured() -> None:
+    """`configure` takes an object and says so if it gets the class."""
+    with refused(ah.errors.InvalidHookError, "the class Silent", "give an object of it: Silent(...)"):
+        ah.configure(Silent, order=1)
+
+
+def test_a_registration_is_configured_again() -> None:
+    """Attributes that are not given again are kept."""
+    hook = Silent()
+    again = ah.configure(ah.configure(hook, order=3, timeout=2.0), on_error="log")
+    assert (again.hook, again.order, again.timeout, again.on_error) == (hook, 3, 2.0, "log")
 
 
 @pytest.mark.parametrize(

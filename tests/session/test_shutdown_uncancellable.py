@@ -66,7 +66,10 @@ async def test_an_uncancellable_hook_has_the_grace_period(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("sibling", [False, True], ids=["alone", "overlapping"])
 async def test_a_hook_that_swallows_its_callers_cancel(sibling: bool) -> None:
-    """A cancel that a hook swallowed is noticed and raised, whether hooks overlap or not."""
+    """A hook that runs in its caller's task swallows a cancel as under a plain `await`: the run is completed.
+
+    The count of cancels cannot tell this from a task group that settles its own, which must not end a run.
+    """
 
     async def swallows(run_context: ah.SessionRunContext) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -79,8 +82,7 @@ async def test_a_hook_that_swallows_its_callers_cancel(sibling: bool) -> None:
         running = asyncio.create_task(session.run("loss"))
         await ticks()
         running.cancel()
-        await asyncio.wait([running])
-        assert running.cancelled()
+        assert await running == 2
 
 
 async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCaptureFixture) -> None:

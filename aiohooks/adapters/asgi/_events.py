@@ -148,7 +148,7 @@ class WhileConnected:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         self._ended = True
-        outer = self._scope.uncancel()
+        outer = self._scope.uncancel(error)
         self.disconnected = self._scope.cancel_called and not outer and isinstance(error, asyncio.CancelledError)
         self._listener.cancel()
         await wait_done([self._listener], None)

@@ -32,7 +32,7 @@ scenario("two steps, sessions from a creator", hooks=2, creator=True)(two_steps)
 
 @scenario("hooks of different orders", hooks=4)
 async def orders(fixture: Fixture) -> None:
-    hooks = [ah.configure(hook, order=number // 2) for number, hook in enumerate(fixture.hooks)]  # type: ignore[arg-type]
+    hooks = [ah.configure(hook, order=number // 2) for number, hook in enumerate(fixture.hooks)]
     async with fixture.open(hooks=hooks) as session:
         await fixture.run(session)
 
@@ -168,7 +168,7 @@ async def errors_everywhere(fixture: Fixture) -> None:
 
 @scenario("failing observers are only logged", hooks=3, vanishing=True)
 async def observers(fixture: Fixture) -> None:
-    hooks = [ah.configure(hook, on_error="log") for hook in fixture.hooks]  # type: ignore[arg-type]
+    hooks = [ah.configure(hook, on_error="log") for hook in fixture.hooks]
     for label in ("h0.before_run", "h1.after_run", "h2.after_create_session", "h1.end", "h0.close"):
         fixture.actions[label] = fails(Broken)
     async with fixture.open(hooks=hooks) as session:

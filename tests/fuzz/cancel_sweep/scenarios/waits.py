@@ -274,7 +274,7 @@ async def hook_timeout(fixture: Fixture) -> None:
     fixture.actions[f"h{slow}.before_run"] = stuck
     fixture.actions[f"h{1 - slow}.before_run"] = later
     hooks = [*fixture.hooks]
-    hooks[slow] = ah.configure(fixture.hooks[slow], timeout=2)  # type: ignore[arg-type]
+    hooks[slow] = ah.configure(fixture.hooks[slow], timeout=2)
     async with fixture.open(hooks=hooks) as session:
         await fixture.run(session)
 

@@ -1,0 +1,160 @@
+"""Background calls: the calls of one hook in order, beside whatever follows; bounded, and drained at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from aiohooks._aio.cancel import drive, wait_done
+from aiohooks._aio.clock import wake
+from aiohooks._aio.run_scope import leave_run
+from aiohooks.dispatch.calls import HookCaller, Method, OrderGroup, RegisteredHook, bound_method, hook_cancelled_error
+from aiohooks.errors import flattened
+
+_logger = logging.getLogger("aiohooks")
+
+
+class BackgroundCalls:
+    """The queues of all background hooks of one group or session."""
+
+    def __init__(self, grace_secs: float) -> None:
+        """`grace_secs` is how long cancelled calls may take to end."""
+        self._grace_secs = grace_secs
+        self._queues: dict[RegisteredHook, CallQueue] = {}
+
+    def bind(self, registered: RegisteredHook, method: str) -> Method:
+        """Return what calls `method` of the hook: into its queue, if it is a background hook."""
+        if not registered.registration.background:
+            return bound_method(registered, method)
+        queue = self._queues.get(registered)
+        if queue is None:
+            queue = self._queues[registered] = CallQueue(registered)
+        group = OrderGroup(method, [registered], self._grace_secs)
+
+        async def call(*args: Any, **keywords: Any) -> None:
+            await queue.put(group, args, keywords)
+
+        return call
+
+    def pending(self, registered: RegisteredHook) -> int:
+        """Return how many calls of a hook are queued or active."""
+        queue = self._queues.get(registered)
+        return 0 if queue is None else queue.size
+
+    async def drain(self, hooks: Iterable[RegisteredHook] | None = None) -> None:
+        """Wait until the queues of `hooks`, by default of all, are empty; leave their failures to the next call."""
+        for registered, queue in tuple(self._queues.items()):
+            if hooks is None or registered in hooks:
+                await queue.wait_until(0)
+
+    async def end(self, secs: float) -> list[BaseException]:
+        """Give the queues `secs` to become empty, then drop what is left; return the failures that no call has raised."""
+        tasks = [asyncio.ensure_future(queue.wait_until(0)) for queue in self._queues.values() if queue.size]
+        try:
+            await wait_done(tasks, secs)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for queue in self._queues.values():
+                queue.drop()
+        await wait_done([queue.task for queue in self._queues.values() if queue.task is not None], self._grace_secs)
+        return [error for queue in self._queues.values() for error in queue.take_errors()]
+
+
+class CallQueue:
+    """The queued calls of one hook. Each runs in a task of its own, in a copy of its caller's context, when the one before it
+    has ended.
+    """  # noqa: D205
+
+    def __init__(self, registered: RegisteredHook) -> None:
+        self._registered = registered
+        self._calls: deque[tuple[contextvars.Context, OrderGroup, tuple[Any, ...], dict[str, Any]]] = deque()
+        self._waiters: dict[asyncio.Future[None], int] = {}
+        self._errors: list[BaseException] = []
+        self._dropped = False
+        self.task: asyncio.Task[Any] | None = None
+        """The active call."""
+
+    @property
+    def size(self) -> int:
+        """How many calls are queued or active."""
+        return len(self._calls) + (self.task is not None)
+
+    async def put(self, group: OrderGroup, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Queue a call; wait while the queue is full.
+
+        Raises:
+            BaseException: the failures of earlier calls, several as one group.
+        """
+        self._raise_errors()
+        if self.size >= self._registered.registration.max_pending:
+            await self.wait_until(self._registered.registration.max_pending - 1)
+            self._raise_errors()
+        context = contextvars.copy_context()
+        context.run(leave_run)  # it is not part of the run that queues it
+        self._calls.append((context, group, args, keywords))
+        if self.task is None:
+            self._start_next()
+
+    async def wait_until(self, size: int) -> None:
+        """Wait until at most `size` calls are left."""
+        while self.size > size:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters[waiter] = size
+            try:
+                await waiter
+            finally:
+                del self._waiters[waiter]
+
+    def drop(self) -> None:
+        """Drop the queued calls and cancel the active one."""
+        if not self.size:
+            return
+        _logger.warning("%s has %s background calls left, which are dropped", self._registered.name, self.size)
+        self._dropped = True
+        self._calls.clear()
+        if self.task is not None:
+            self.task.cancel()
+
+    def take_errors(self) -> list[BaseException]:
+        """Return the failures that no call has raised, and forget them."""
+        errors, self._errors = self._errors, []
+        return errors
+
+    def _raise_errors(self) -> None:
+        errors = self.take_errors()
+        try:
+            if len(errors) == 1:
+                raise errors[0]
+            if errors:
+                raise BaseExceptionGroup(f"{len(errors)} background calls failed", flattened(errors))
+        finally:
+            del errors
+
+    def _start_next(self) -> None:
+        context, group, args, keywords = self._calls.popleft()
+        caller = HookCaller()
+        coro = drive(caller.call((group,), args, keywords), caller)
+        task = self.task = asyncio.get_running_loop().create_task(_call(coro), name=group.names[0], context=context)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.task = None
+        if task.cancelled():
+            if not self._dropped:
+                self._errors.append(hook_cancelled_error(task.get_name(), asyncio.CancelledError()))
+        elif (error := task.exception()) is not None:
+            self._errors.append(error)
+        if self._calls:
+            self._start_next()
+        for waiter, size in self._waiters.items():
+            if self.size <= size:
+                wake(waiter)
+
+
+async def _call(coro: Any) -> None:
+    await coro

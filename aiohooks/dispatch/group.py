@@ -1,0 +1,608 @@
+"""A group of hooks that is called as if it were one hook.
+
+    HookGroup    the group: its hooks, its calls, its block
+    compose      the one object that stands for several hooks, where nothing has to be entered
+
+How a call is made depends on the method (`lifecycle.Point.how`): the `_answer_...` functions below are one for each way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
+
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
+from aiohooks._validate import check_secs, is_coroutine_function
+from aiohooks.dispatch.background import BackgroundCalls
+from aiohooks.dispatch.calls import HookCaller, OrderGroup, RegisteredHook, order_groups
+from aiohooks.dispatch.hook import HookRegistration, configure
+from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, registered_hooks
+from aiohooks.errors import (
+    HookGroupClosedError,
+    InvalidArgumentError,
+    InvalidHookError,
+    add_note,
+    add_origin,
+    did_you_mean,
+    flattened,
+)
+
+_logger = logging.getLogger("aiohooks")
+K = TypeVar("K")
+P = ParamSpec("P")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class HookStatus(NamedTuple):
+    """What has become of the calls of one hook: failures that were logged, background calls that wait or run."""
+
+    name: str
+    failures: int
+    pending: int
+    disabled: bool
+
+
+class HookGroup(Generic[K]):
+    """Several hooks of one lifecycle, called as one: `async with HookGroup(AgentHooks, [Audit(), Metrics()]) as group:`.
+
+    A lifecycle is any class: its public methods are what hooks can implement. `group.hooks` is an object of that class; calling a
+    method of it calls the hooks that implement the method. Calls start in registration order; while none suspends, they run one
+    after the other, and from the moment one does, the others overlap with it, in the context of the caller. The first failure
+    cancels the others and waits for them; one failure is raised as it is, several as one flat group, each with a note that names
+    the hook. A cancel of the caller wins over both.
+
+    Any number of tasks may call a group at the same time. Hooks that are async context managers are entered with the block, in
+    order, and left in reverse; background calls end with it. A group with neither can be used without a block.
+    """
+
+    def __init__(
+        self,
+        kind: type[K],
+        hooks: Iterable[object] = (),
+        *,
+        results: Mapping[str, How] | How | None = None,
+        name: str | None = None,
+        grace_secs: float = DEFAULT_GRACE_SECS,
+    ) -> None:
+        """Check the hooks.
+
+        Args:
+            kind: the lifecycle: a class of one's own, or of a framework.
+            hooks: objects with methods of `kind`, or registrations made by `configure`. They need not derive from it.
+            results: how the answers of several hooks become one, by the name of the method, for a class that is not one's own;
+                or one way for all methods that return something. See `point`.
+            name: the name of the group in messages; by default that of `kind`.
+            grace_secs: how long cancelled calls, background calls and the end of the hooks may take.
+
+        Raises:
+            InvalidHookError: `kind` is not a class; a hook does not fit it; several hooks implement a method that returns
+                something, and nothing says how their answers become one.
+            InvalidArgumentError: `results` names a method that `kind` does not have.
+        """
+        check_secs(grace_secs, "grace_secs")
+        self._lifecycle = Lifecycle(kind, results)
+        self._name = name or self._lifecycle.kind.__name__
+        self._grace_secs = grace_secs
+        self._background = BackgroundCalls(grace_secs)
+        self._registered: tuple[RegisteredHook, ...] = ()
+        self._entered: list[RegisteredHook] = []
+        self._state = "new"
+        self._class = _composite_class(self._lifecycle.kind)
+        self._targets: dict[str, _Target] = {}
+        self._set_hooks([*hooks])
+        self.hooks: K = cast("K", _instance_of(self._class))
+        """The one object that stands for all hooks: pass it wherever a hook of the class is wanted."""
+
+    # -- calling
+
+    async def call(
+        self, method: Callable[Concatenate[K, P], Coroutine[Any, Any, T]], /, *args: P.args, **keywords: P.kwargs
+    ) -> list[T]:
+        """Call a method of all hooks that implement it, and return every answer, in order of the hooks.
+
+        Example: `answers = await group.call(AgentHooks.before_model, request)`.
+
+        Raises:
+            InvalidArgumentError: `method` is not a coroutine method of the class, or one that wraps.
+            HookGroupClosedError: the group is not entered yet and has to be, or has been left.
+            BaseException: the failure of a hook; several as one group.
+        """
+        each = self._point_of(method)
+        if not each.is_async or each.how == "wrap":
+            raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
+        self._check_usable()
+        target = self._targets.get(each.name)
+        return [] if target is None else await _call(target.groups, args, keywords)
+
+    def _point_of(self, method: Callable[..., Any]) -> Point:
+        name = getattr(method, "__name__", repr(method))
+        each = self._lifecycle.points.get(name)
+        if each is None or not callable(method):
+            kind = self._lifecycle.kind.__name__
+            raise InvalidArgumentError(f"{name} is not a method of {kind}; {did_you_mean(name, self._lifecycle.points)}")
+        return each
+
+    # -- the hooks
+
+    def add(self, hook: object) -> None:
+        """Add a hook, or a registration; it takes part from the next call on.
+
+        Raises:
+            InvalidHookError: it does not fit, is a hook of the group already, or would have to be entered now.
+            HookGroupClosedError: the group has been left.
+        """
+        if self._state == "closed":
+            self._check_usable()
+        before = self._registered
+        self._set_hooks([*(one.registration for one in before), hook])
+        new = self._registered[-1]
+        if self._state == "entered" and _is_context(new.hook):
+            self._set_hooks([one.registration for one in before])
+            raise InvalidHookError(f"{new.hook!r} is a context manager; add it before the group is entered")
+
+    def remove(self, hook: object) -> None:
+        """Remove a hook, or a function that was added with `on`; it takes no part from the next call on.
+
+        Raises:
+            InvalidArgumentError: it is not a hook of the group.
+        """
+        left = [one.registration for one in self._registered if one.hook is not hook and getattr(one.hook, "fn", one) is not hook]
+        if len(left) == len(self._registered):
+            raise InvalidArgumentError(f"{hook!r} is not a hook of {self!r}")
+        self._set_hooks(left)
+
+    @overload
+    def on(self, method: Callable[..., Any], fn: F, **attributes: Any) -> F: ...
+    @overload
+    def on(self, method: Callable[..., Any], fn: None = None, **attributes: Any) -> Callable[[F], F]: ...
+    def on(self, method: Callable[..., Any], fn: Any = None, **attributes: Any) -> Any:
+        """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also as a decorator.
+
+        Args:
+            method: the method of the class.
+            fn: a coroutine function, or a plain function, which must not block.
+            attributes: those of `configure`.
+
+        Returns:
+            The function.
+        """
+        if fn is None:
+            return functools.partial(self.on, method, **attributes)
+        self.add(configure(_FunctionHook(self._point_of(method), fn), **attributes))
+        return fn
+
+    def _set_hooks(self, hooks: list[Any]) -> None:
+        """Take these hooks from the next call on; calls that are active keep theirs."""
+        for one in hooks:
+            hook = one.hook if isinstance(one, HookRegistration) else one
+            if isinstance(hook, HookGroup):
+                raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
+        known = {id(one.hook): one for one in self._registered}
+        registered = tuple(known.get(id(one.hook), one) for one in registered_hooks(self._lifecycle, hooks))
+        for one in registered:
+            kind = self._lifecycle.kind
+            if not self._lifecycle.implemented(one.hook) and not isinstance(one.hook, kind):
+                names = ", ".join(self._lifecycle.points)
+                raise InvalidHookError(f"{one.hook!r} has none of the methods of {kind.__name__}: {names}")
+        targets: dict[str, _Target] = {}
+        for each in self._lifecycle.points.values():
+            hooks_of = [one for one in registered if self._lifecycle.overrides(one.hook, each.name)]
+            if hooks_of:
+                targets[each.name] = self._target(each, hooks_of)
+        attributes = _attributes(self._lifecycle, [one.hook for one in registered])
+        self._registered, self._targets = registered, targets
+        for name in [name for name in vars(self._class) if not name.startswith("_")]:
+            if name not in targets:
+                delattr(self._class, name)
+        for name, target in targets.items():
+            setattr(self._class, name, _method(self, target))
+        for name, value in attributes.items():
+            setattr(self._class, name, value)
+
+    def _target(self, each: Point, hooks: list[RegisteredHook]) -> _Target:
+        wrappers = [one for one in hooks if inspect.isasyncgenfunction(getattr(one.hook, each.name))]
+        callees = [one for one in hooks if one not in wrappers]
+        if each.how == "one" and len(callees) > 1:
+            names = " and ".join(f"{one.name}.{each.name}" for one in callees)
+            advice = f'results={{"{each.name}": "first"}}, or @point on the method'
+            raise InvalidHookError(f"{names} both answer; say how the answers become one: {advice}")
+        bind = self._background.bind if each.how == "none" else None
+        groups = order_groups(each.name, callees, self._grace_secs, *(() if bind is None else (bind,)))
+        singles = tuple(OrderGroup(each.name, [one], self._grace_secs) for group in groups for one in group.hooks)
+        return _Target(each, groups, singles, tuple(wrappers))
+
+    # -- entering and leaving
+
+    def _check_usable(self) -> None:
+        if self._state == "closed":
+            raise HookGroupClosedError(f"{self!r} has been left; make a new one")
+        if self._state != "entered":
+            for one in self._registered:
+                if _is_context(one.hook) or one.registration.background:
+                    raise HookGroupClosedError(f"{self!r} has to be entered, as {one.name} has: `async with group:`")
+
+    async def __aenter__(self) -> Self:
+        """Enter the hooks that are async context managers, in order; if one fails, leave those before it.
+
+        Raises:
+            HookGroupClosedError: the group was entered before.
+        """
+        if self._state != "new":
+            raise HookGroupClosedError(f"{self!r} is entered once; make a new one")
+        self._state = "entered"
+        try:
+            for one in self._registered:
+                if _is_context(one.hook):
+                    await _call((OrderGroup("__aenter__", [one], self._grace_secs),), (), {})
+                    self._entered.append(one)
+        except BaseException as error:
+            await self._leave(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
+    ) -> None:
+        """Wait for the background calls and leave the hooks: shielded from cancels, within the grace period for each of them.
+
+        Hooks are left in another task than they were entered in, and cannot swallow the error of the block.
+
+        Raises:
+            BaseException: the failure of a background call or of a hook, if the block has none; otherwise it is logged.
+        """
+        await self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        self._state = "closed"
+        failures: list[BaseException] = []
+        await shielded(self._leave_hooks(error, failures), grace_secs=self._grace_secs, what=f"the end of {self!r}")
+        try:
+            if error is not None:
+                for failure in failures:
+                    add_note(error, f"and then: {failure!r}")
+                    _logger.error("leaving %r failed after %s", self, type(error).__name__, exc_info=failure)
+            elif len(failures) == 1:
+                raise failures[0]
+            elif failures:
+                raise BaseExceptionGroup(f"{len(failures)} failures at the end of {self!r}", flattened(failures))
+        finally:
+            error = None
+            failures.clear()
+
+    async def _leave_hooks(self, error: BaseException | None, failures: list[BaseException]) -> None:
+        failures += await self._background.end(self._grace_secs)
+        args = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+        limit = max(self._grace_secs, 1e-9)
+        while self._entered:
+            one = self._entered.pop()
+            try:
+                await _call((OrderGroup("__aexit__", [one], self._grace_secs, limit),), args, {})
+            except Exception as failure:
+                failures.append(failure)
+
+    def status(self) -> list[HookStatus]:
+        """Return what has become of the calls of each hook."""
+        return [HookStatus(one.name, one.failures, self._background.pending(one), one.disabled) for one in self._registered]
+
+    def __repr__(self) -> str:
+        return f"<HookGroup {self._name}: {', '.join(one.name for one in self._registered) or 'no hooks'}>"
+
+
+def compose(kind: type[K], hooks: Iterable[object], *, results: Mapping[str, How] | How | None = None) -> K:
+    """Return one object of the class `kind` that stands for several hooks; a framework's runner takes it like a single one.
+
+    It is the `hooks` of a `HookGroup`; see there for the arguments and the errors.
+
+    Raises:
+        InvalidHookError: a hook is a context manager or has background calls, so that it must be entered: use a `HookGroup`.
+    """
+    group = HookGroup(kind, hooks, results=results)
+    try:
+        group._check_usable()  # pyright: ignore[reportPrivateUsage]
+    except HookGroupClosedError as error:
+        raise InvalidHookError(f"{error}; compose cannot do it, use HookGroup") from None
+    return group.hooks
+
+
+# -- one way for each kind of method
+
+
+class _Target(NamedTuple):
+    """What a method calls."""
+
+    point: Point
+    groups: tuple[OrderGroup, ...]
+    singles: tuple[OrderGroup, ...]
+    """The same calls one by one, for methods whose hooks are called in turn."""
+    wrappers: tuple[RegisteredHook, ...]
+    """Hooks that implement the method as an async generator."""
+
+
+async def _call(groups: tuple[OrderGroup, ...], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
+    """Call the hooks of `groups`, overlapping, and return their answers."""
+    caller = HookCaller()
+    try:
+        return await drive(caller.call(groups, args, keywords), caller)
+    finally:
+        caller.reset()
+
+
+async def _answer_any(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    return _only_answer(target, await _call(target.groups, args, keywords))
+
+
+def _only_answer(target: _Target, answers: list[Any]) -> Any:
+    """Return the answer of a method of which nothing says whether it returns something."""
+    if len(answers) > 1 and target.point.how == "any" and any(answer is not None for answer in answers):
+        name = target.point.name
+        raise InvalidHookError(
+            f'several hooks implement {name}, and it returned {answers!r}; say what is its result: results={{"{name}": "first"}}'
+        )
+    return answers[0] if answers and target.point.how != "none" else None
+
+
+async def _answer_first(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """Call the hooks in turn up to the first answer that is not None."""
+    for single in target.singles:
+        answer = (await _call((single,), args, keywords))[0]
+        if answer is not None:
+            return answer
+    return None
+
+
+async def _answer_chain(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """Call the hooks in turn, each with the answer of the one before it as the last argument."""
+    answer: Any = None
+    for single in target.singles:
+        answer = (await _call((single,), args, keywords))[0]
+        if answer is not None:
+            args, keywords = _with_last(target.point, args, keywords, (answer,))
+    return _last(target.point, args, keywords)
+
+
+async def _answer_wrap(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any], own: Callable[..., Any]) -> Any:
+    """Call the first hook with a function that calls the next one, and so on; the last one gets the caller's own function.
+
+    In between is the method of the class itself, `own`, so that what it does around the call is not lost.
+    """
+    hooks = [one for single in target.singles for one in single.hooks]
+
+    async def call(number: int, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+        if number == len(hooks):
+            return await own(*args, **keywords)
+        registered, answers, inner = hooks[number], list[Any](), list[BaseException]()
+        bare_args, bare_keywords = _without_last(target.point, args, keywords)
+
+        async def call_next(*changed: Any, **named: Any) -> Any:
+            new_args, new_keywords = _with_last(target.point, bare_args, {**bare_keywords, **named}, changed, skip=1)
+            new_args, new_keywords = _and_last(target.point, new_args, new_keywords, _last(target.point, args, keywords))
+            try:
+                answer = await call(number + 1, new_args, new_keywords)
+            except BaseException as error:
+                inner.append(error)
+                raise
+            answers.append(answer)
+            return answer
+
+        method = getattr(registered.hook, target.point.name)
+        own_args, own_keywords = _and_last(target.point, bare_args, bare_keywords, call_next)
+        try:
+            return await method(*own_args, **own_keywords)
+        except Exception as error:
+            if any(error is one for one in inner):
+                raise  # it has passed through this hook
+            who = f"{registered.name}.{target.point.name}"
+            add_origin(error, who)
+            if registered.registration.on_error != "log":
+                raise
+            registered.log_failure(who, error)
+            return answers[-1] if answers else await call(number + 1, args, keywords)
+        finally:
+            inner.clear()
+
+    return await call(0, args, keywords)
+
+
+def _answer_plain(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """Call the hooks of a method that is a plain function, in turn."""
+    answers: list[Any] = []
+    for single in target.singles:
+        registered, name = single.hooks[0], single.names[0]
+        try:
+            answer = getattr(registered.hook, target.point.name)(*args, **keywords)
+        except Exception as error:
+            add_origin(error, name)
+            if registered.registration.on_error != "log":
+                raise
+            registered.log_failure(name, error)
+            answer = None
+        if target.point.how == "first" and answer is not None:
+            return answer
+        if target.point.how == "chain" and answer is not None:
+            args, keywords = _with_last(target.point, args, keywords, (answer,))
+        answers.append(answer)
+    return _last(target.point, args, keywords) if target.point.how == "chain" else _only_answer(target, answers)
+
+
+_ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "none": _answer_any,
+    "any": _answer_any,
+    "one": _answer_any,
+    "first": _answer_first,
+    "chain": _answer_chain,
+}
+
+
+def _method(group: HookGroup[Any], target: _Target) -> Callable[..., Any]:
+    """Return the method of the object that stands for the hooks of a group."""
+    each, name = target.point, target.point.name
+    check, positional = group._check_usable, each.positional  # pyright: ignore[reportPrivateUsage]
+    ready = not any(_is_context(one.hook) or one.registration.background for one in group._registered)  # pyright: ignore[reportPrivateUsage]
+    answer = _ANSWERS.get(each.how)
+    is_silent = each.how == "none" and not target.wrappers
+
+    async def method(self: Any, *args: Any, **keywords: Any) -> Any:
+        if not ready or group._state == "closed":  # pyright: ignore[reportPrivateUsage]
+            check()
+        if keywords:
+            args, keywords = _positional_first(positional, args, keywords)
+        if is_silent:
+            caller = HookCaller()
+            try:
+                await drive(caller.call(target.groups, args, keywords), caller)
+            finally:
+                caller.reset()
+            return None
+        own = functools.partial(each.own, self)
+        async with contextlib.AsyncExitStack() as stack:
+            for one in target.wrappers:
+                await stack.enter_async_context(contextlib.asynccontextmanager(getattr(one.hook, name))(*args, **keywords))
+            if answer is None:
+                return await _answer_wrap(target, args, keywords, own)
+            result = await answer(target, args, keywords) if target.groups else None
+            if result is None and each.how != "none":
+                result = await own(*args, **keywords)  # as if there were no hooks
+            return result
+        return None  # a wrapper has swallowed the error
+
+    def plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
+        check()
+        if keywords:
+            args, keywords = _positional_first(positional, args, keywords)
+        return _answer_plain(target, args, keywords)
+
+    made: Callable[..., Any] = functools.wraps(each.own)(method if each.is_async else plain_method)
+    vars(made).pop("__isabstractmethod__", None)
+    return made
+
+
+# -- arguments
+
+
+def _positional_first(
+    names: tuple[str, ...], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give by position what may be given so, as hooks may use other names."""
+    given = [*args]
+    for name in names[len(args) :]:
+        if name not in keywords:
+            break
+        given.append(keywords.pop(name))
+    return tuple(given), keywords
+
+
+def _last_keyword(each: Point, keywords: Mapping[str, Any], skip: int = 0) -> str | None:
+    named = [name for name in each.keywords if name in keywords]
+    return named[-1 - skip] if len(named) > skip else None
+
+
+def _last(each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """Return the last argument of a call."""
+    name = _last_keyword(each, keywords)
+    return keywords[name] if name is not None else args[-1] if args else None
+
+
+def _without_last(each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    name = _last_keyword(each, keywords)
+    left = {key: value for key, value in keywords.items() if key != name}
+    return (args if name is not None else args[:-1]), left
+
+
+def _and_last(
+    each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any], last: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if each.keywords:
+        return args, {**keywords, each.keywords[-1]: last}
+    return (*args, last), {**keywords}
+
+
+def _with_last(
+    each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any], new: Sequence[Any], skip: int = 0
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace the last arguments of a call; `skip` of the parameters at the end are not given."""
+    changed = {**keywords}
+    named = [name for name in each.keywords if name in keywords]
+    left = list(new)
+    while left and named:
+        changed[named.pop()] = left.pop()
+    return ((*args[: len(args) - len(left)], *left) if left else args), changed
+
+
+# -- the object that stands for the hooks
+
+
+class _FunctionHook:
+    """A function as a hook with one method."""
+
+    def __init__(self, each: Point, fn: Any) -> None:
+        if not callable(fn):
+            raise InvalidHookError(f"on got {fn!r}; give a function")
+        self.fn = fn
+        self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
+        setattr(self, each.name, _as_coroutine_function(fn) if each.is_async and not is_coroutine_function(fn) else fn)
+
+    def __repr__(self) -> str:
+        return f"<hook {self.__aiohooks_name__}>"
+
+
+def _as_coroutine_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    async def call(*args: Any, **keywords: Any) -> Any:
+        return fn(*args, **keywords)
+
+    return call
+
+
+def _composite_class(kind: type[Any]) -> type[Any]:
+    """Return a subclass of `kind`; the methods that hooks implement are set on it."""
+    if getattr(kind, "__final__", False):
+        raise InvalidHookError(f"{kind.__name__} is final, so that no object can stand for several hooks of it")
+    try:
+        made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(__module__=kind.__module__))
+    except TypeError as error:
+        raise InvalidHookError(f"{kind.__name__} cannot be a lifecycle: {error}") from None
+    made.__qualname__ = kind.__qualname__
+    if inspect.isabstract(made):
+        made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return made
+
+
+def _instance_of(made: type[Any]) -> Any:
+    """Return an object of the class, made without its `__init__` if that wants arguments."""
+    try:
+        inspect.signature(made).bind()
+    except (TypeError, ValueError):
+        return object.__new__(made)
+    return made()
+
+
+def _attributes(lifecycle: Lifecycle, hooks: list[Any]) -> dict[str, Any]:
+    """Return the public data attributes that hooks of the class set otherwise than the class: the group takes them over."""
+    found: dict[str, Any] = {}
+    for name in dir(lifecycle.kind):
+        default = inspect.getattr_static(lifecycle.kind, name)
+        if name.startswith("_") or callable(default) or isinstance(default, (classmethod, staticmethod)):
+            continue
+        values = [(hook, getattr(hook, name)) for hook in hooks if isinstance(hook, lifecycle.kind)]
+        changed = [(hook, value) for hook, value in values if isinstance(default, property) or value is not default]
+        if not changed or all(value is None for _, value in changed):
+            continue
+        first_hook, first = changed[0]
+        for hook, value in values:
+            if value is not first and value != first:
+                raise InvalidHookError(
+                    f"{type(first_hook).__name__}.{name} is {first!r} and {type(hook).__name__}.{name} is {value!r}; "
+                    "a group has one: set the same on all"
+                )
+        found[name] = first
+    return found
+
+
+def _is_context(hook: object) -> bool:
+    return hasattr(type(hook), "__aenter__") and hasattr(type(hook), "__aexit__")
