@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from aiohooks._aio.cancel import TimeLimit, cancel_count, current_task, to_thread, wait_done
+from aiohooks._aio.await_chain import describe_suspension
+from aiohooks._aio.cancel import retrieve_exception, shielded, to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run
 from aiohooks._validate import (
@@ -341,23 +344,9 @@ class EvaluatorHook(SessionRunHook):
         the end of input `AiohooksError`; `StopRequestedError` from a wait inside it passes.
         """
         what = f"the evaluation at step {evaluation.step}"
-        limit = TimeLimit(self._timeout_secs, what)
-        base = cancel_count(current_task())
         try:
-            with limit:
-                if self._thread:
-                    return await to_thread(self._eval_fn, evaluation, grace_secs=evaluation.session.grace_secs)
-                return await self._eval_fn(evaluation)
-        except asyncio.CancelledError as error:
-            if current_task().cancelling() > base:
-                raise
-            raise hook_cancelled_error(what, error) from error
+            return await self._evaluate_in_task(evaluation, what)
         except StopRequestedError:
-            raise
-        except TimeoutError as error:
-            if limit.expired:
-                advice = "give it more with timeout_secs="
-                raise hook_timeout_error(what, self._timeout_secs, limit.suspended_at, advice) from error
             raise
         except Exception as error:
             if is_clean_end(error):
@@ -365,6 +354,43 @@ class EvaluatorHook(SessionRunHook):
                     f"{what} ended with {error!r}: its input has ended; catch that in eval_fn and return the result so far"
                 ) from error
             raise
+
+    async def _evaluate_in_task(self, evaluation: Evaluation, what: str) -> Any:
+        """Call the function in a task of its own, so that it is known whose cancellation ended it, whatever it does inside."""
+        context, grace_secs = contextvars.copy_context(), evaluation.session.grace_secs
+        before = dict(context)
+        if self._thread:
+            call: Coroutine[Any, Any, Any] = to_thread(self._eval_fn, evaluation, grace_secs=grace_secs)
+        else:
+            call = _awaited(self._eval_fn, evaluation)
+        task = asyncio.get_running_loop().create_task(call, name=what, context=context)
+        late_at: str | None = None
+        try:
+            if not await wait_done([task], self._timeout_secs):
+                late_at = describe_suspension(task)
+                task.cancel()
+                await wait_done([task], grace_secs)
+        except asyncio.CancelledError as cancelled:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await shielded(wait_done([task], grace_secs), grace_secs=grace_secs, what=f"the end of {what}")
+            if task.done() and not task.cancelled():
+                cancelled.__context__ = task.exception()
+            raise
+        finally:
+            if not task.done():
+                _logger.warning("%s still runs %s s after its cancellation; continuing without it", what, grace_secs)
+                task.add_done_callback(retrieve_exception)
+        for variable, value in context.items():  # what the function has set is seen by the step, as with any hook
+            if value is not before.get(variable):
+                variable.set(value)
+        if not task.done() or (task.cancelled() and late_at is not None):
+            assert late_at is not None
+            raise hook_timeout_error(what, self._timeout_secs, late_at, "give it more with timeout_secs=")
+        try:
+            return task.result()
+        except asyncio.CancelledError as error:
+            raise hook_cancelled_error(what, error) from error
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -375,6 +401,10 @@ class EvaluatorHook(SessionRunHook):
     def __repr__(self) -> str:
         mode = "background" if self._background else "inline"
         return f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step {self._evaluated})"
+
+
+async def _awaited(fn: Callable[[Evaluation], Any], evaluation: Evaluation) -> Any:
+    return await fn(evaluation)
 
 
 def _text(result: Any) -> str:

@@ -147,7 +147,14 @@ class LambdaHook(SessionRunHook):
             InvalidHookError: the name is not a method of a hook, or a function does not take the method's arguments.
             InvalidArgumentError: no function, or options that do not go with those given.
         """
-        given: dict[str, Function | None] = {name: value for name, value in locals().items() if name in HOOK_METHODS}
+        given: dict[str, Function | None] = {
+            "begin": begin,
+            "after_create_session": after_create_session,
+            "before_run": before_run,
+            "after_run": after_run,
+            "end": end,
+            "close": close,
+        }
         for wrong in unknown:
             raise _no_such_method(wrong)
         functions = {method: fn for method, fn in given.items() if fn is not None}

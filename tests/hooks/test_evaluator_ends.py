@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from typing import Any, Literal
 
 import pytest
@@ -211,7 +212,7 @@ async def test_pending_evaluations_continue_after_a_logged_error() -> None:
         assert (hook.pending, hook.results) == ((2, 3), {})
         for _ in range(2):
             await session.run("train")
-            await ticks()
+            await ticks(20)
         assert hook.results == {2: 2, 3: 3}
 
 
@@ -253,6 +254,95 @@ async def test_a_cancellation_inside_is_a_failure(mode: Any) -> None:
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, at_end=False)
     with refused(ah.errors.HookCancelledError, "the evaluation at step 1 was cancelled, and not by its caller"):
         await results_of(hook, 5)
+
+
+async def leave_a_cancel_uncounted() -> None:
+    """Cancel the running task, catch that, and leave its count of cancels too high, as some libraries do for a time limit."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+
+
+@both_modes
+async def test_the_function_may_leave_the_count_of_cancels_too_high(mode: Any) -> None:
+    """Whatever the function does to `cancelling()`, its result counts, and so do later cancellations inside and time limits."""
+    ends: list[asyncio.Future[None]] = []
+
+    async def evaluate(evaluation: Evaluation) -> int:
+        await leave_a_cancel_uncounted()
+        if evaluation.step == 2:
+            ends.append(asyncio.get_running_loop().create_future())
+            await ends[0]
+        elif evaluation.step == 3:
+            await asyncio.Event().wait()
+        return evaluation.step
+
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, timeout_secs=5, at_end=False)
+    errors: list[BaseException] = []
+    with ManualClock() as clock:
+
+        async def loop() -> None:
+            async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+                while session.global_step.latest.step < 4:
+                    try:
+                        await session.run("train")
+                        await until_true(lambda: not hook.pending)
+                        await session.run([])
+                    except ah.AiohooksError as error:
+                        errors.append(error)
+
+        looping = asyncio.create_task(loop())
+        await until_true(lambda: ends)
+        ends[0].cancel()
+        await until_true(lambda: errors)
+        await ticks(30)
+        clock.advance(5)
+        await looping
+        assert looping.cancelling() == 0
+    assert [type(error) for error in errors] == [ah.errors.HookCancelledError, ah.errors.HookTimeoutError]
+    assert hook.results == {1: 1, 4: 4}
+
+
+@both_modes
+async def test_a_function_that_ignores_its_cancellation(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """After the time limit and the grace period the error is raised; a warning says that the evaluation still runs."""
+    released = asyncio.Event()
+    grace: list[float] = []
+
+    async def evaluate(evaluation: Evaluation) -> None:
+        grace.append(evaluation.session.grace_secs)
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+
+    hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, timeout_secs=5, at_end=False)
+    with ManualClock() as clock:
+        looping = asyncio.create_task(results_of(hook, 1))
+        await ticks(30)
+        clock.advance(5)
+        await ticks(30)
+        assert not looping.done()
+        clock.advance(grace[0])
+        with refused(ah.errors.HookTimeoutError, "the evaluation at step 1 took longer than its timeout of 5 s"):
+            await looping
+    assert f"the evaluation at step 1 still runs {grace[0]}" in caplog.text
+    released.set()
+    await ticks()
+
+
+async def test_the_step_sees_the_context_variables_of_an_evaluation() -> None:
+    """What the function sets is seen by the loop, as with any hook that it waits for."""
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+
+    async def evaluate(evaluation: Evaluation) -> None:
+        variable.set(evaluation.step)
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [EvaluatorHook(evaluate, every=ah.Every(steps=2))]) as session:
+        for _ in range(3):
+            await session.run("train")
+        assert variable.get() == 2
 
 
 @both_modes

@@ -40,6 +40,25 @@ async def seconds_run(hook: StopAtTimeHook, clock: ManualClock, most: int = 100)
     return runs
 
 
+@pytest.mark.parametrize(
+    ("start", "by", "reason"),
+    [
+        (59, 1, "step 60 reached the last step, 60"),
+        (59, 3, "reached the last step, 60: now at step 62"),
+        (60, 0, "step 60 reached the last step, 60"),
+        (61, 0, "reached the last step, 60: now at step 61"),
+    ],
+)
+async def test_the_reason_of_a_stop_at_a_step(start: int, by: int, reason: str) -> None:
+    """The reason names the last step, and the present one if that is a later one: sessions may share the step."""
+    steps = ah.MemoryStepStore(start)
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.StopAtStepHook(last_step=60)], global_step=steps) as session:
+        if by:
+            await steps.raise_to(start + by - 1)
+            await session.run("train")
+        assert session.stop_reason == reason
+
+
 @pytest.mark.parametrize(("margin", "runs"), [(0.0, 10), (3.0, 7), (2.5, 8), (99.0, 0)])
 async def test_stop_after_seconds(margin: float, runs: int) -> None:
     """Runs begin until the time is up; the margin is subtracted from it."""

@@ -57,7 +57,9 @@ async def test_stop_when_the_step_is_reached(hook: dict[str, int], starts: int, 
         await steps.raise_to(last - 1 + beyond)
         await session.run("train")
         assert session.should_stop()
-        assert session.stop_reason == f"step {last + beyond} reached the last step, {last}"
+        step = last + beyond
+        reached = f"reached the last step, {last}"
+        assert session.stop_reason == (f"{reached}: now at step {step}" if beyond else f"step {step} {reached}")
 
 
 @pytest.mark.parametrize("leap", [10, 100])
