@@ -74,7 +74,7 @@ async def by_steps(session: ah.AsyncMonitoredSession, count: int) -> None:
 
 
 async def by_step_functions(session: ah.AsyncMonitoredSession, count: int) -> None:
-    async def one(context: ah.StepContext) -> None:
+    async def one(context: ah.session.StepContext) -> None:
         await context.run_with_hooks("loss")
 
     for _ in range(count):
@@ -82,7 +82,7 @@ async def by_step_functions(session: ah.AsyncMonitoredSession, count: int) -> No
 
 
 async def in_a_step_function(session: ah.AsyncMonitoredSession, count: int) -> None:
-    async def all_of_them(context: ah.StepContext) -> None:
+    async def all_of_them(context: ah.session.StepContext) -> None:
         for _ in range(count):
             await context.run_with_hooks("loss")
 
@@ -209,7 +209,7 @@ async def test_a_stop_in_the_turn(clock: ManualClock, feeds: str) -> None:
             taken.append(number)
             yield number
 
-    given: Any = {"sync": sync_feeds, "async": async_feeds, "none": lambda: None}[feeds]()
+    given: Any = {"sync": sync_feeds(), "async": async_feeds(), "none": None}[feeds]
     count = 0
     async with ah.AsyncMonitoredSession(step) as session:
         async for _ in session.steps("loss", feeds=given):
