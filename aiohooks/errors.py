@@ -5,6 +5,7 @@
      ├─ StopRequestedError (RuntimeError)   a stop was requested: a clean end
      │   └─ PublisherFinishedError          no publisher is left that could reach the step
      ├─ AbortedError                        the run was lost and can be repeated: recovered
+     │   └─ UpdateConflictError             other runs kept replacing a variable that this one replaces
      ├─ UnavailableError                    a service is temporarily unavailable: recovered
      │   └─ StoreUnavailableError           the engine of a step store is unavailable
      │       └─ StoreRefusedError           the engine refuses access: waiting does not help
@@ -85,6 +86,7 @@ __all__ = [
     "StoreUnavailableError",
     "TaskDiedError",
     "UnavailableError",
+    "UpdateConflictError",
     "WrongLoopError",
     "is_clean_end",
 ]
@@ -128,6 +130,13 @@ class PublisherFinishedError(StopRequestedError):
 
 class AbortedError(AiohooksError):
     """Raised by the user's code when a run was lost and can be repeated; the session recovers."""
+
+
+class UpdateConflictError(AbortedError):
+    """Raised by a run when, attempt after attempt, another run replaced a variable that it had read and replaces itself.
+
+    Nothing was changed. Operations that only add to a variable (`adds_to=`) never conflict.
+    """
 
 
 class UnavailableError(AiohooksError):
@@ -223,7 +232,15 @@ class GraphFinalizedError(AiohooksError, RuntimeError):
 
 
 class FetchError(AiohooksError, ValueError):
-    """Raised for a fetch or a feed that the graph does not know, or a placeholder left unfed."""
+    """Raised for a fetch or a feed that the graph does not know, a placeholder left unfed, or a run that would run nothing.
+
+    Attributes:
+        name: the name that is fetched or fed, if it does not fit a step function and its result; otherwise None.
+    """
+
+    def __init__(self, message: str, *, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name: str | None = name
 
 
 class FeedConflictError(AiohooksError, RuntimeError):

@@ -74,7 +74,7 @@ class Leaves:
         if attributes is not None:
             return _object(fetches, {one.name: self.build(getattr(fetches, one.name)) for one in attributes})
         if fetches is None:
-            raise FetchError("None cannot be fetched; leave it out, or fetch an empty list to get nothing")
+            raise FetchError("None cannot be fetched; leave it out")
         return _leaf(self.slot(fetches))  # raises, naming the type
 
 
@@ -87,9 +87,11 @@ def _list(parts: list[Build]) -> Build:
 
 
 def _tuple(cls: type[tuple[Any, ...]], parts: list[Build]) -> Build:
+    if cls is tuple:
+        return lambda values: tuple([part(values) for part in parts])
     if hasattr(cls, "_fields"):
-        return lambda values: cls(*(part(values) for part in parts))
-    return lambda values: cls(part(values) for part in parts)
+        return _of_class(cls, lambda values: cls(*(part(values) for part in parts)))
+    return _of_class(cls, lambda values: cls(part(values) for part in parts))
 
 
 def _mapping(like: Mapping[Any, Any], parts: dict[Any, Build]) -> Build:
@@ -101,17 +103,33 @@ def _mapping(like: Mapping[Any, Any], parts: dict[Any, Build]) -> Build:
             return items
         return cls(like.default_factory, items) if isinstance(like, defaultdict) else cls(items)
 
-    return build
+    return _of_class(cls, build)
 
 
-def _object(like: Any, parts: dict[str, Build]) -> Build:
+def _object(like: object, parts: dict[str, Build]) -> Build:
     def build(values: Sequence[Any]) -> Any:
         result = copy.copy(like)
         for name, part in parts.items():
             object.__setattr__(result, name, part(values))  # also where the class is frozen
         return result
 
-    return build
+    return _of_class(type(like), build)
+
+
+def _of_class(cls: type, build: Build) -> Build:
+    """Return `build`, with an error that names the class if an object of it cannot be made of the values."""
+
+    def build_object(values: Sequence[Any]) -> Any:
+        try:
+            return build(values)
+        except FetchError:  # of an inner part
+            raise
+        except Exception as error:
+            raise FetchError(
+                f"the fetches have a {cls.__name__}, and none can be made of their values: {error!r}; fetch a tuple, list or dict"
+            ) from error
+
+    return build_object
 
 
 def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:

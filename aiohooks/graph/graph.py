@@ -184,8 +184,9 @@ class Graph:
 
         Args:
             fn: the function, when used as `@graph.operation`.
-            updates: the variable that gets the result when the run commits.
-            adds_to: the variable to which the result is added when the run commits.
+            updates: the variable that gets the result when the run commits. If it got another value since this run read it, the
+                operations of the run are called again.
+            adds_to: the variable to which the result is added when the run commits, whatever other runs have added.
             thread: whether to call it in a worker thread.
             name: its name in the graph, by default the function's.
 

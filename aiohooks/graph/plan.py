@@ -34,7 +34,8 @@ class Plan:
     """The plan for one set of fetched and fed nodes.
 
     A run copies `template`, which has the constant values, and puts in the values of `fed`, `variables` and `step_slots`.
-    Then it runs the operations, ordered by their inputs; `take_fetched` selects the fetched values.
+    Then it runs the operations, ordered by their inputs; `take_fetched` selects the fetched values. `replaced` are those of the
+    variables that `updates` replace.
     """
 
     template: list[Any]
@@ -42,6 +43,7 @@ class Plan:
     variables: tuple[tuple[int, str], ...]
     step_slots: tuple[int, ...]
     operations: tuple[PlannedOperation, ...]
+    replaced: tuple[tuple[int, str], ...]
     updates: tuple[tuple[str, int], ...]
     additions: tuple[tuple[str, int], ...]
     steps: int
@@ -49,14 +51,18 @@ class Plan:
     changes_variables: bool
 
 
-def make_plan(graph: Graph, nodes: Sequence[Node], feeds: Mapping[Node, Any], grace_secs: float) -> Plan:
+def make_plan(
+    graph: Graph, nodes: Sequence[Node], feeds: Mapping[Node, Any], grace_secs: float, step: Operation | None = None
+) -> Plan:
     """Plan a run; `feeds` maps each fed node to its key in the `feed_dict` of a run.
+
+    `step`, a step function's operation, is run whatever is fetched: a parameter may be meant as a key of its result.
 
     Raises:
         FetchError: a placeholder is not fed, or a parameter of an operation is not in the graph.
         GraphError: the operations form a cycle, or two of them change one variable.
     """
-    return _Planner(graph, feeds, grace_secs).plan(nodes)
+    return _Planner(graph, feeds, grace_secs).plan(nodes, step)
 
 
 class _Planner:
@@ -73,15 +79,24 @@ class _Planner:
         self.additions: list[tuple[str, int]] = []
         self.steps = 0
 
-    def plan(self, nodes: Sequence[Node]) -> Plan:
+    def plan(self, nodes: Sequence[Node], step: Operation | None) -> Plan:
         wanted = [self.visit(node) for node in nodes]
+        if step is not None:
+            returned = self.visit(step)
+            wanted = [
+                slot if isinstance(node, Output) else self.unambiguous(node, slot, step, returned)
+                for node, slot in zip(nodes, wanted, strict=True)
+            ]
         of = self.slots.items()
+        variables = tuple((slot, node.name) for node, slot in of if isinstance(node, Variable) and node not in self.feeds)
+        updated = {name for name, _ in self.updates}
         return Plan(
             template=self.template,
             fed=tuple((slot, self.feeds[node]) for node, slot in of if node in self.feeds),
-            variables=tuple((slot, node.name) for node, slot in of if isinstance(node, Variable) and node not in self.feeds),
+            variables=variables,
             step_slots=tuple(slot for node, slot in of if isinstance(node, GlobalStep) and node not in self.feeds),
             operations=tuple(self.operations),
+            replaced=tuple((slot, name) for slot, name in variables if name in updated),
             updates=tuple(self.updates),
             additions=tuple(self.additions),
             steps=self.steps,
@@ -148,8 +163,15 @@ class _Planner:
         source = self.visit(node.operation)
         self.path.pop()
         slot = self.add(node)
-        call = _call(functools.partial(_item, node), (source,), {})
-        self.operations.append(PlannedOperation(call, False, slot, node.name, (source,)))
+        return self.compute(slot, node.name, functools.partial(_item, node), source)
+
+    def unambiguous(self, node: Node, slot: int, step: Operation, returned: int) -> int:
+        """Plan the fetch of a node that is no key of the step's result; there may be a key of its name."""
+        self.template.append(MISSING)
+        return self.compute(len(self.template) - 1, node.name, functools.partial(_unambiguous, node, step), slot, returned)
+
+    def compute(self, slot: int, name: str, fn: Callable[..., Any], *inputs: int) -> int:
+        self.operations.append(PlannedOperation(_call(fn, inputs, {}), False, slot, name, inputs))
         return slot
 
     def claim(self, node: Operation, slot: int) -> None:
@@ -199,8 +221,21 @@ def _item(node: Output, result: Any) -> Any:
         if node.key in mapping:
             return mapping[node.key]
         known: Iterable[Any] = mapping.keys()
-        raise FetchError(f"{node.key!r} is not in the result of step {node.operation.name!r}; {did_you_mean(node.key, known)}")
+        raise FetchError(
+            f"{node.key!r} is not in the result of step {node.operation.name!r}; {did_you_mean(node.key, known)}", name=node.key
+        )
     raise FetchError(
         f"{node.key!r} is fetched by name, but step {node.operation.name!r} returned {type(result).__name__} and not a mapping; "
-        f"return a dict, or fetch {node.operation.name!r} for the whole result"
+        f"return a dict, or fetch {node.operation.name!r} for the whole result",
+        name=node.key,
     )
+
+
+def _unambiguous(node: Node, step: Operation, value: Any, result: Any) -> Any:
+    if isinstance(result, Mapping) and node.name in result:
+        other = "the function itself" if node is step else "the global step" if isinstance(node, GlobalStep) else "a parameter"
+        raise FetchError(
+            f"{node.name!r} is fetched, and is both {other} and a key of the result of step {step.name!r}; rename the key",
+            name=node.name,
+        )
+    return value

@@ -13,9 +13,9 @@ from aiohooks._aio.gather import Batch, LazyGather
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
 from aiohooks.dispatch.calls import hook_cancelled_error
-from aiohooks.errors import GraphError, SessionClosedError, WrongLoopError
+from aiohooks.errors import FetchError, GraphError, SessionClosedError, UpdateConflictError, WrongLoopError, did_you_mean
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
-from aiohooks.graph.graph import MISSING, Graph, Node
+from aiohooks.graph.graph import MISSING, Graph, Node, Operation, Output
 from aiohooks.graph.plan import Plan, make_plan
 from aiohooks.graph.variables import Variables
 from aiohooks.stores.base import StepStore
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _MOST_PLANS = 1024
+_MOST_CONFLICTS = 100
+"""How often a run is repeated because of others that commit; a run that never comes through must not repeat indefinitely."""
 
 
 class Session:
@@ -33,7 +35,8 @@ class Session:
 
     A run reads each variable once, at its start. When every operation has succeeded, the new values of variables and the
     global step are committed together; a run that fails or is cancelled changes nothing. Runs of one session may overlap;
-    only those of a monitored session take turns.
+    only those of a monitored session take turns. If another run has replaced a variable that a run has read and replaces
+    itself (`updates=`), its operations run once more, with the new value: no update is lost.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Session:
         """The checkpoint that this session was restored from; its `state` has only the states of hooks."""
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._plans: dict[tuple[Any, tuple[Any, ...]], Plan] = {}
+        self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
         initial = {variable.name: variable.initial for variable in graph.variables}
         self._variable_names = tuple(initial)
         self.variables.initialise(initial)
@@ -92,6 +95,8 @@ class Session:
     ) -> Any:
         """Run what `fetches` needs and return its values in the same shape.
 
+        The step of a step function is run whatever is fetched, unless that is nothing or the global step alone.
+
         Args:
             fetches: nodes or names, nested in lists, tuples, mappings and dataclasses.
             feed_dict: values by node or name, for this run only; a fed node is not computed.
@@ -102,6 +107,7 @@ class Session:
             FetchError: a name is unknown, or a placeholder is not fed.
             GraphError: the operations cannot be ordered.
             SessionClosedError: the session is closed.
+            UpdateConflictError: other runs kept replacing a variable that this one replaces.
             WrongLoopError: the session was used in another event loop before.
             BaseException: the error of an operation, unchanged; several as one group.
         """
@@ -114,7 +120,7 @@ class Session:
             self._loop = loop
         gather = LazyGather()
         try:
-            return await drive(self._run(gather, fetches, feed_dict), gather)
+            return await drive(self._run(gather, fetches, feed_dict, raw=True), gather)
         finally:
             gather.reset()
 
@@ -125,70 +131,101 @@ class Session:
         feed_dict: Mapping[Any, Any] | None,
         options: object = None,
         run_metadata: object = None,
+        build: Build | None = None,
+        raw: bool = False,
     ) -> Any:
+        """Make a run under the caller's `drive`; `build` makes the result of the values of a tuple of leaves."""
         if self._closed:
-            raise SessionClosedError("this session is closed; use the session that the latest after_create_session got")
+            self._check_open()
         # The plan for a tuple of leaves (what the monitored session asks for) or a single one is looked up directly.
-        build: Build | None = None
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         plan = None
         if kind is tuple or kind in LEAF_TYPES:
             try:
-                plan = self._plans.get((fetches, tuple(feed_dict) if feed_dict else ()))
+                plan = self._plans.get((fetches, () if feed_dict is None else tuple(feed_dict), raw))
             except TypeError:  # something unhashable inside
                 plan = None
         if plan is None:
-            plan, build, feed_dict = self._plan(fetches, feed_dict)
-        values = plan.template.copy()
-        if feed_dict:
-            for slot, key in plan.fed:
-                value = values[slot] = feed_dict[key]
-                if isinstance(value, Node):
-                    canonical_feeds(self.graph, {key: value})  # raises
+            plan, own_build, feed_dict = self._plan(fetches, feed_dict, raw)
+            build = build or own_build
         store = self.global_step
-        for slot, name in plan.variables:
-            values[slot] = self.variables.read(name)
-        for slot in plan.step_slots:
-            values[slot] = store.latest.step
-        gather.batch = OperationCalls(self, plan, values)
-        failure: BaseException | None = None
-        try:
-            for call, is_async, slot, name, _ in plan.operations:
-                result = call(values)
-                if is_async:
-                    result = await result
-                elif type(result) is types.CoroutineType:
-                    _refuse_coroutine(name, result)
-                values[slot] = result
-                if gather.overlap is not None:
-                    break
-        except BaseException as error:
-            failure = error
-        try:
-            if failure is not None or gather.overlap is not None:
-                await gather.finish(failure)
-        finally:
-            failure = gather.batch = None
-        if plan.changes_variables or not store.inline:
-            await self._commit(plan, values)
-        elif plan.steps:
-            self.committed_step = store.advance_nowait(plan.steps)
-        else:
-            self.committed_step = store.latest.step
-        results = tuple(plan.take_fetched(values))
-        if build is not None:
-            return build(results)
-        return results if kind is tuple else results[0]
+        conflicts = 0
+        while True:
+            values = plan.template.copy()
+            if feed_dict:
+                for slot, key in plan.fed:
+                    value = values[slot] = feed_dict[key]
+                    if isinstance(value, Node):
+                        canonical_feeds(self.graph, {key: value})  # raises
+            for slot, name in plan.variables:
+                values[slot] = self.variables.read(name)
+            for slot in plan.step_slots:
+                values[slot] = store.latest.step
+            gather.batch = OperationCalls(self, plan, values)
+            failure: BaseException | None = None
+            try:
+                for call, is_async, slot, name, _ in plan.operations:
+                    result = call(values)
+                    if is_async:
+                        result = await result
+                    elif type(result) is types.CoroutineType:
+                        _refuse_coroutine(name, result)
+                    values[slot] = result
+                    if gather.overlap is not None:
+                        break
+            except BaseException as error:
+                failure = error
+            try:
+                if failure is not None or gather.overlap is not None:
+                    await gather.finish(failure)
+            finally:
+                failure = gather.batch = None
+            # Made before the commit: what cannot be made must change nothing.
+            fetched = plan.take_fetched(values)
+            made = build(fetched) if build is not None else tuple(fetched) if kind is tuple else fetched[0]
+            if plan.changes_variables or not store.inline:
+                if not await self._commit(plan, values):
+                    conflicts += 1
+                    self._check_repeat(plan, conflicts)
+                    continue
+            elif plan.steps:
+                self.committed_step = store.advance_nowait(plan.steps)
+            else:
+                self.committed_step = store.latest.step
+            return made
 
-    def _plan(self, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> tuple[Plan, Build, Mapping[Any, Any]]:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError("this session is closed; use the session that the latest after_create_session got")
+
+    def _check_repeat(self, plan: Plan, conflicts: int) -> None:
+        """Raise if a run is not repeated after so many conflicts."""
+        self._check_open()  # after a recovery, another session has the variables
+        if conflicts > _MOST_CONFLICTS:
+            names = ", ".join(repr(name) for _, name in plan.replaced)
+            raise UpdateConflictError(
+                f"this run replaces {names} (updates=), and in each of its {conflicts} attempts another one had done so since it "
+                "began; add to a variable with adds_to=, or let the runs take turns"
+            )
+
+    def _plan(self, fetches: Any, feed_dict: Mapping[Any, Any] | None, raw: bool) -> tuple[Plan, Build | None, Mapping[Any, Any]]:
         """Return the plan of a run, new or known, the function that shapes the result, and the feeds by node."""
         leaves = Leaves(self.graph)
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
         nodes, fed = leaves.nodes, tuple(feeds)
-        plan = self._plans.get((nodes, fed))
+        step = self.graph.step_operation
+        if step is None:
+            if not nodes and not raw:
+                known = [name for name, node in self.graph.nodes.items() if isinstance(node, Operation)]
+                raise FetchError(f"neither the caller nor a hook fetches anything, so nothing would run; operations are: {known}")
+        elif self._may_skip(step, nodes, fed, raw):
+            step = None
+        plan = self._plans.get((nodes, fed, raw))
         if plan is None:
-            plan = self._plans[nodes, fed] = make_plan(self.graph, nodes, {node: node for node in fed}, self.grace_secs)
+            plan = self._plans[nodes, fed, raw] = make_plan(
+                self.graph, nodes, {node: node for node in fed}, self.grace_secs, step
+            )
         keys = tuple(feed_dict) if feed_dict else ()
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         flat = kind is tuple and len(fetches) == len(nodes) and LEAF_TYPES.issuperset(map(type, fetches))
@@ -197,11 +234,32 @@ class Session:
             if len(by_key) == len(keys):
                 if len(self._plans) >= _MOST_PLANS:
                     self._plans.clear()
-                self._plans[fetches, keys] = make_plan(self.graph, nodes, by_key, self.grace_secs)
+                self._plans[fetches, keys, raw] = make_plan(self.graph, nodes, by_key, self.grace_secs, step)
         return plan, build, feeds
 
-    async def _commit(self, plan: Plan, values: list[Any]) -> None:
+    def _may_skip(self, step: Operation, nodes: tuple[Node, ...], fed: tuple[Node, ...], raw: bool) -> bool:
+        """Return whether a run may leave out the step function.
+
+        Raises:
+            FetchError: something is fed that is neither a parameter nor fetched, so it is probably misspelt.
+        """
+        results = [node for node in fed if isinstance(node, Output)]
+        for node in results:
+            if node not in nodes:
+                raise FetchError(
+                    f"{node.name!r} is fed, and is neither a parameter of step {step.name!r} nor fetched; "
+                    f"{did_you_mean(node.name, step.inputs)}",
+                    name=node.name,
+                )
+        # A hook may read the global step with a raw run.
+        return bool(results) or (raw and {self.graph.global_step}.issuperset(nodes))
+
+    async def _commit(self, plan: Plan, values: list[Any]) -> bool:
+        """Commit the changes of a run; return False, and change nothing, if a variable was replaced since the run read it."""
         store = self.global_step
+        for slot, name in plan.replaced:
+            if self.variables.read(name) is not values[slot]:  # values are not changed in place: another one is another object
+                return False
         new = self.variables.prepare(
             [(name, values[slot]) for name, slot in plan.updates], [(name, values[slot]) for name, slot in plan.additions]
         )
@@ -222,6 +280,7 @@ class Session:
                 # The step was refused: undo this run. Values that another session has committed since then stay.
                 self.variables.put({name: old[name] for name in new if self.variables.read(name) is new[name]})
                 raise
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the content of a checkpoint: the graph's "variables", the states of "tracked" objects and of "hooks", by name.
@@ -245,10 +304,8 @@ class Session:
         return f"<Session at step {self.global_step.latest.step}{', closed' if self._closed else ''}>"
 
 
-GatheredRun = Callable[
-    [LazyGather, Any, "Mapping[Any, Any] | None", "Mapping[str, Any] | None", "dict[str, Any] | None"], Awaitable[Any]
-]
-"""`Session.run` as part of its caller's gather. The arguments: gather, fetches, feeds, options, metadata."""
+GatheredRun = Callable[..., Awaitable[Any]]
+"""`Session.run` as part of its caller's gather. The arguments: gather, fetches, feeds, options, metadata; a build if wanted."""
 
 
 def gathered_run(session: Session) -> GatheredRun:
@@ -259,10 +316,14 @@ def gathered_run(session: Session) -> GatheredRun:
     if type(session) is Session and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
 
-    def run(gather: LazyGather, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Awaitable[Any]:
+    async def run(
+        gather: LazyGather, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any, build: Build | None = None
+    ) -> Any:
         if options is None:
-            return session.run(fetches, feed_dict=feed_dict)
-        return session.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
+            values = await session.run(fetches, feed_dict=feed_dict)
+        else:
+            values = await session.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
+        return values if build is None else build(values)
 
     return run
 

@@ -157,14 +157,27 @@ class HookSet:
 class MergedFetches(NamedTuple):
     """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of their values.
 
-    Requests for the same leaf share a part. `takes` has a function for each order group of `after_run`, which takes the parts
-    of its hooks out of all parts; behind these is the part of a hook without a request.
+    Requests for the same leaf share a part; `owners` has the name of the first hook of each. `takes` has a function for each
+    order group of `after_run`, which takes the parts of its hooks out of all parts; behind these is the part of a hook without
+    a request.
     """
 
     nodes: tuple[Node, ...]
     for_caller: Build
     builds: tuple[Build, ...]
+    owners: tuple[str, ...]
     takes: tuple[Take, ...]
+
+    def build(self, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Return the caller's part of the values, and those of the hooks."""
+        parts: list[Any] = []
+        try:
+            for build in self.builds:
+                parts.append(build(values))  # noqa: PERF401 - their number says whose could not be made
+        except FetchError as error:
+            add_note(error, f"fetched by {self.owners[len(parts)]}")
+            raise
+        return self.for_caller(values), parts
 
 
 class Merger:
@@ -188,7 +201,10 @@ class Merger:
             FetchError: something that they name is not known to the graph.
             InvalidHookError: a hook returned something else than `SessionRunArgs` or None.
         """
-        if asked.count(None) == len(asked):
+        for one in asked:
+            if one is not None:  # not `asked.count(None)`, which compares: arrays, for one, do so in their own way
+                break
+        else:
             return request, None
         wanted, feed_dict, options = [request[0]], request[1], request[2]
         fetches_only = True
@@ -199,27 +215,43 @@ class Merger:
             if not isinstance(one, SessionRunArgs):
                 raise InvalidHookError(f"{name} returned {one!r}; return SessionRunArgs(fetches, feed_dict) or None")
             wanted.append(one[0])
-            if one[1] or one[2] is not None:
+            if one[1] is not None or one[2] is not None:
                 fetches_only = False
         fetches = self._merge_fetches(wanted)
         if not fetches_only:
-            feeds = [(name, one[1]) for name, one in zip(self._names, asked, strict=True) if one is not None and one[1]]
-            feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)]) if feeds else feed_dict
-            options = _merge_options([options, *[one[2] for one in asked if one is not None]])
+            requests = [(name, one) for name, one in zip(self._names, asked, strict=True) if one is not None]
+            if any(one[1] is not None for _, one in requests):
+                feed_dict = _merge_feeds(self._graph, [(name, one[1]) for name, one in [*requests, ("the caller", request)]])
+            options = _merge_options([("the caller", options), *[(name, one[2]) for name, one in requests]])
         return new_args((fetches.nodes, feed_dict, options)), fetches
 
+    def name_owners(self, error: FetchError, asked: Sequence[SessionRunArgs | None]) -> None:
+        """Note on an error of a run, if it is about one name, the hooks that fetch or feed that."""
+        for one, owner in zip(asked, self._names, strict=True):
+            if one is None or error.name is None:
+                continue
+            leaves = Leaves(self._graph)
+            leaves.build(() if one[0] is None else one[0])
+            for how, nodes in (("fetched", leaves.nodes), ("fed", canonical_feeds(self._graph, one[1]))):
+                if any(node.name == error.name for node in nodes):
+                    add_note(error, f"{how} by {owner}")
+
     def split(
-        self, values: Any, merged: MergedFetches | None, options: Mapping[str, Any] | None, run_metadata: dict[str, Any] | None
+        self,
+        parts: Sequence[Any],
+        merged: MergedFetches | None,
+        options: Mapping[str, Any] | None,
+        run_metadata: dict[str, Any] | None,
     ) -> list[Sequence[SessionRunValues]]:
-        """Return what each hook of `after_run` gets, for each of its order groups: its part of the values of a merged run."""
+        """Return what each hook of `after_run` gets, for each of its order groups: its own of the `parts` of a merged run."""
         if merged is None and options is None:
             return self._nothing
         nothing = _NOTHING if options is None else _new_values((None, options, run_metadata))
         if merged is None:
             return [(nothing,) * len(places) for places in self._request_of]
-        parts = [_new_values((build(values), options, run_metadata)) for build in merged.builds]
-        parts.append(nothing)
-        return [take(parts) for take in merged.takes]
+        answers = [_new_values((part, options, run_metadata)) for part in parts]
+        answers.append(nothing)
+        return [take(answers) for take in merged.takes]
 
     def _merge_fetches(self, wanted: Sequence[Any]) -> MergedFetches:
         # Names, nodes and None only: everything else may compare equal and yet have another shape.
@@ -237,23 +269,28 @@ class Merger:
         leaves = Leaves(self._graph)
         caller = leaves.build(wanted[0])
         parts: list[Build] = []
+        owners: list[str] = []
         part_of: list[int] = []
         shared: dict[Any, int] = {}
-        for fetches in wanted[1:]:
+        for fetches, name in zip(wanted[1:], self._names, strict=True):
             if fetches is None:
                 part_of.append(-1)
-            elif type(fetches) in LEAF_TYPES:
-                slot = leaves.slot(fetches)
-                if slot not in shared:
-                    shared[slot] = len(parts)
-                    parts.append(leaves.build(fetches))
-                part_of.append(shared[slot])
-            else:
-                part_of.append(len(parts))
-                parts.append(leaves.build(fetches))
+                continue
+            try:
+                build = leaves.build(fetches)
+            except FetchError as error:
+                add_note(error, f"fetched by {name}")
+                raise
+            part = len(parts)
+            if type(fetches) in LEAF_TYPES:
+                part = shared.setdefault(leaves.slot(fetches), part)
+            if part == len(parts):
+                parts.append(build)
+                owners.append(name)
+            part_of.append(part)
         part_of.append(-1)
         takes = [taking([part_of[place] for place in places]) for places in self._request_of]
-        return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(takes))
+        return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(owners), tuple(takes))
 
 
 def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any] | None:
@@ -265,33 +302,33 @@ def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] |
     merged: dict[Node, Any] = {}
     owners: dict[Node, list[str]] = {}
     for owner, feed_dict in requests:
-        if feed_dict:
-            try:
-                feeds = canonical_feeds(graph, feed_dict)
-            except FetchError as error:
-                add_note(error, f"fed by {owner}")
-                raise
-            for node, value in feeds.items():
-                merged[node] = value
-                owners.setdefault(node, []).append(owner)
+        try:
+            feeds = canonical_feeds(graph, feed_dict)
+        except FetchError as error:
+            add_note(error, f"fed by {owner}")
+            raise
+        for node, value in feeds.items():
+            merged[node] = value
+            owners.setdefault(node, []).append(owner)
     conflicts = [f"{node.name!r} by {' and '.join(names)}" for node, names in owners.items() if len(names) > 1]
     if conflicts:
         raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them")
     return merged or None
 
 
-def _merge_options(requests: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Any] | None:
     """Merge run options into a new dict: the larger number, either flag, sequences joined, otherwise the later value.
 
-    These are TensorFlow's rules for `RunOptions`, applied to options of any name. Return None if there are no options.
+    These are TensorFlow's rules for `RunOptions`, applied to options of any name. The requests are given with the names of
+    their owners. Return None if there are no options.
     """
     merged: dict[str, Any] = {}
     given = False
-    for options in requests:
+    for owner, options in requests:
         if options is None:
             continue
         given = True
-        check_mapping(options, "options")
+        check_mapping(options, f"options of {owner}")
         for key, value in options.items():
             merged[key] = _merged_option(merged[key], value) if key in merged else copy.copy(value)
     return merged if given else None

@@ -21,7 +21,7 @@ from aiohooks._aio.clock import monotonic_now, quick_now
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import HookCaller
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import InvalidArgumentError, SessionClosedError
+from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import Graph
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
@@ -71,7 +71,7 @@ class AsyncMonitoredSession:
 
         Args:
             source: a graph, a `SessionCreator`, or a coroutine function that is the step. The parameters of such a function
-                are fed by name, and keys of the mapping it returns can be fetched.
+                are fed by name, and keys of the mapping it returns can be fetched; it is called once by each run.
             hooks: `SessionRunHook` objects, or registrations made by `configure`.
             global_step: the store of the global step; by default one of the session's own.
             variables: the values of the variables; by default the session's own.
@@ -113,6 +113,8 @@ class AsyncMonitoredSession:
     ) -> Any:
         """Make one run with all hooks around it, and again after each recovery until it succeeds.
 
+        In the session of a step function it runs the step, whatever is fetched.
+
         Args:
             fetches: nodes or names, nested at will; the result has the same shape.
             feed_dict: values by node or name.
@@ -121,7 +123,8 @@ class AsyncMonitoredSession:
         Raises:
             StopRequestedError: a stop was requested before; leaves the block cleanly.
             FeedConflictError: a hook feeds what another hook or the caller feeds.
-            FetchError: names that the graph does not know, or a placeholder that is not fed.
+            FetchError: names that the graph does not know, a placeholder that is not fed, or neither the caller nor a hook
+                fetches anything of a graph.
             NestedRunError: called from inside a hook; use `run_context.session` there.
             SessionClosedError: the session is not open.
             BaseException: the error of a hook, an operation or a background task; several as one group.
@@ -158,11 +161,16 @@ class AsyncMonitoredSession:
             asked = await caller.call(hooks.before_run, (context,), step=step)  # all hooks, overlapping
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
-            values = await supervisor.run(caller, fetches, feed_dict, options, metadata)  # all or nothing
+            build = None if merged is None else merged.build
+            try:
+                values = await supervisor.run(caller, fetches, feed_dict, options, metadata, build)  # all or nothing
+            except FetchError as error:
+                hooks.merger.name_owners(error, asked)
+                raise
+            result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
-            answers = hooks.merger.split(values, merged, options, metadata)  # each hook gets what it asked for
+            answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
             await caller.call(hooks.after_run, (context,), seconds=answers, step=context.global_step)
-            result = values if merged is None else merged.for_caller(values)
         else:
             result = await supervisor.run(caller, *request, None if options is None else {})
         if supervisor.history.total:
@@ -203,7 +211,7 @@ class AsyncMonitoredSession:
         finally:
             lock.release(scope)
 
-    def steps(self, fetches: Any, *, feeds: AsyncIterable[Any] | Iterable[Any] | None = None) -> Steps:
+    def steps(self, fetches: Any = (), *, feeds: AsyncIterable[Any] | Iterable[Any] | None = None) -> Steps:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
         Ends at a stop or when the feeds end. A stop or a failed background task also ends the wait for the next feed.

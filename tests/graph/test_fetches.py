@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
+from tests.support.checks import refused
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import counting_graph
 
@@ -160,6 +162,48 @@ async def test_none_and_empty_containers_fetch_nothing() -> None:
     async with ah.AsyncMonitoredSession(counting_graph(), [silent, none, empty, feeding]) as session:
         assert await session.run("loss") == 20
     assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [None, None, [], None]
+
+
+class Two(tuple[Any, ...]):
+    """A tuple that is made of two arguments and so cannot be made of its items."""
+
+    def __new__(cls, first: Any, second: Any) -> Two:
+        return super().__new__(cls, (first, second))
+
+
+class Keywords(Mapping[str, Any]):
+    """A mapping that cannot be made of a mapping."""
+
+    def __init__(self, **items: Any) -> None:
+        self._items = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@pytest.mark.parametrize("fetches", [Two("train", "total"), Keywords(a="train"), ["train", {"a": Two("x", "x")}]], ids=repr)
+@pytest.mark.parametrize("by", ["raw session", "caller", "caller, beside a hook", "hook"])
+async def test_a_result_that_cannot_be_made_changes_nothing(fetches: Any, by: str) -> None:
+    """The values are put into the shape of the fetches before the run commits; the error names their class, and the hook."""
+    graph, steps, variables = counting_graph(), ah.MemoryStepStore(), ah.Variables()
+    says = "the fetches have a ", ", and none can be made of their values: TypeError(", "fetch a tuple, list or dict"
+    if by == "raw session":
+        with refused(ah.errors.FetchError, *says):
+            await ah.Session(graph, global_step=steps, variables=variables).run(fetches)
+    else:
+        hooks = [] if by == "caller" else [RequestingHook("loss"), RequestingHook(fetches if by == "hook" else ["loss"])]
+        async with ah.AsyncMonitoredSession(graph, hooks, global_step=steps, variables=variables) as session:
+            with refused(ah.errors.FetchError, *says) as caught:
+                await session.run("train" if by == "hook" else fetches)
+            notes = ["fetched by RequestingHook#2.before_run"] if by == "hook" else []
+            assert getattr(caught.value, "__notes__", []) == notes
+    assert (variables.snapshot(), steps.latest.step) == ({"total": 0}, 0)
 
 
 async def test_a_hook_may_fetch_a_train_operation() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
+from tests.support.hooks import SessionRecorder, five_hooks
 from tests.support.sessions import counting_graph
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -153,7 +154,7 @@ async def test_a_run_reads_each_variable_at_its_start() -> None:
     graph.variable("v", 1)
     gate = asyncio.Event()
 
-    @graph.train_op(updates="v")
+    @graph.train_op(adds_to="v")
     async def train(v: int) -> int:
         await gate.wait()
         return 10 * v
@@ -165,7 +166,7 @@ async def test_a_run_reads_each_variable_at_its_start() -> None:
     session.variables.assign({"v": 77})
     gate.set()
     assert await run == [(10, 1, 0), 1, 0]
-    assert session.variables.snapshot() == {"v": 10}
+    assert session.variables.snapshot() == {"v": 87}
 
 
 async def test_additions_of_overlapping_runs_are_all_kept() -> None:
@@ -190,6 +191,134 @@ async def test_additions_of_overlapping_runs_are_all_kept() -> None:
     assert variables.snapshot() == {"sum": 1_111_111_111}
     assert steps.latest.step == 10
     assert sorted(one.committed_step for one in sessions) == list(range(1, 11))
+
+
+# -- updates of overlapping runs
+
+
+def replacing_graph() -> tuple[ah.Graph, list[int], asyncio.Event]:
+    """Make a graph whose `double` waits, then replaces `v` by twice the value that it read, which is recorded."""
+    graph, read, gate = ah.Graph(), list[int](), asyncio.Event()
+    graph.variable("v", 1)
+    graph.variable("other", 0)
+
+    @graph.train_op(updates="v")
+    async def double(v: int) -> int:
+        read.append(v)
+        await gate.wait()
+        return 2 * v
+
+    graph.operation(name="set", updates="v")(lambda: 100)
+    graph.operation(name="add", adds_to="v")(lambda: 5)
+    graph.operation(name="same", updates="v")(lambda v: v)
+    graph.operation(name="change_other", updates="other")(lambda v: v)
+    return graph, read, gate
+
+
+@pytest.mark.parametrize("count", [2, 3, 50])
+async def test_a_run_that_was_overtaken_is_repeated(count: int) -> None:
+    """Of overlapping runs that replace a variable which they read none is lost, in one session or several: later ones repeat."""
+    graph, read, gate = replacing_graph()
+    variables, steps = ah.Variables(), ah.MemoryStepStore()
+    sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(2)]
+    runs = [await parked(sessions[number % 2].run("double")) for number in range(count)]
+    gate.set()
+    assert sorted(await asyncio.gather(*runs)) == [2**number for number in range(1, count + 1)]
+    assert (variables.snapshot()["v"], steps.latest.step) == (2**count, count)
+    assert set(read) == {2**number for number in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"), [("set", 200), ("add", 12), ("assign", 14), ("same", 2), ("change_other", 2), (["v"], 2)], ids=str
+)
+async def test_what_repeats_a_run(other: Any, expected: int) -> None:
+    """Any other value does, also one that was added up or assigned; a run that leaves the value, or changes another one, not."""
+    graph, read, gate = replacing_graph()
+    session = ah.Session(graph)
+    run = await parked(session.run("double"))
+    if other == "assign":
+        session.variables.assign({"v": 7})
+    else:
+        await session.run(other)
+    gate.set()
+    assert await run == session.variables.snapshot()["v"] == expected
+    assert len(read) == (1 if expected == 2 else 2)
+    assert session.global_step.latest.step == 1
+
+
+async def test_a_run_that_does_not_read_a_variable_replaces_it() -> None:
+    """What does not depend on the old value loses nothing: the last commit counts, and nothing is repeated."""
+    graph, calls, gates = ah.Graph(), list[int](), [asyncio.Event(), asyncio.Event()]
+    graph.placeholder("number")
+    graph.variable("v", 0)
+
+    @graph.operation(updates="v")
+    async def set_number(number: int) -> int:
+        calls.append(number)
+        await gates[number].wait()
+        return number
+
+    session = ah.Session(graph)
+    runs = [await parked(session.run("set_number", {"number": number})) for number in (0, 1)]
+    for number in (1, 0):
+        gates[number].set()
+        await runs[number]
+    assert (calls, session.variables.snapshot()) == ([0, 1], {"v": 0})
+
+
+async def test_a_run_that_never_comes_through_is_refused() -> None:
+    """A run that is overtaken in every attempt ends with UpdateConflictError, from which sessions recover; it changes nothing."""
+    graph, attempts = ah.Graph(), list[int]()
+    graph.variable("v", 0)
+
+    @graph.train_op(updates="v")
+    async def train(v: int) -> int:
+        attempts.append(v)
+        await session.run("overtake")
+        return -1
+
+    graph.operation(name="overtake", updates="v")(lambda v: v + 1)
+    session = ah.Session(graph)
+    with refused(ah.errors.UpdateConflictError, "replaces 'v'", "each of its 101 attempts", "adds_to=") as caught:
+        await session.run("train")
+    assert isinstance(caught.value, ah.AbortedError)
+    assert attempts == list(range(101))
+    assert (session.variables.snapshot(), session.global_step.latest.step) == ({"v": 101}, 0)
+
+
+async def test_a_run_of_a_closed_session_is_not_repeated() -> None:
+    """A run that was overtaken after its session was closed ends: the session of a recovery has the variables now."""
+    graph, read, gate = replacing_graph()
+    session = ah.Session(graph)
+    run = await parked(session.run("double"))
+    session.variables.assign({"v": 7})
+    await session.aclose()
+    gate.set()
+    with refused(ah.errors.SessionClosedError, "this session is closed"):
+        await run
+    assert (read, session.variables.snapshot()["v"]) == ([1], 7)
+
+
+async def test_hooks_that_overlap_lose_no_updates() -> None:
+    """Raw runs out of overlapping hooks that replace one variable count all, as if the hooks had taken turns."""
+    graph = ah.Graph()
+    graph.variable("count", 0)
+
+    @graph.operation(updates="count")
+    async def increment(count: int) -> int:
+        await ticks()
+        return count + 1
+
+    async def call(number: int, phase: str) -> None:
+        if phase != "after_create_session":
+            await sessions[0].run("increment")
+
+    recorder = SessionRecorder()
+    sessions = recorder.sessions
+    async with ah.AsyncMonitoredSession(graph, [recorder, *five_hooks(call)]) as session:
+        for _ in range(2):
+            await session.run("count")
+        assert await session.run("count") == 25  # in before_run and after_run of two runs, and this one's before_run
 
 
 async def test_steps_and_variables_change_together() -> None:

@@ -61,7 +61,7 @@ SIGNATURES: dict[str, str | None] = {
     ),
     "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
     "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
-    "AsyncMonitoredSession.steps": "(self, fetches, *, feeds=None)",
+    "AsyncMonitoredSession.steps": "(self, fetches=(), *, feeds=None)",
     "AsyncMonitoredSession.should_stop": "(self)",
     "AsyncMonitoredSession.request_stop": "(self, reason=None)",
     "AsyncMonitoredSession.stop_reason": "property",

@@ -11,7 +11,7 @@ import pytest
 import aiohooks as ah
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import counting_graph
-from tests.support.waiting import ticks
+from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -57,6 +57,40 @@ async def test_a_commit_that_has_begun_is_finished() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert (session.variables.snapshot(), store.latest.step) == ({"total": 1}, 1)
+
+
+class RefusingStore(SlowStore):
+    """A store that refuses the first step, after it has suspended."""
+
+    async def advance(self, by: int = 1) -> int:
+        step = await super().advance(by)
+        if len(self.asked) == 1:
+            raise ah.UnavailableError("no")
+        return step
+
+
+async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
+    """Variables are there before their step; a run that had read those of a step that was refused begins again."""
+    graph, read, gate = ah.Graph(), list[int](), asyncio.Event()
+    graph.placeholder("waits")
+    graph.variable("v", 1)
+
+    @graph.train_op(updates="v")
+    async def double(v: int, waits: bool) -> int:
+        read.append(v)
+        if waits:
+            await gate.wait()
+        return 2 * v
+
+    session = ah.Session(graph, global_step=(store := RefusingStore()))
+    refused = await parked(session.run("double", {"waits": False}))
+    waiting = await parked(session.run("double", {"waits": True}))
+    store.gate.set()
+    with pytest.raises(ah.UnavailableError):
+        await refused
+    gate.set()
+    assert await waiting == session.variables.snapshot()["v"] == 2
+    assert read == [1, 2, 1]
 
 
 async def test_runs_that_do_not_train_do_not_wait_for_the_store() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import drop, refused
-from tests.support.hooks import PhaseHook
+from tests.support.hooks import PhaseHook, RequestingHook, SessionRecorder
 from tests.support.sessions import counting_graph, double
 from tests.support.waiting import ticks
 
@@ -40,7 +41,7 @@ async def test_a_coroutine_function_is_a_session() -> None:
     """A coroutine function is the step: fed by its parameters, fetched by the keys it returns or as a whole, one step a run."""
     async with ah.AsyncMonitoredSession(double) as session:
         assert await session.run("loss") == 2
-        assert await session.run(["loss", "batch"], {"batch": 5}) == [10, 5]
+        assert await session.run(["loss", "global_step"], {"batch": 5}) == [10, 1]
         assert await session.run("double", {"batch": 3}) == {"loss": 6, "batch": 3}
         assert session.global_step.latest.step == 3
         assert session.graph.step_operation is session.graph.nodes["double"]
@@ -73,8 +74,82 @@ async def test_a_step_without_parameters() -> None:
 
     async with ah.AsyncMonitoredSession(step) as session:
         assert await session.run("step") is None
-        assert await session.run([]) == []
     assert calls == [1]
+
+
+@pytest.mark.parametrize("hooks", [[], [RecordingHook()], [RecordingHook(fetches="loss")]], ids=["none", "silent", "fetching"])
+async def test_every_run_runs_the_step(hooks: list[ah.SessionRunHook]) -> None:
+    """Whatever is fetched, a run of a step function runs it once: nothing, a parameter, the global step."""
+
+    async def step(batch: int = 1) -> dict[str, int]:
+        return {"loss": 2 * batch}
+
+    async with ah.AsyncMonitoredSession(step, hooks) as session:
+        for _ in range(2):
+            assert await session.run([]) == []
+            assert await session.run({"a": ()}) == {"a": ()}
+            assert await session.run("batch", {"batch": 5}) == 5
+            assert await session.run(["batch"]) == [1]
+        assert await session.run("global_step") == 8
+        assert await session.run(["loss", "batch", "step"]) == [2, 1, {"loss": 2}]
+        assert session.global_step.latest.step == 10
+
+
+async def test_the_steps_of_a_step_function_need_no_fetches() -> None:
+    """`steps()` runs it for each feed."""
+    batches: list[int] = []
+
+    async def step(batch: int) -> None:
+        batches.append(batch)
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        assert [values async for values in session.steps(feeds=[3, 4])] == [(), ()]
+    assert batches == [3, 4]
+
+
+async def test_a_raw_run_reads_the_global_step_without_a_step() -> None:
+    """A hook may read it, or fetch nothing, by a raw run; also after a run with the same fetches."""
+    async with ah.AsyncMonitoredSession(double, [recorder := SessionRecorder()]) as session:
+        for fetches, value in (("global_step", 1), ((), ()), (["global_step"], [3])):
+            await session.run(fetches)
+            assert await recorder.sessions[0].run(fetches) == value
+        assert session.global_step.latest.step == 3
+
+
+async def collide(state: int = 0, *, global_step: int) -> dict[str, int]:
+    """Return keys that are names of the graph too: a step."""
+    return {"loss": 1, "state": state + 1, "global_step": 777, "collide": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("state", "a parameter"), ("global_step", "the global step"), ("collide", "the function itself")]
+)
+@pytest.mark.parametrize("by_hook", [False, True], ids=["caller", "hook"])
+async def test_a_name_that_may_mean_two_things_is_refused(name: str, what: str, by_hook: bool) -> None:
+    """A key of the result that is also a parameter, the function or the global step cannot be fetched; nothing is committed."""
+    hooks = [RequestingHook(name if by_hook else "loss"), RequestingHook()]
+    async with ah.AsyncMonitoredSession(collide, hooks) as session:
+        for fetches in (["loss"], "loss") if by_hook else (name, ["loss", name], {"a": name}):
+            says = f"'{name}' is fetched, and is both {what} and a key of the result of step 'collide'; rename the key"
+            with refused(ah.errors.FetchError, says) as caught:
+                await session.run(fetches)
+            assert ("fetched by RequestingHook#1.before_run" in caught.value.__notes__) == by_hook
+        assert session.global_step.latest.step == 0
+
+
+@pytest.mark.parametrize("fetches", [[], (), {}, [(), {}]], ids=repr)
+async def test_a_run_of_a_graph_that_fetches_nothing_is_refused(fetches: Any) -> None:
+    """Unless a hook fetches something: nothing at all would run, and a loop of such runs would never end."""
+    says = "neither the caller nor a hook fetches anything, so nothing would run; operations are: ['loss', 'train']"
+    for hooks in ([], [RecordingHook()], [RecordingHook(fetches=[])]):
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+            with refused(ah.errors.FetchError, says):
+                await session.run(fetches)
+            with refused(ah.errors.FetchError, says):
+                await anext(session.steps(fetches))
+    async with ah.AsyncMonitoredSession(counting_graph(), [RecordingHook(fetches="train")]) as session:
+        assert await session.run(fetches) == fetches
+        assert session.global_step.latest.step == 1
 
 
 # -- the stop

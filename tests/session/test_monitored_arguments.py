@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiohooks as ah
@@ -119,7 +120,9 @@ def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[st
         ah.AsyncMonitoredSession(double, [type("Silent", (Silent,), options)()])
 
 
-@pytest.mark.parametrize("answer", ["loss", ("loss", None), {"fetches": "loss"}, 0, ah.SessionRunArgs], ids=repr)
+@pytest.mark.parametrize(
+    "answer", ["loss", ("loss", None), {"fetches": "loss"}, 0, ah.SessionRunArgs, np.zeros(2), np.zeros(0)], ids=repr
+)
 async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -> None:
     """`before_run` returns SessionRunArgs or None; for anything else the error names the hook and the value, before the run."""
     hook = RequestingHook()
@@ -187,10 +190,12 @@ async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) 
 
 @pytest.mark.parametrize(("fetches", "says"), [("los", "did you mean 'loss'?"), (foreign(), "another graph"), (7, "not a node")])
 async def test_unknown_fetches_of_a_hook_are_refused(fetches: Any, says: str) -> None:
-    """A hook's fetches are checked as the caller's are."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook(fetches)]) as session:
-        with refused(ah.errors.FetchError, says):
+    """A hook's fetches are checked as the caller's are, and the error names the hook."""
+    hooks = [RequestingHook("loss"), RequestingHook(fetches)]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        with refused(ah.errors.FetchError, says) as caught:
             await session.run("train")
+        assert caught.value.__notes__ == ["fetched by RequestingHook#2.before_run"]
         assert await ah.Session(session.graph).run("total") == 0
 
 
@@ -201,6 +206,21 @@ async def test_a_key_that_the_step_did_not_return_is_refused() -> None:
             ah.errors.FetchError, "'lost' is not in the result of step 'double'", "did you mean 'loss'?", "known are: batch, loss"
         ):
             await session.run("lost")
+
+
+@pytest.mark.parametrize("fetches", ["acuracy", {"a": ["loss", "acuracy"]}], ids=repr)
+async def test_a_hook_that_fetches_an_unknown_key_is_named(fetches: Any) -> None:
+    """If the step did not return what a hook wants, the error names the hook; the caller's own mistake names none."""
+    hooks = [RequestingHook("loss"), RequestingHook(fetches), Silent(), RequestingHook(None, {"batch": 2})]
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        with refused(ah.errors.FetchError, "'acuracy' is not in the result of step 'double'") as caught:
+            await session.run("loss")
+        assert caught.value.__notes__[-1] == "fetched by RequestingHook#2.before_run"
+        assert session.global_step.latest.step == 0
+    async with ah.AsyncMonitoredSession(double, [RequestingHook("loss")]) as session:
+        with refused(ah.errors.FetchError, "'acuracy' is not in the result of step 'double'") as caught:
+            await session.run("acuracy")
+        assert not any("RequestingHook" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("result", [None, 0.5, ["loss"]], ids=repr)
@@ -232,6 +252,8 @@ async def test_a_step_that_returns_no_mapping_has_no_keys(result: Any) -> None:
         ({("x", "total"): (5,)}, ("('x', 'total')", "needs a tuple of 2 values", "(5,)")),
         ([("x", 1)], ("feed_dict is [('x', 1)]", "give a mapping")),
         (5, ("feed_dict is 5", "give a mapping")),
+        (0, ("feed_dict is 0", "give a mapping")),
+        (np.zeros(2), ("feed_dict is array([0., 0.])", "give a mapping")),
         ("x", ("feed_dict is 'x'", "give a mapping")),
     ],
     ids=repr,
@@ -246,8 +268,27 @@ async def test_bad_feeds_are_refused(feed_dict: Any, says: tuple[str, ...]) -> N
         with refused(ah.errors.FetchError, *says):
             await session.run("train", feed_dict)
     async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, feed_dict)]) as session:
-        with refused(ah.errors.FetchError, *says):
+        with refused(ah.errors.FetchError, *says) as caught:
             await session.run("train")
+        assert caught.value.__notes__ == ["fed by RequestingHook.before_run"]
+
+
+@pytest.mark.parametrize("hooks", [[], [Silent()], [RequestingHook("loss")]], ids=["none", "silent", "fetching"])
+async def test_a_misspelt_feed_of_a_step_function_is_refused(hooks: list[ah.SessionRunHook]) -> None:
+    """Only its parameters are fed, and keys of its result that are fetched; an error names what is known, and the hook."""
+    says = "'bach' is fed, and is neither a parameter of step 'double' nor fetched; did you mean 'batch'? known are: batch"
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        for _ in range(2):
+            with refused(ah.errors.FetchError, says) as caught:
+                await session.run("loss", {"bach": 1})
+            assert getattr(caught.value, "__notes__", []) == []
+        assert await session.run("loss", {"batch": 1}) == 2
+        assert await session.run(["loss", "batch"], {"batch": 4, "loss": 5}) == [5, 4]
+        assert session.global_step.latest.step == 1
+    async with ah.AsyncMonitoredSession(double, [*hooks, RequestingHook(None, {"bach": 1})]) as session:
+        with refused(ah.errors.FetchError, says) as caught:
+            await session.run("loss")
+        assert "fed by RequestingHook" in caught.value.__notes__[-1]
 
 
 async def test_a_node_fed_by_name_and_by_object_is_refused() -> None:
@@ -277,7 +318,7 @@ async def test_options_are_a_mapping(options: Any) -> None:
         with refused(ah.errors.InvalidArgumentError, f"options is {options!r}", "give a mapping"):
             await session.run("loss", None, options)
     async with ah.AsyncMonitoredSession(double, [RequestingHook(None, None, options)]) as session:
-        with refused(ah.errors.InvalidArgumentError, repr(options), "give a mapping"):
+        with refused(ah.errors.InvalidArgumentError, f"options of RequestingHook.before_run is {options!r}", "give a mapping"):
             await session.run("loss")
 
 
