@@ -161,6 +161,18 @@ async def test_progress_has_values_times_and_waiters() -> None:
             assert report["loop"]["mean_lag_secs"] == 0
 
 
+async def test_the_first_report_has_a_rate_and_a_title() -> None:
+    """The first report has the steps per second since the session was opened; the title is the session's name."""
+    feeds = FeedQueue()
+    with ManualClock() as clock:
+        async with running_service(feeds) as service:
+            feeds.put(1, 2, 3, 4, 5, 6)
+            await ask(service, "/steps/6")
+            clock.advance(3.0)
+            report = (await ask(service, "/progress")).json
+            assert (report["title"], report["steps_per_sec"]) == ("trainer", 2.0)
+
+
 async def test_progress_is_of_limited_size() -> None:
     """A long history is thinned to a limited number of points; the last point is always included."""
     history = HistoryHook({"loss": "loss"})

@@ -14,9 +14,11 @@ from types import FrameType
 from typing import Any
 
 from aiohooks._aio.cancel import shielded, wait_done
+from aiohooks._aio.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_text
 from aiohooks.errors import SessionClosedError, is_clean_end
 from aiohooks.session.monitored import AsyncMonitoredSession
+from aiohooks.stores import Position
 
 _logger = logging.getLogger("aiohooks.adapters")
 Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
@@ -40,6 +42,8 @@ class SessionRunner:
         """Set once the session is open, or has failed to open."""
         self.ended: asyncio.Event = asyncio.Event()
         """Set once the session has been left."""
+        self.first_position: tuple[float, Position] | None = None
+        """The time and the global step when the session was opened."""
         self.failure: BaseException | None = None
         """The error that ended the session, unless it ended cleanly."""
 
@@ -60,6 +64,7 @@ class SessionRunner:
     async def _run(self) -> None:
         try:
             async with self._session as session:
+                self.first_position = current_clock().now(), session.global_step.latest
                 self.opened.set()
                 try:
                     await self._loop(session)

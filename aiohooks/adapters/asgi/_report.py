@@ -65,13 +65,13 @@ class SessionReporter:
         session: AsyncMonitoredSession,
         runner: SessionRunner | None,
         *,
-        title: str,
+        title: str | None,
         history: HistoryHook | None,
         timing: HookTimingHook | None,
     ) -> None:
         self.session = session
         self.runner = runner
-        self._title = title
+        self._title = title or session.status().name or "session"
         self._history = history
         self._timing = timing
         self._rate = _StepRate()
@@ -124,7 +124,8 @@ class SessionReporter:
         }
         if status.steps is not None:
             steps = status.steps
-            report["steps_per_sec"] = _finite(self._rate.update(current_clock().now(), steps.latest))
+            first = None if self.runner is None else self.runner.first_position
+            report["steps_per_sec"] = _finite(self._rate.update(current_clock().now(), steps.latest, first))
             report["store"] = {
                 "run": safe_text(self.session.global_step.run),
                 "epoch": steps.latest.epoch,
@@ -164,15 +165,20 @@ def _describe(activities: Sequence[Activity]) -> tuple[str, ...]:
 
 
 class _StepRate:
-    """Steps per second over the last seconds, taken from the reports: nothing is measured between them."""
+    """Steps per second over the last seconds, taken from the reports: nothing is measured between them.
+
+    The first report has the rate since the session was opened, if that moment is known.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Position]] = deque()
         self._rate: float | None = None
 
-    def update(self, now: float, position: Position) -> float | None:
-        """Return the current rate, or None until there are two measurements."""
+    def update(self, now: float, position: Position, first: tuple[float, Position] | None = None) -> float | None:
+        """Return the current rate, or None until there are two measurements, of which `first` may be one."""
         seen = self._seen
+        if not seen and first is not None:
+            seen.append(first)
         if seen and seen[-1][1].epoch != position.epoch:  # steps before and after a reset have no difference
             seen.clear()
         if not seen or now - seen[-1][0] >= _RATE_INTERVAL_SECS:

@@ -82,7 +82,7 @@ class SessionService:
         *,
         history: HistoryHook | None = None,
         timing: HookTimingHook | None = None,
-        title: str = "aiohooks",
+        title: str | None = None,
         allowed_hosts: Iterable[str] = (),
         token: str | None = None,
         allow_remote: bool = False,
@@ -99,7 +99,7 @@ class SessionService:
             run: the loop of steps, a coroutine function that takes the session; when it returns the session is left.
             history: the hook whose values the page draws.
             timing: the hook whose measurements of the other hooks the page shows.
-            title: the title of the page.
+            title: the title of the page; by default the session's name.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
             token: what a client must send as `Authorization: Bearer ...` to get more than the state.
             allow_remote: serve other machines as well, even without a token or without TLS; for services behind a proxy that
@@ -115,7 +115,7 @@ class SessionService:
         check_callable(run, "run", optional=True)
         check_instance(history, HistoryHook, "history", optional=True)
         check_instance(timing, HookTimingHook, "timing", optional=True)
-        check_instance(title, str, "title")
+        check_instance(title, str, "title", optional=True)
         check_secs(grace_secs, "grace_secs")
         check_secs(refresh_secs, "refresh_secs", positive=True)
         check_int(max_waiters, "max_waiters")
