@@ -57,6 +57,12 @@ def cancel_is_pending(task: asyncio.Task[Any]) -> bool:
     return bool(getattr(task, "_must_cancel", False))
 
 
+class ScopeReason(str):
+    """The message of a cancel that a `CancelScope` has made."""
+
+    __slots__ = ()
+
+
 class Delivery(NamedTuple):
     """A `CancelledError` that was thrown into a coroutine."""
 
@@ -86,10 +92,10 @@ class CancelWatch:
         """The task's cancel count when the coroutine suspended first, or when the last one under it had ended."""
         self.overlap: Any = None
         """What overlaps with the coroutine, if it is a `LazyGather`."""
-        self.interrupt: CancelScope | None = None
-        """The scope that ends the coroutine as a whole, once it has cancelled it."""
         self._count = 0
         self._number = 0
+        self.interrupt: CancelScope | None = None
+        """The scope that ends the coroutine as a whole, once it has cancelled it."""
         self._deliveries: list[Delivery] | None = None
 
     def reset(self) -> None:
@@ -145,10 +151,20 @@ class CancelWatch:
                 if one.error is link:
                     # If the count has fallen since, the coroutine has taken that cancel back and raised something of its own.
                     if one.cancels > own.count(one.number) and (is_cancel or one.total <= self.task.cancelling()):
-                        return one.error
+                        return self._with_message_of_outside(one.error)
                     known = True
             link = link.__context__
         return error if isinstance(error, asyncio.CancelledError) and not known else None
+
+    def _with_message_of_outside(self, error: asyncio.CancelledError) -> asyncio.CancelledError:
+        """Return `error`, or one with the message of the cancel from outside, if both came in the same tick.
+
+        Scopes of anyio know their own cancel by its message.
+        """
+        message = getattr(self.task, "_cancel_message", None)
+        if not (error.args and isinstance(error.args[0], ScopeReason)) or isinstance(message, ScopeReason):
+            return error
+        return asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
 
 
 _MOST_DELIVERIES = 32
@@ -222,7 +238,7 @@ class CancelScope:
     def _cancel(self, why: str) -> None:
         self._pending = None
         self._own.append(0 if self._watch is None else self._watch.deliveries)
-        self.task.cancel(why)
+        self.task.cancel(ScopeReason(why))
 
     @property
     def own_cancels(self) -> Sequence[int]:
@@ -241,7 +257,7 @@ class CancelScope:
         while self._own:
             self._own.pop()
             self.task.uncancel()
-        if self._watch is not None:
+        if self._watch is not None and self._watch.task is not None:
             self._watch.base = min(self._watch.base, self.task.cancelling())
         return outside
 

@@ -20,7 +20,8 @@ import gc
 import logging
 import sys
 import types
-from collections.abc import Awaitable, Callable, Generator, Iterable
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import anyio
@@ -28,6 +29,7 @@ import anyio
 from aiohooks._aio.await_chain import describe_suspension
 from aiohooks._aio.cancel import CancelScope, CancelWatch, cancel_is_pending
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
+from aiohooks._aio.run_scope import OVERLAPPING, RunScope, current_scope
 from aiohooks.errors import add_origin, flattened
 
 _logger = logging.getLogger("aiohooks")
@@ -49,7 +51,10 @@ class Batch(abc.ABC):
 
     @abc.abstractmethod
     def ready(self) -> Iterable[int]:
-        """Return the numbers whose coroutines can start now, each once; asked again only if there are dependencies."""
+        """Return the numbers whose coroutines can start now, each once, and start none of them in turn any more.
+
+        Asked again only if there are dependencies.
+        """
 
     @abc.abstractmethod
     def start(self, number: int) -> Awaitable[Any]:
@@ -59,16 +64,18 @@ class Batch(abc.ABC):
     def current(self) -> int:
         """Return the number that runs in the caller's task."""
 
+    @property
     @abc.abstractmethod
-    def store(self, number: int, result: Any) -> None:
-        """Keep the result of a coroutine that ran in a task."""
+    def results(self) -> list[Any]:
+        """Where the result of each number that runs in a task is put; asked once it is ready."""
 
-    def complete(self) -> None:  # noqa: B027 - nothing is left to do where results are stored at their places
-        """Arrange the results, all of which are stored."""
+    def complete(self) -> None:  # noqa: B027 - nothing is left to do where results are put at their places
+        """Arrange the results, all of which are there."""
 
+    @property
     @abc.abstractmethod
-    def name(self, number: int) -> str:
-        """Return the name of its task."""
+    def names(self) -> Sequence[str] | Mapping[int, str]:
+        """The names of the tasks, by number."""
 
     @abc.abstractmethod
     def describe(self, number: int) -> str:
@@ -108,22 +115,23 @@ class LazyGather(CancelWatch):
     sets `batch` to None.
     """
 
-    __slots__ = ("_context", "_context_task", "batch", "began", "now", "overlap", "suspended_at")
+    __slots__ = ("batch", "began", "now", "scope", "suspended_at")
+
+    overlap: Overlap | None
+    """The tasks of the batch, once a coroutine of it has suspended."""
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         """Make one; with `now` it notes the times for a status."""
         super().__init__()
         self.now: Callable[[], float] | None = now
+        self.scope: RunScope | None = current_scope.get()
+        """The run that the driven coroutine is part of."""
         self.batch: Batch | None = None
         """The batch that is awaited."""
-        self.overlap: Overlap | None = None
-        """Its tasks, once a coroutine of it has suspended."""
         self.began: float | None = None
         """When the driven coroutine suspended first: as good as its start, and free while it does not suspend."""
         self.suspended_at: float | None = None
         """The same, of the latest batch."""
-        self._context: contextvars.Context | None = None
-        self._context_task: asyncio.Task[Any] | None = None
 
     def suspended(self) -> None:
         """Start everything that can run beside the coroutine that has just suspended."""
@@ -136,12 +144,7 @@ class LazyGather(CancelWatch):
                 self.began = self.suspended_at
         if self.batch is None:
             return
-        task = self.task
-        assert task is not None
-        if task is not self._context_task:  # the context is looked up once for each task
-            self._context_task = task
-            self._context = _context_of(task)
-        self.overlap = Overlap(self.batch, self, task, self._context)
+        self.overlap = Overlap(self.batch, self)
         self.overlap.start_ready()
 
     async def finish(self, error: BaseException | None) -> bool:
@@ -183,18 +186,28 @@ class Overlap:
     """
 
     __slots__ = (
-        "_batch", "_caller", "_cancelled", "_children", "_context", "_copies", "_errors", "_expired", "_failing", "_grace",
-        "_idle", "_left_behind", "_number", "_outer", "_own_running", "_scope", "_timers", "_watch",
+        "_batch", "_caller", "_cancelled", "_context", "_copies", "_errors", "_expired", "_failing", "_grace", "_idle", "_left",
+        "_left_behind", "_marked", "_number", "_outer", "_own_running", "_results", "_run_scope", "_scope", "_tasks",
+        "_timers", "_watch",
     )  # fmt: skip
 
-    def __init__(self, batch: Batch, watch: CancelWatch, caller: asyncio.Task[Any], context: contextvars.Context | None) -> None:
-        """Start nothing yet; tasks will run in `context`, or in copies of the current one."""
+    def __init__(self, batch: Batch, watch: LazyGather) -> None:
+        """Start nothing yet; tasks will run in the context of the caller, or in copies of it."""
         self._batch = batch
         self._watch = watch
         self._number = batch.current()
-        self._caller = caller
-        self._context = context
-        self._children: dict[int, asyncio.Task[None]] = {}
+        assert watch.task is not None
+        self._caller: asyncio.Task[Any] = watch.task
+        self._run_scope = watch.scope
+        scope = current_scope.get()
+        # A run that the coroutine has begun before it suspended is in the context, and the others are not part of it.
+        self._context = _context_of(watch.task) if scope is watch.scope else None
+        self._marked = scope is None
+        if scope is None:
+            current_scope.set(OVERLAPPING)
+        self._results: list[Any] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._left = 0  # tasks that have not ended
         self._idle: asyncio.Future[None] | None = None
         self._scope: CancelScope | None = None
         self._outer: asyncio.CancelledError | None = None
@@ -214,17 +227,18 @@ class Overlap:
         """Start a task for every coroutine whose dependencies are there."""
         if self._failing:
             return
-        batch = self._batch
-        loop = self._caller.get_loop()
-        for number in batch.ready():
+        batch, tasks, loop = self._batch, self._tasks, self._caller.get_loop()
+        numbers = batch.ready()
+        names, timed, self._results = batch.names, batch.has_timeouts, batch.results
+        for number in numbers:
             # Brought up to its first pause by hand, so that a cancel which comes before the task's first step is reported.
             coro = self._child(number)
             coro.send(None)
             context = self._copied_context() if self._context is None else self._context
             # Made directly: a task factory could start it eagerly, inside a context that is already entered.
-            child = asyncio.Task(coro, loop=loop, context=context, name=batch.name(number))
-            self._children[number] = child
-            if batch.has_timeouts:
+            child = tasks[number] = asyncio.Task(coro, loop=loop, context=context, name=names[number])
+            self._left += 1
+            if timed:
                 self._start_timer(number, child)
 
     async def join(self, error: BaseException | None) -> None:
@@ -243,21 +257,29 @@ class Overlap:
                 self._watch.settle()
                 if self._batch.has_dependencies:
                     self.start_ready()
-            if self._children and not self._cancelled:
-                await self._wait_for_children()
-            if self._children:
+            while self._left and not self._cancelled:
+                self._idle = self._caller.get_loop().create_future()
+                try:
+                    await self._idle
+                except asyncio.CancelledError as cancelled:  # our own wait, so from outside
+                    self._outer = cancelled
+                    self._cancel_children()
+            if self._left:
                 await self._wait_for_cancelled_children()
             if self._failing or self._copies is not None:
                 self._finish()
         finally:
             error = None
+            if self._marked:
+                current_scope.set(None)
         self._batch.complete()
 
     @property
     def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
         """The number, description and task of each coroutine that has not ended."""
         own = [(self._number, self._caller)] if self._own_running else []
-        return [(number, self._batch.describe(number), task) for number, task in (*own, *self._children.items())]
+        running = [(number, task) for number, task in self._tasks.items() if not task.done()]
+        return [(number, self._batch.describe(number), task) for number, task in (*own, *running)]
 
     def abandon(self) -> None:
         """Cancel the tasks and stop the timers without waiting: the caller is being thrown away."""
@@ -269,21 +291,18 @@ class Overlap:
         """Run one coroutine in a task and report its outcome; a callback of the task would come one tick later."""
         try:
             await _pause()
-            result = await self._batch.start(number)
+            self._results[number] = await self._batch.start(number)
+            if self._batch.has_dependencies:
+                self.start_ready()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
             self._child_failed(number, error)
-        else:
-            if self._left_behind:
-                return
-            self._batch.store(number, result)
-            if self._batch.has_dependencies:
-                self.start_ready()
         finally:
             if self._timers is not None:
                 self._stop_timer(number)
-            if self._children.pop(number, None) is not None and not self._children and self._idle is not None:
+            self._left -= 1
+            if not self._left and self._idle is not None:
                 wake(self._idle)
 
     def _child_failed(self, number: int, error: BaseException) -> None:
@@ -333,7 +352,7 @@ class Overlap:
     def _record(self, number: int, error: BaseException) -> None:
         add_origin(error, self._batch.describe(number))
         if self._batch.suppresses(number, error):
-            self._batch.store(number, None)
+            self._results[number] = None
             return
         if self._errors is None:
             self._errors = {}
@@ -353,8 +372,8 @@ class Overlap:
         self._failing = True
         if not self._cancelled:
             self._cancelled = True
-            for child in self._children.values():
-                child.cancel()
+            for task in self._tasks.values():
+                task.cancel()
 
     def _start_timer(self, number: int, child: asyncio.Task[None] | None) -> None:
         secs = self._batch.timeout_secs(number)
@@ -377,23 +396,13 @@ class Overlap:
         else:
             self._cancel_own("hook timeout")
 
-    async def _wait_for_children(self) -> None:
-        loop = self._caller.get_loop()
-        try:
-            while self._children and not self._cancelled:
-                self._idle = loop.create_future()
-                await self._idle
-        except asyncio.CancelledError as error:
-            self._outer = error
-            self._cancel_children()
-
     async def _wait_for_cancelled_children(self) -> None:
         # An anyio scope repeats its cancel at every tick until the task has left it: hence the shield.
         loop = self._caller.get_loop()
         grace = current_clock().call_later(self._batch.grace_secs, self._give_up)
         try:
             with anyio.CancelScope(shield=True):
-                while self._children:
+                while self._left and not self._left_behind:
                     self._idle = loop.create_future()
                     try:
                         await self._idle
@@ -403,10 +412,9 @@ class Overlap:
             grace.cancel()
 
     def _give_up(self) -> None:
-        names = ", ".join(self._batch.describe(number) for number in self._children)
+        names = ", ".join(what for _, what, _ in self.unfinished)
         _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self._batch.grace_secs)
-        self._left_behind = True
-        self._children.clear()
+        self._left_behind, self._failing, self._results = True, True, [*self._results]
         if self._idle is not None:
             wake(self._idle)
 
@@ -425,7 +433,7 @@ class Overlap:
         """Copy context variables back, and raise the error of the batch, if any."""
         for copy, before in self._copies or ():
             for variable, value in copy.items():
-                if value is not before.get(variable):
+                if value is not before.get(variable) and variable is not current_scope:
                     variable.set(value)
         errors = [] if self._errors is None else [self._errors[number] for number in sorted(self._errors)]
         first: BaseException | None = self._outer
@@ -444,6 +452,7 @@ class Overlap:
 
     def _copied_context(self) -> contextvars.Context:
         copy = contextvars.copy_context()
+        copy.run(current_scope.set, OVERLAPPING if self._run_scope is None else self._run_scope)
         if self._copies is None:
             self._copies = []
         self._copies.append((copy, dict(copy)))
@@ -485,9 +494,27 @@ def _context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:
     """Return the very context in which `task` runs, or None if it cannot be had."""
     mark = object()
     _probe.set(mark)
-    context: contextvars.Context | None = None
-    if sys.version_info >= (3, 12):
-        context = task.get_context()
-    else:  # 3.11 has no method for it, but the garbage collector sees it
-        context = next((one for one in gc.get_referents(task) if type(one) is contextvars.Context), None)
+    context = _task_context(task)
     return context if context is not None and context.get(_probe) is mark else None
+
+
+if sys.version_info >= (3, 12):
+
+    def _task_context(task: asyncio.Task[Any]) -> contextvars.Context | None:
+        return task.get_context()
+
+else:  # 3.11 has no method for it, but the garbage collector sees it; slowly, so the latest is remembered
+    _latest: tuple[Callable[[], asyncio.Task[Any] | None], contextvars.Context | None] = (lambda: None, None)
+
+    def _task_context(task: asyncio.Task[Any]) -> contextvars.Context | None:
+        global _latest
+        known, context = _latest
+        if known() is not task:
+            context = next((one for one in gc.get_referents(task) if type(one) is contextvars.Context), None)
+            _latest = weakref.ref(task, _forget), context
+        return context
+
+    def _forget(known: object) -> None:
+        global _latest
+        if _latest[0] is known:
+            _latest = (lambda: None, None)

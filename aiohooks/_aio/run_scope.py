@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -18,6 +23,8 @@ class RunScope:
     publisher: object
     outer: RunScope | None
     active: bool = True
+    private: bool = False
+    """Whether the context is a run's own, which no overlapping hook shares."""
 
 
 current_scope: contextvars.ContextVar[RunScope | None] = contextvars.ContextVar("aiohooks_run", default=None)
@@ -42,3 +49,45 @@ def begin_run(session: object, publisher: object) -> RunScope:
     scope = RunScope(session, publisher, current_run())
     current_scope.set(scope)
     return scope
+
+
+OVERLAPPING = RunScope(None, None, None, active=False)
+"""In a context that overlapping hooks share, and that is not part of a run."""
+
+
+def shares_context() -> bool:
+    """Return whether other hooks may share the current context, so that a run has to begin in one of its own."""
+    scope = current_scope.get()
+    return scope is not None and not scope.private
+
+
+@types.coroutine
+def in_own_context(coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Await `coro` in a copy of the context, and copy the variables that it has set back at its end.
+
+    A run begun inside a hook belongs to that hook alone: overlapping hooks share a context, and would all seem part of the run.
+    """
+    before = contextvars.copy_context()
+    context = before.copy()
+    context.run(current_scope.set, RunScope(None, None, current_scope.get(), active=False, private=True))
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                waiting = context.run(coro.send, None) if error is None else context.run(coro.throw, error)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            finally:
+                error = None  # its traceback has this frame
+            try:
+                yield waiting
+            except GeneratorExit:
+                context.run(coro.close)
+                raise
+            except BaseException as thrown:
+                error = thrown
+    finally:
+        for variable, value in context.items():
+            if variable is not current_scope and value is not before.get(variable):
+                variable.set(value)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any
 
 from aiohooks._aio.cancel import current_task
-from aiohooks._aio.gather import Batch, LazyGather, Overlap
+from aiohooks._aio.gather import Batch, LazyGather
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note
 
@@ -124,26 +124,22 @@ def order_groups(
     return tuple(groups)
 
 
-_NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
-
-
 class HookCaller(LazyGather, Batch):
     """Calls order groups, and is the batch of the calls that it awaits: one group at a time, so it can be used again.
 
     `await drive(coro, caller)`, and inside `coro`: `await caller.call(groups, ...)`, any number of times.
     """
 
-    __slots__ = ("_args", "_before", "_group", "_keywords", "_late_results", "_results", "_seconds", "_step")
+    __slots__ = ("_args", "_before", "_calls", "_group", "_keywords", "_late_results", "_results", "_seconds", "_step")
 
     has_dependencies = False
     batch: Batch | None
-    overlap: Overlap | None
 
     async def call(
         self,
         groups: tuple[OrderGroup, ...],
         args: tuple[Any, ...],
-        keywords: Mapping[str, Any] = _NO_KEYWORDS,
+        keywords: dict[str, Any] | None = None,
         seconds: Sequence[Sequence[Any]] | None = None,
         step: int | None = None,
     ) -> list[Any]:
@@ -157,23 +153,23 @@ class HookCaller(LazyGather, Batch):
         for group in groups:
             self._group, self._before = group, len(results)
             self._seconds = own = None if seconds is None else seconds[group.number]
+            # When one suspends, `ready` takes the rest out of the iterator, so the loop ends with it.
             calls: Any = iter(group.methods) if own is None else zip(group.methods, own)  # noqa: B905 - of one length
+            self._calls = calls
             complete = False
             while not complete:
                 self.batch = self
                 failure: BaseException | None = None
                 try:
-                    # Two loops, as a test in one would cost as much as the rest: this is on the path of every run.
-                    if own is None:
-                        for method in calls:
-                            results.append(await method(*args, **keywords))
-                            if self.overlap is not None:
-                                break
-                    else:
+                    if own is not None:
                         for method, second in calls:
                             results.append(await method(*args, second))
-                            if self.overlap is not None:
-                                break
+                    elif keywords:
+                        for method in calls:
+                            results.append(await method(*args, **keywords))  # noqa: PERF401 - `ready` counts them
+                    else:  # `**` costs as much as the rest of a call: this is on the path of every run
+                        for method in calls:
+                            results.append(await method(*args))  # noqa: PERF401 - likewise
                 except BaseException as error:
                     failure = error
                 if failure is None and self.overlap is None:
@@ -198,25 +194,30 @@ class HookCaller(LazyGather, Batch):
         return self._group.has_timeouts
 
     def ready(self) -> Iterable[int]:
-        self._late_results: dict[int, Any] = {}
+        for _ in self._calls:
+            pass
+        self._late_results: list[Any] = [None] * self._group.size
         return range(self.current() + 1, self._group.size)
 
     def start(self, number: int) -> Awaitable[Any]:
         method, seconds = self._group.methods[number], self._seconds
-        return method(*self._args, **self._keywords) if seconds is None else method(*self._args, seconds[number])
+        if seconds is not None:
+            return method(*self._args, seconds[number])
+        return method(*self._args, **self._keywords) if self._keywords else method(*self._args)
 
     def current(self) -> int:
         return len(self._results) - self._before
 
-    def store(self, number: int, result: Any) -> None:
-        """Keep the result until those before it are there."""
-        self._late_results[number] = result
+    @property
+    def results(self) -> list[Any]:
+        return self._late_results
 
     def complete(self) -> None:
-        self._results.extend(self._late_results.get(number) for number in range(self.current(), self._group.size))
+        self._results.extend(self._late_results[self.current() :])
 
-    def name(self, number: int) -> str:
-        return self._group.names[number]
+    @property
+    def names(self) -> Sequence[str]:
+        return self._group.names
 
     def describe(self, number: int) -> str:
         name = self._group.names[number]

@@ -324,7 +324,7 @@ class _Target(NamedTuple):
     """Hooks that implement the method as an async generator."""
 
 
-async def _call(groups: tuple[OrderGroup, ...], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> list[Any]:
+async def _call(groups: tuple[OrderGroup, ...], args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
     """Call the hooks of `groups`, overlapping, and return their answers."""
     caller = HookCaller()
     try:
@@ -333,7 +333,7 @@ async def _call(groups: tuple[OrderGroup, ...], args: tuple[Any, ...], keywords:
         caller.reset()
 
 
-async def _answer_any(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+async def _answer_any(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     return _only_answer(target, await _call(target.groups, args, keywords))
 
 
@@ -347,7 +347,7 @@ def _only_answer(target: _Target, answers: list[Any]) -> Any:
     return answers[0] if answers and target.point.how != "none" else None
 
 
-async def _answer_first(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+async def _answer_first(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Call the hooks in turn up to the first answer that is not None."""
     for single in target.singles:
         answer = (await _call((single,), args, keywords))[0]
@@ -356,7 +356,7 @@ async def _answer_first(target: _Target, args: tuple[Any, ...], keywords: Mappin
     return None
 
 
-async def _answer_chain(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+async def _answer_chain(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Call the hooks in turn, each with the answer of the one before it as the last argument."""
     answer: Any = None
     for single in target.singles:
@@ -366,14 +366,14 @@ async def _answer_chain(target: _Target, args: tuple[Any, ...], keywords: Mappin
     return _last(target.point, args, keywords)
 
 
-async def _answer_wrap(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any], own: Callable[..., Any]) -> Any:
+async def _answer_wrap(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any], own: Callable[..., Any]) -> Any:
     """Call the first hook with a function that calls the next one, and so on; the last one gets the caller's own function.
 
     In between is the method of the class itself, `own`, so that what it does around the call is not lost.
     """
     hooks = [one for single in target.singles for one in single.hooks]
 
-    async def call(number: int, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    async def call(number: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if number == len(hooks):
             return await own(*args, **keywords)
         registered, answers, inner = hooks[number], list[Any](), list[BaseException]()
@@ -409,7 +409,7 @@ async def _answer_wrap(target: _Target, args: tuple[Any, ...], keywords: Mapping
     return await call(0, args, keywords)
 
 
-def _answer_plain(target: _Target, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+def _answer_plain(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Call the hooks of a method that is a plain function, in turn."""
     answers: list[Any] = []
     for single in target.singles:
@@ -497,33 +497,31 @@ def _positional_first(
     return tuple(given), keywords
 
 
-def _last_keyword(each: Point, keywords: Mapping[str, Any], skip: int = 0) -> str | None:
+def _last_keyword(each: Point, keywords: dict[str, Any], skip: int = 0) -> str | None:
     named = [name for name in each.keywords if name in keywords]
     return named[-1 - skip] if len(named) > skip else None
 
 
-def _last(each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+def _last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Return the last argument of a call."""
     name = _last_keyword(each, keywords)
     return keywords[name] if name is not None else args[-1] if args else None
 
 
-def _without_last(each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _without_last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     name = _last_keyword(each, keywords)
     left = {key: value for key, value in keywords.items() if key != name}
     return (args if name is not None else args[:-1]), left
 
 
-def _and_last(
-    each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any], last: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _and_last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any], last: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if each.keywords:
         return args, {**keywords, each.keywords[-1]: last}
     return (*args, last), {**keywords}
 
 
 def _with_last(
-    each: Point, args: tuple[Any, ...], keywords: Mapping[str, Any], new: Sequence[Any], skip: int = 0
+    each: Point, args: tuple[Any, ...], keywords: dict[str, Any], new: Sequence[Any], skip: int = 0
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace the last arguments of a call; `skip` of the parameters at the end are not given."""
     changed = {**keywords}
@@ -589,12 +587,13 @@ def _attributes(lifecycle: Lifecycle, hooks: list[Any]) -> dict[str, Any]:
         default = inspect.getattr_static(lifecycle.kind, name)
         if name.startswith("_") or callable(default) or isinstance(default, (classmethod, staticmethod)):
             continue
-        values = [(hook, getattr(hook, name)) for hook in hooks if isinstance(hook, lifecycle.kind)]
-        changed = [(hook, value) for hook, value in values if isinstance(default, property) or value is not default]
-        if not changed or all(value is None for _, value in changed):
+        members = [hook for hook in hooks if isinstance(hook, lifecycle.kind)]
+        changed = [hook for hook in members if inspect.getattr_static(hook, name) is not default]
+        if not changed:
             continue
-        first_hook, first = changed[0]
-        for hook, value in values:
+        first_hook, first = changed[0], getattr(changed[0], name)
+        for hook in members:
+            value = getattr(hook, name)
             if value is not first and value != first:
                 raise InvalidHookError(
                     f"{type(first_hook).__name__}.{name} is {first!r} and {type(hook).__name__}.{name} is {value!r}; "

@@ -173,7 +173,7 @@ def _point(kind: type[Any], name: str, method: Any, given: How | None, default: 
     if how is None:
         if annotation in (None, type(None), "None"):
             how = "none"
-        elif default is not None:
+        elif default is not None and (default != "wrap" or (is_async and parameters)):
             how = default
         else:
             how = "any" if annotation in (Any, "Any") and not _takes_next(parameters) else "one"

@@ -16,7 +16,7 @@ from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import FetchError, GraphError, SessionClosedError, UpdateConflictError, WrongLoopError, did_you_mean
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node, Operation, Output
-from aiohooks.graph.plan import Plan, make_plan
+from aiohooks.graph.plan import Plan, PlannedOperation, make_plan
 from aiohooks.graph.variables import Variables
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
@@ -343,42 +343,47 @@ class OperationCalls(Batch):
     has_dependencies = True
 
     def __init__(self, session: Session, plan: Plan, values: list[Any]) -> None:
+        """Take the values of a run; the number of an operation is the slot of its result."""
         self._session = session
         self._plan = plan
         self._values = values
-        self._left: list[int] | None = None
+        self._left: dict[int, PlannedOperation] | None = None
 
     @property
     def grace_secs(self) -> float:
         return self._session.grace_secs
 
     def ready(self) -> Iterable[int]:
-        operations, values = self._plan.operations, self._values
+        values = self._values
         if self._left is None:
-            self._left = list(range(self.current() + 1, len(operations)))
-        ready = [one for one in self._left if all(values[slot] is not MISSING for slot in operations[one].inputs)]
-        self._left = [one for one in self._left if one not in ready]
+            current = self.current()
+            self._left = {one.slot: one for one in self._plan.operations if one.slot > current}
+        ready = [slot for slot, one in self._left.items() if all(values[needed] is not MISSING for needed in one.inputs)]
+        for slot in ready:
+            del self._left[slot]
         return ready
 
     async def start(self, number: int) -> Any:
-        operation = self._plan.operations[number]
+        operation = self._operation(number)
         result = operation.call(self._values)
         return await result if operation.is_async else _refuse_coroutine(operation.name, result)
 
     def current(self) -> int:
-        for number, operation in enumerate(self._plan.operations):
-            if self._values[operation.slot] is MISSING:
-                return number
-        raise AssertionError("no operation is running")
+        return next(one.slot for one in self._plan.operations if self._values[one.slot] is MISSING)
 
-    def store(self, number: int, result: Any) -> None:
-        self._values[self._plan.operations[number].slot] = result
+    @property
+    def results(self) -> list[Any]:
+        return self._values
 
-    def name(self, number: int) -> str:
-        return self._plan.operations[number].name
+    @property
+    def names(self) -> Mapping[int, str]:
+        return {one.slot: one.name for one in self._plan.operations}
+
+    def _operation(self, number: int) -> PlannedOperation:
+        return next(one for one in self._plan.operations if one.slot == number)
 
     def describe(self, number: int) -> str:
-        return f"operation {self.name(number)!r} at step {self._session.global_step.latest.step + 1}"
+        return f"operation {self._operation(number).name!r} at step {self._session.global_step.latest.step + 1}"
 
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
         return hook_cancelled_error(self.describe(number), cause)
