@@ -89,7 +89,8 @@ class VersionGateHook(SessionRunHook):
         self._member.steps = session.global_step
         if self._sessions is None:
             self._member.name = current_task().get_name()
-            self._sessions = _sessions.setdefault(self.versions, _Sessions(self.versions))
+            watcher = self.versions.publishers.watcher
+            self._sessions = watcher if isinstance(watcher, _Sessions) else _Sessions(self.versions)
             self._sessions.join(self._member)
 
     async def close(self, exc: BaseException | None) -> None:
@@ -146,13 +147,13 @@ class VersionGateHook(SessionRunHook):
                 wait = self.versions.wait_for(wanted, timeout=secs, on_reset="raise")
                 member.scope = scope = CancelScope(current_task())
                 if sessions is not None:
-                    sessions.schedule_check()
+                    sessions.on_held_up()
                 try:
                     await (wait if self._coord is None else self._coord.until(wait))
                 except StepResetError as reset:
                     _logger.info("%s: the step counts as equal to the version from now on", reset)
-                except asyncio.CancelledError:
-                    if scope.uncancel() or not scope.cancel_called:
+                except asyncio.CancelledError as error:  # only code of this library runs inside the scope
+                    if scope.uncancel(error) or not scope.cancel_called:
                         raise
                 finally:
                     scope.uncancel()
@@ -233,40 +234,37 @@ class _Sessions:
         self._left: list[_Left] = []
         self._missing = 0  # runs that sessions that have left did not make until others joined in their place
         self._epoch: int = versions.latest.epoch
-        self._loop = asyncio.get_running_loop()
-        self._scheduled = False
+        self._check_scheduled = False
+        versions.publishers.watcher = self
 
     def join(self, member: _Member) -> None:
         """Add a session; it replaces one that has left, if there is one."""
         self._members[member] = None
-        self._versions.publishers.on_held_up = self.schedule_check
         self._drop_old_epoch()
         if self._left:
             self._missing += max(0, self._versions.latest.step - self._left.pop(0).position)
 
     def leave(self, member: _Member, error: BaseException | None) -> None:
-        """Remove a session; the last one ends the sharing."""
+        """Remove a session."""
         del self._members[member]
-        if not self._members:
-            self._versions.publishers.on_held_up = None
-            del _sessions[self._versions]
-        elif all(member.steps is not other.steps for other in self._members):  # otherwise others make the steps that it does not
+        if all(member.steps is not other.steps for other in self._members):  # otherwise others make the steps that it does not
             how = "finished" if error is None or is_clean_end(error) else type(error).__name__
             self._left.append(_Left(member.name, how, member.max_lag, member.position))
-            self.schedule_check()
+            self.on_held_up()
 
-    def schedule_check(self) -> None:
+    def on_held_up(self) -> None:
         """Look soon whether all wait: not in this tick, in which a wait that has just begun may end."""
-        if (self._left or self._missing) and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._check)
+        if (self._left or self._missing) and not self._check_scheduled:
+            self._check_scheduled = True
+            asyncio.get_running_loop().call_soon(self._check)
 
     def _check(self) -> None:
         """If the sessions and the publishers all wait, let one begin a run in place of one that has left."""
-        self._scheduled = False
+        self._check_scheduled = False
         self._drop_old_epoch()
         version = self._versions.latest.step
-        if not self._versions.publishers.all_held_up or not all(member.waits(version) for member in self._members):
+        waiting = bool(self._members) and all(member.waits(version) for member in self._members)
+        if not waiting or not self._versions.publishers.all_held_up:
             return
         left = next((one for one in self._left if one.position <= version + one.max_lag), None)
         if self._missing:
@@ -297,6 +295,3 @@ class _Sessions:
             f"{len(waiting)} of {len(self._members)} sessions wait for version {wanted} or more of {self._versions.run!r}, "
             f"now at {latest.step}, {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"
         )
-
-
-_sessions: dict[StepStore, _Sessions] = {}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from aiohooks._aio.run_scope import RunScope, current_run
 from aiohooks.errors import is_clean_end
@@ -102,10 +102,18 @@ class PublisherExit:
     """Whether it was in another process."""
 
 
+class PublisherWatcher(Protocol):
+    """Something that depends on the publishers of a store."""
+
+    def on_held_up(self) -> None:
+        """Called when a publisher begins to wait between its runs, and may advance the store no more until that ends."""
+        ...
+
+
 class Publishers:
     """The publishers of one store."""
 
-    __slots__ = ("_parked", "_registered", "last_exit", "on_held_up", "others")
+    __slots__ = ("_parked", "_registered", "last_exit", "others", "watcher")
 
     def __init__(self) -> None:
         self._registered: dict[Publisher, None] = {}
@@ -113,8 +121,8 @@ class Publishers:
         self.last_exit: PublisherExit | None = None
         self.others: tuple[Member, ...] = ()
         """The publishers in other processes."""
-        self.on_held_up: Callable[[], None] | None = None
-        """Called when a publisher begins to wait between its runs."""
+        self.watcher: PublisherWatcher | None = None
+        """Notified when a publisher begins to wait between its runs."""
 
     def __contains__(self, publisher: object) -> bool:
         return publisher in self._registered
@@ -152,9 +160,9 @@ class Publishers:
             self._parked -= 1
 
     def notify_held_up(self) -> None:
-        """Call `on_held_up`, if there is one."""
-        if self.on_held_up is not None:
-            self.on_held_up()
+        """Notify the watcher, if there is one, that a publisher begins to wait between its runs."""
+        if self.watcher is not None:
+            self.watcher.on_held_up()
 
     @property
     def all_held_up(self) -> bool:

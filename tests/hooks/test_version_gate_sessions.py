@@ -175,6 +175,21 @@ async def test_a_session_that_joins_replaces_one_that_has_left() -> None:
     assert max(trainer.lags) <= MAX_LAG
 
 
+async def test_one_new_session_in_place_of_all() -> None:
+    """When all workers have left, a single new one makes the items of all that are not replaced."""
+    workers = Workers(3)
+    trainer = Trainer(workers, how="until", last_step=40)
+    await workers.versions.wait_for(5)
+    for task in workers.tasks:
+        task.cancel()
+    await asyncio.wait(workers.tasks)
+    workers.tasks = [workers.start()]
+    await trainer.task
+    await asyncio.gather(*workers.tasks)
+    assert max(trainer.lags) <= MAX_LAG
+    assert workers.hooks[-1].taken_over > 40
+
+
 async def test_sessions_that_share_their_step_take_nothing_over() -> None:
     """Where sessions share one step, the others make the steps of one that has left anyway."""
     workers = Workers(3, steps=ah.MemoryStepStore(run="shipped"))
