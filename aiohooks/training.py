@@ -15,6 +15,7 @@ from aiohooks.graph.graph import Graph
 from aiohooks.graph.variables import Variables
 from aiohooks.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from aiohooks.hooks.every import Every
+from aiohooks.session._run_lock import DEFAULT_YIELD_SECS
 from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator, graph_of
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
@@ -44,6 +45,7 @@ def monitored_training_session(
     recovery: RecoveryPolicy = RecoveryPolicy(),
     stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
     handle_signals: bool | SignalPolicy = False,
+    yield_secs: float | None = DEFAULT_YIELD_SECS,
     name: str | None = None,
 ) -> AsyncMonitoredSession:
     """Return a monitored session with the usual hooks of a training job.
@@ -70,6 +72,7 @@ def monitored_training_session(
         recovery: see `AsyncMonitoredSession`.
         stop_grace_period_secs: likewise.
         handle_signals: likewise.
+        yield_secs: likewise.
         name: likewise.
 
     Raises:
@@ -106,6 +109,7 @@ def monitored_training_session(
         recovery=recovery,
         stop_grace_period_secs=stop_grace_period_secs,
         handle_signals=handle_signals,
+        yield_secs=yield_secs,
         name=name,
     )
 

@@ -7,6 +7,7 @@ loop's clock unless the context has another one (`aiohooks.testing.ManualClock`)
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -62,6 +63,12 @@ def quick_now() -> Callable[[], float]:
     """Return the current clock's `now` for frequent calls: it does not look up the running loop each time."""
     clock = current_clock()
     return asyncio.get_running_loop().time if isinstance(clock, LoopClock) else clock.now
+
+
+def monotonic_now() -> Callable[[], float]:
+    """Return the current clock's `now` for code that blocks the loop: the clock of uvloop stands still meanwhile."""
+    clock = current_clock()
+    return time.monotonic if isinstance(clock, LoopClock) else clock.now
 
 
 def set_current_clock(clock: Clock) -> Callable[[], None]:

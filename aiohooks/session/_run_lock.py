@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import deque
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
     from aiohooks.session.recovery import SessionSupervisor
 
 _logger = logging.getLogger("aiohooks")
+
+DEFAULT_YIELD_SECS = 0.005
+"""After how long without a turn the event loop gets one before the next run, where the user does not say."""
+_TURN_PASSES = 3
+"""The passes of the loop that make one turn: it finds an event, calls the callback, and the task that waited continues."""
 
 
 class FifoLock:
@@ -65,8 +73,14 @@ class FifoLock:
 class RunLock:
     """The lock that every run of one monitored session holds, and the session's state, on which taking it depends."""
 
-    def __init__(self, supervisor: SessionSupervisor) -> None:
+    def __init__(self, supervisor: SessionSupervisor, yield_secs: float | None = None) -> None:
         self._supervisor = supervisor
+        self._yield_secs = yield_secs or math.inf
+        self.now: Callable[[], float] = time.monotonic
+        """The time, for `turn_due`."""
+        self.turn_due: float = math.inf
+        """From when on `give_turn` is to be called before a run."""
+        self._loop_turned = True
         self.state: str = "new"
         """"new", "opening", "open", "closing" or "closed"."""
         self.since: float | None = None
@@ -97,6 +111,33 @@ class RunLock:
             self.owner = current_task()
         elif state == "closed":
             self.owner = None
+
+    def watch_loop(self) -> None:
+        """Notice whether the loop has a turn from now on."""
+        if self._yield_secs < math.inf:
+            self._loop_turned = False
+            self.turn_due = self.now() + self._yield_secs
+            asyncio.get_running_loop().call_soon(self._note_turn)
+
+    def _note_turn(self) -> None:
+        self._loop_turned = True
+
+    async def give_turn(self) -> None:
+        """Let the loop have a turn if it had none since `watch_loop`: it handles what has happened meanwhile.
+
+        Call it before a run begins: at its end a cancellation that arrives here would lose the result of a committed run.
+
+        Raises:
+            StopRequestedError: the session was closed meanwhile.
+        """
+        if self.state != "open" or get_ident() != self.thread or asyncio.get_running_loop() is not self.loop:
+            return  # `acquire` says what is wrong
+        if not self._loop_turned:
+            for _ in range(_TURN_PASSES):
+                await asyncio.sleep(0)
+            if self.state != "open":
+                raise StopRequestedError("the session has ended")
+        self.watch_loop()
 
     async def wait(self) -> RunScope:
         """Wait behind the runs of other tasks, and acquire the lock; call only while it is taken."""

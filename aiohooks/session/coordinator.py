@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, CancelWatch, current_task, drive, wait_done
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, CancelWatch, current_task, drive, task_of, wait_done
 from aiohooks._aio.clock import wake, wake_after
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
@@ -71,7 +71,7 @@ class Coordinator:
         """Internal: returns the status of the session; only on the root coordinator, set by the monitored session."""
 
     def request_stop(self, reason: str | BaseException | None = None) -> None:
-        """Request a stop; from any thread, any number of times. The first reason is kept.
+        """Request a stop; from any thread or signal handler, any number of times. The first reason is kept.
 
         Args:
             reason: a text, or an error, which then counts as the failure of a task.
@@ -89,11 +89,15 @@ class Coordinator:
             self._root.request_stop(reason)
             return
         if not self.stopped:
-            self._reason = self._reason or reason or "a stop was requested"
-            self.stopped = True  # after the reason: another thread may read both in between
-            self._call_in_loop(self._end_waits)
+            self.record_stop(reason)
+            self._call_in_loop(self.end_waits)
         elif self._reason is None:  # closed before; a stop was requested only now
             self._reason = reason
+
+    def record_stop(self, reason: str | None) -> None:
+        """Internal: record a stop of the root; the waits continue until `end_waits` is called in the loop."""
+        self._reason = self._reason or reason or "a stop was requested"
+        self.stopped = True  # after the reason: another thread may read both in between
 
     def should_stop(self) -> bool:
         """Return whether a stop was requested; never waits, never raises."""
@@ -252,7 +256,7 @@ class Coordinator:
             root._reason = f"{what}: {error!r}"
             root.stopped = True
         if first or root.stopped:  # otherwise the first one has interrupted the run already, which may be recovering
-            self._call_in_loop(functools.partial(root._end_waits, error if first else None))
+            self._call_in_loop(functools.partial(root.end_waits, error if first else None))
 
     @property
     def tasks(self) -> tuple[asyncio.Task[Any], ...]:
@@ -319,7 +323,7 @@ class Coordinator:
         """Internal: stop this coordinator only, not its parent: its session is being replaced or closed."""
         self.stopped = self._closed = True
         if self._root is self:
-            self._call_in_loop(self._end_waits)
+            self._call_in_loop(self.end_waits)
 
     def bind(self) -> asyncio.AbstractEventLoop:
         """Internal: bind it to the running loop.
@@ -335,12 +339,15 @@ class Coordinator:
 
     def _call_in_loop(self, call: Callable[[], None]) -> None:
         loop = self._root._loop
-        if loop is None or loop is _running_loop():
+        if loop is None or (loop is _running_loop() and task_of(loop) is not None):
             call()
-        elif not loop.is_closed():  # from another thread
+        elif not loop.is_closed():
+            # From another thread, or outside of a task: perhaps from a signal handler that has interrupted the loop while it
+            # waits for events, which only this ends.
             loop.call_soon_threadsafe(call)
 
-    def _end_waits(self, error: BaseException | None = None) -> None:
+    def end_waits(self, error: BaseException | None = None) -> None:
+        """Internal: end the waits in `until`, and those for a stop if there is one."""
         if self.stopped:
             for waiter in self._stop_waiters:
                 wake(waiter)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelWatch, current_task, drive
-from aiohooks._aio.clock import quick_now
+from aiohooks._aio.clock import monotonic_now, quick_now
 from aiohooks._aio.run_scope import in_own_context, shares_context
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import HookCaller
@@ -27,7 +27,7 @@ from aiohooks.graph.graph import Graph
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
-from aiohooks.session._run_lock import RunLock
+from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, RunLock
 from aiohooks.session._shutdown import Shutdown
 from aiohooks.session.coordinator import Coordinator, close_unawaited
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
@@ -65,6 +65,7 @@ class AsyncMonitoredSession:
         recovery: RecoveryPolicy = RecoveryPolicy(),
         stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
         handle_signals: bool | SignalPolicy = False,
+        yield_secs: float | None = DEFAULT_YIELD_SECS,
         name: str | None = None,
     ) -> None:
         """Check the arguments; nothing is started before the `async with` block is entered.
@@ -79,6 +80,8 @@ class AsyncMonitoredSession:
             stop_grace_period_secs: how long background tasks may continue after a clean end, and cleanup after a cancellation.
             handle_signals: whether SIGINT and SIGTERM end the session while it is open: the first one by a stop, the second one
                 like a cancellation, the third one immediately; or a `SignalPolicy` that says which signals, and how fast.
+            yield_secs: after how long without a turn of the event loop a run lets signals, timers and other tasks have one before
+                it begins: steps that never wait do not starve them. 0 or None: never.
             name: the session's name where it publishes steps; by default that of the task that enters it.
 
         Raises:
@@ -86,6 +89,7 @@ class AsyncMonitoredSession:
             InvalidHookError: something in `hooks` is not a hook.
         """
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
+        check_secs(yield_secs, "yield_secs", optional=True)
         check_instance(recovery, RecoveryPolicy, "recovery")
         if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(f"name is {name!r}; give a non-empty str, or leave it out")
@@ -93,7 +97,7 @@ class AsyncMonitoredSession:
         self._graph = creator.graph
         self._hooks = HookSet(hooks, self._graph, stop_grace_period_secs)
         self._supervisor = SessionSupervisor(creator, self._hooks, recovery, stop_grace_period_secs)
-        self._run_lock = RunLock(self._supervisor)
+        self._run_lock = RunLock(self._supervisor, yield_secs)
         self._shutdown = Shutdown(self._supervisor, self._hooks, stop_grace_period_secs)
         signals = policy_of(handle_signals)
         self._signals = None if signals is None else StopOnSignal(signals, self._supervisor.root, self._run_lock.interrupt)
@@ -125,10 +129,15 @@ class AsyncMonitoredSession:
             NestedRunError: called from inside a hook; use `run_context.session` there.
             SessionClosedError: the session is not open.
             BaseException: the error of a hook, an operation or a background task; several as one group.
+
+        It lets the event loop have a turn before it begins if `yield_secs` have passed without one; nothing of the run is done
+        when a stop or a cancellation arrives there.
         """
         if shares_context():
             return await in_own_context(self.run(fetches, feed_dict, options))
         lock = self._run_lock
+        if lock.now() > lock.turn_due:
+            await lock.give_turn()
         scope = await lock.wait() if lock.turns.taken else lock.acquire()
         try:
             request, attempt = new_args((fetches, feed_dict, options)), 1
@@ -183,6 +192,8 @@ class AsyncMonitoredSession:
         if shares_context():
             return await in_own_context(self.run_step_fn(fn))
         lock = self._run_lock
+        if lock.now() > lock.turn_due:
+            await lock.give_turn()
         scope = await lock.wait() if lock.turns.taken else lock.acquire()
 
         async def run_attempt(request: SessionRunArgs, attempt: int) -> Any:
@@ -198,7 +209,7 @@ class AsyncMonitoredSession:
                 try:
                     if self._supervisor.coord.errors:
                         raise self._supervisor.coord.errors[0]
-                    return await drive(StepContext(self._supervisor, run_attempt, attempt).call(fn), lock.watch)
+                    return await drive(StepContext(self._supervisor, lock, run_attempt, attempt).call(fn), lock.watch)
                 except BaseException as error:
                     await drive(self._supervisor.recover(error, lock), lock.watch)
                 attempt += 1
@@ -217,7 +228,7 @@ class AsyncMonitoredSession:
         """
         if self._run_lock.loop is None:
             self._run_lock.check_entered()
-        return Steps(self, fetches, feeds)
+        return Steps(self, self._run_lock, fetches, feeds)
 
     # -- entering and leaving
 
@@ -233,7 +244,7 @@ class AsyncMonitoredSession:
         lock.loop, lock.thread = supervisor.root.bind(), get_ident()
         lock.set_state("opening")
         supervisor.root.on_failure = lambda: lock.interrupt("a background task failed", None)
-        lock.caller.now = quick_now()
+        lock.caller.now, lock.now = quick_now(), monotonic_now()
         try:
             if self._signals is not None:
                 shutdown.add_callback(self._signals.install())
@@ -251,6 +262,7 @@ class AsyncMonitoredSession:
             await shutdown.close(error)
             raise
         lock.set_state("open")
+        lock.watch_loop()
         return self
 
     def _register_publisher(self, store: StepStore | None) -> None:
@@ -379,6 +391,7 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
         variables: Variables | None = None,
         stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
         handle_signals: bool | SignalPolicy = False,
+        yield_secs: float | None = DEFAULT_YIELD_SECS,
         name: str | None = None,
     ) -> None:
         super().__init__(
@@ -389,6 +402,7 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
             recovery=NEVER,
             stop_grace_period_secs=stop_grace_period_secs,
             handle_signals=handle_signals,
+            yield_secs=yield_secs,
             name=name,
         )
 

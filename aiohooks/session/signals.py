@@ -105,12 +105,18 @@ class StopOnSignal:
 
         return remove
 
-    def request_stop(self, number: signal.Signals, on_grace_end: Callable[[], None]) -> None:
-        """Request the stop for the first signal; `on_grace_end` is called at the end of the grace period."""
+    def record_stop(self, number: signal.Signals) -> str:
+        """Record the stop for the first signal and return its reason; harmless in a signal handler, and a second time."""
         reason = f"{number.name} received"
         if self._root.stop_reason is None:
             self.number = number
-        self._root.request_stop(reason)
+        self._root.record_stop(reason)
+        return reason
+
+    def request_stop(self, number: signal.Signals, on_grace_end: Callable[[], None]) -> None:
+        """Stop the session for the first signal; `on_grace_end` is called at the end of the grace period."""
+        reason = self.record_stop(number)
+        self._root.end_waits()
         clock, policy = current_clock(), self.policy
         if policy.step_secs is not None:
             abandoned = StopRequestedError(f"{reason}, and the step took longer than {policy.step_secs} s more")
@@ -128,6 +134,8 @@ class _SignalHandlers:
         self._previous: dict[signal.Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
         self._received: list[signal.Signals] = []
+        self._recorded = False
+        """Whether a session has recorded the first signal."""
         self._stopped = False
         self._cancelled_by: signal.Signals | None = None
         self._exit_code: int | None = None
@@ -142,12 +150,17 @@ class _SignalHandlers:
         # A session that is opened while the others end because of a signal has missed it.
         if self._stopped:
             self._stop_session(session)
+        elif self._received:
+            session.record_stop(self._received[0])
+            self._recorded = True
         if self._cancelled_by is not None and session.task is not None:
             self._loop.call_soon(session.task.cancel, f"{self._cancelled_by.name} received")
 
     def remove_session(self, session: StopOnSignal) -> None:
         self._stop_sessions()  # for a signal whose callback has not run yet
         self._sessions.remove(session)
+        if session.number is not None:  # it arrived between these two
+            _last_signals[self._loop] = session.number
         wanted = {number for other in self._sessions for number in other.policy.signals}
         self._restore(number for number in tuple(self._previous) if number not in wanted)
         if not self._sessions:
@@ -186,13 +199,17 @@ class _SignalHandlers:
                 signal.signal(number, previous)
 
     def _handle(self, number: int, frame: object) -> None:
-        # Runs between any two instructions of the main thread, so it does no more than count and wake the loop.
+        # Runs between any two instructions of the main thread, so it does no more than record the stop, which a step that
+        # computes is then the last to miss, and wake the loop.
         received = signal.Signals(number)
         self._received.append(received)
         if len(self._received) > 2:
             _kill_process(received)
         try:
             if len(self._received) == 1:
+                for session in self._sessions:
+                    session.record_stop(received)
+                    self._recorded = True
                 self._loop.call_soon_threadsafe(self._stop_sessions, context=self._context)
             else:
                 self._loop.call_soon_threadsafe(self._cancel_sessions, received, context=self._context)
@@ -205,7 +222,7 @@ class _SignalHandlers:
     def _stop_sessions(self) -> None:
         if self._received and not self._stopped:
             self._stopped = True
-            if not self._sessions:  # it arrived after the last session was removed: it is for the previous handler
+            if not self._sessions and not self._recorded:  # it is for the previous handler: no session was left
                 signal.raise_signal(self._received[0])
             for session in self._sessions:
                 self._stop_session(session)

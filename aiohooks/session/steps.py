@@ -14,6 +14,7 @@ from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.recovery import SessionSupervisor
 
 if TYPE_CHECKING:
+    from aiohooks.session._run_lock import RunLock
     from aiohooks.session.monitored import AsyncMonitoredSession
 
 T = TypeVar("T")
@@ -25,9 +26,12 @@ class StepContext:
     Created by `AsyncMonitoredSession.run_step_fn`.
     """
 
-    def __init__(self, supervisor: SessionSupervisor, run_attempt: Callable[..., Awaitable[Any]], attempt: int) -> None:
+    def __init__(
+        self, supervisor: SessionSupervisor, run_lock: RunLock, run_attempt: Callable[..., Awaitable[Any]], attempt: int
+    ) -> None:
         """Made by the monitored session; `run_attempt` makes one run with hooks and does not recover."""
         self._supervisor = supervisor
+        self._run_lock = run_lock
         self._run_attempt = run_attempt
         self._attempt = attempt
         self._turns = FifoLock()
@@ -47,7 +51,9 @@ class StepContext:
 
         A recoverable error repeats the whole step function.
         """
-        root = self._supervisor.root
+        root, lock = self._supervisor.root, self._run_lock
+        if lock.now() > lock.turn_due:
+            await lock.give_turn()
         if root.should_stop():
             raise StopRequestedError(root.stop_reason)
         if self._turns.taken:
@@ -88,8 +94,11 @@ class StepContext:
 class Steps:
     """Run the session once for each turn of the loop; made by `AsyncMonitoredSession.steps`."""
 
-    def __init__(self, session: AsyncMonitoredSession, fetches: Any, feeds: AsyncIterable[Any] | Iterable[Any] | None) -> None:
+    def __init__(
+        self, session: AsyncMonitoredSession, run_lock: RunLock, fetches: Any, feeds: AsyncIterable[Any] | Iterable[Any] | None
+    ) -> None:
         self._session = session
+        self._run_lock = run_lock
         self._fetches = fetches
         operation = session.graph.step_operation
         self._parameter = operation.inputs[0] if operation is not None and len(operation.inputs) == 1 else None
@@ -106,9 +115,12 @@ class Steps:
         return self
 
     async def __anext__(self) -> Any:
-        if self._session.should_stop():
-            raise StopAsyncIteration
+        lock = self._run_lock
         try:
+            if lock.now() > lock.turn_due:
+                await lock.give_turn()  # before the next feed, which a stop would lose
+            if self._session.should_stop():
+                raise StopAsyncIteration
             return await self._session.run(self._fetches, await self._next_feed())
         except StopRequestedError:
             raise StopAsyncIteration from None

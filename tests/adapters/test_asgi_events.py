@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,7 @@ from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
 from tests.support.services import FeedQueue, running_service, step
-from tests.support.waiting import ticks
+from tests.support.waiting import ticks, until_true
 
 
 async def test_events_come_with_the_steps() -> None:
@@ -147,6 +150,29 @@ async def test_a_client_that_disconnects_ends_its_stream() -> None:
             assert (await ask(service, "/progress")).json["store"]["watching"] == 0
             assert service._streams == 0
         assert clock.pending == 0
+
+
+async def test_middleware_may_leave_the_count_of_cancels_too_high() -> None:
+    """Whatever middleware does to `cancelling()` while it sends, a disconnect ends the stream without a cancellation."""
+
+    async def send_after_a_caught_cancel(app: Any, scope: Any, receive: Any, send: Any) -> None:
+        async def counting(message: Any) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            await send(message)
+
+        await app(scope, receive, counting)
+
+    with ManualClock():
+        async with running_service(FeedQueue()) as service:
+            stream = Exchange(partial(send_after_a_caught_cancel, service), "/events")
+            await until_true(lambda: stream.reply.events)
+            stream.disconnect()
+            await stream.task
+            assert service._streams == 0
 
 
 async def test_a_client_that_does_not_read_is_dropped() -> None:

@@ -211,6 +211,28 @@ async def test_a_signal_ends_waits_before_the_server_ends(server: list[int], num
         assert server == [number]
 
 
+async def test_a_signal_ends_steps_that_compute(server: list[int]) -> None:
+    """Steps that never wait end with the one that the signal fell into."""
+    steps = 0
+
+    async def step() -> dict[str, int]:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return {"loss": steps}
+
+    async def train(session: AsyncMonitoredSession) -> None:
+        while steps < 9 and not session.should_stop():
+            await session.run("loss")
+
+    service = SessionService(AsyncMonitoredSession(step), train)
+    async with service.lifespan():
+        await ticks(20)
+    assert (steps, server) == (3, [signal.SIGTERM])
+    assert service.health().stop_reason == "the server received SIGTERM"
+
+
 async def test_without_stop_on_signals(server: list[int]) -> None:
     """With `stop_on_signals=False` the session continues until the server ends it."""
     service = make_service(FeedQueue(), stop_on_signals=False)

@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m tests.benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--loop", choices=[*LOOPS, "both"], default="both", help="both: those that are installed")
-    rows = f"{', '.join(ROWS)}; or all of {', '.join(GROUPS)} (default: session)"
-    parser.add_argument("--rows", nargs="+", choices=[*GROUPS, *ROWS], default=["session"], metavar="ROW", help=rows)
+    rows = f"{', '.join(ROWS)}; or all of {', '.join(GROUPS)} (default: dispatch and session)"
+    parser.add_argument("--rows", nargs="+", choices=[*GROUPS, *ROWS], default=["dispatch", "session"], metavar="ROW", help=rows)
     parser.add_argument("--rounds", type=int, default=defaults.rounds, help="how often each lane runs")
     parser.add_argument(
         "--slice", type=float, default=defaults.slice_secs * 1e3, metavar="MS", help="how long a lane runs in one round"

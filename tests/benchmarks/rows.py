@@ -7,10 +7,20 @@ from functools import partial
 
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rows_checkpoint import background_checkpoint, checkpoint_memory
+from tests.benchmarks.rows_dispatch import against_aiosignal, background_observer, run_in_turn, silent_group, suspending_group
 from tests.benchmarks.rows_engines import against_ignite, against_tensorflow
 from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks, suspending_hooks, waiting_hooks
 from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
+
+DISPATCH: Mapping[str, Row] = {
+    "aiosignal": against_aiosignal,
+    "group": silent_group,
+    "taskgroup": suspending_group,
+    "in-turn": run_in_turn,
+    "background": background_observer,
+}
+"""Groups of hooks, with or without a session."""
 
 SESSION: Mapping[str, Row] = {
     "gather": hooked_run,
@@ -35,6 +45,7 @@ STORES: Mapping[str, Mapping[str, Row]] = {
 """Over processes."""
 
 SECTIONS: Mapping[str, Mapping[str, Row]] = {
+    "dispatch": DISPATCH,
     "session": SESSION,
     "stores": {name: row for rows in STORES.values() for name, row in rows.items()} | {"local-redis": local_and_redis},
 }

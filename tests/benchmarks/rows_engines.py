@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from operator import itemgetter
-from types import ModuleType
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Lane, NotInstalledError, Setup
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, imported
 from tests.benchmarks.rows_hooks import HOOKS, NoOpHook
 
 
@@ -31,16 +28,10 @@ def _stepping(session: ah.AsyncMonitoredSession) -> Lane:
     return lane
 
 
-def _imported(package: str, module: str) -> ModuleType:
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise NotInstalledError(package)
-    return importlib.import_module(module)
-
-
 @asynccontextmanager
 async def against_ignite(counts: Counts) -> AsyncIterator[Setup]:
     """An iteration of pytorch-ignite's engine, with handlers of one event and of two."""
-    engines = _imported("pytorch-ignite", "ignite.engine")
+    engines = imported("pytorch-ignite", "ignite.engine")
     completed, started = engines.Events.ITERATION_COMPLETED, engines.Events.ITERATION_STARTED
     async with ah.AsyncMonitoredSession(nothing, [NoOpHook() for _ in range(HOOKS)]) as session:
         yield Setup(
@@ -88,7 +79,7 @@ def _iterating(new_engine: Callable[[Callable[..., Any]], Any], *events: Any) ->
 async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
     """A run of TensorFlow's MonitoredSession, whose train operation only adds to the global step."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    tf = _imported("tensorflow", "tensorflow").compat.v1
+    tf = imported("tensorflow", "tensorflow").compat.v1
     tf.logging.set_verbosity(tf.logging.ERROR)
 
     class NoOp(tf.train.SessionRunHook):  # type: ignore[misc, name-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from typing import Any
 
@@ -105,6 +106,77 @@ async def test_a_thread_may_call_the_session() -> None:
         assert [one async for one in session.steps("train")] == [1]
     assert evaluates.seen == 1
     assert session.stop_reason == "seen enough"
+
+
+async def test_the_session_of_a_thread_is_plain() -> None:
+    """In every method the thread runs the raw session with a plain call, which waits for the result; the loop continues."""
+    seen: list[Any] = []
+
+    class Plain:
+        def after_create_session(self, session: Any, coord: ah.Coordinator) -> None:
+            seen.append(session.run("total"))
+
+        def before_run(self, run_context: Any) -> None:
+            seen.append(run_context.session.run({"total": "total"}))
+            seen.append((run_context.global_step, run_context.attempt, run_context.session.graph is graph))
+
+        def after_run(self, run_context: Any, run_values: ah.SessionRunValues) -> None:
+            seen.append(run_context.session.run("loss", feed_dict={"x": 7}))
+            with pytest.raises(ah.errors.FetchError):
+                run_context.session.run("lost")
+            run_context.request_stop("seen enough")
+
+        def end(self, session: Any) -> None:
+            seen.append(session.run("total"))
+            seen.append(repr(session))
+
+    graph = counting_graph()
+    async with ah.AsyncMonitoredSession(graph, [ah.BlockingHook(Plain())]) as session:
+        await session.run("train")
+        assert session.should_stop()
+    assert seen[:-1] == [0, {"total": 0}, (1, 1, True), 70, 1]
+    assert "Session" in seen[-1]
+
+
+async def test_a_cancel_ends_the_plain_run_of_a_thread() -> None:
+    """A cancelled run cancels what the thread waits for, so that the thread ends, also if it runs the session once more."""
+    errors: list[Exception] = []
+
+    class Plain:
+        def before_run(self, run_context: Any) -> None:
+            for _ in range(2):
+                try:
+                    run_context.session.run("slow")
+                except concurrent.futures.CancelledError as error:
+                    errors.append(error)
+
+    graph, started = ah.Graph(), asyncio.Event()
+
+    @graph.operation
+    async def slow() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    graph.operation(name="one")(lambda: 1)
+    async with ah.AsyncMonitoredSession(graph, [ah.BlockingHook(Plain())]) as session:
+        running = asyncio.create_task(session.run("one"))
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert len(errors) == 2
+
+
+async def test_a_plain_run_of_the_monitored_session_is_refused() -> None:
+    """A thread that runs the monitored session, which waits for it, gets an error and not a deadlock."""
+
+    class Plain:
+        def before_run(self, run_context: Any) -> None:
+            anyio.from_thread.run(session.run, "loss")
+
+    with pytest.raises(ah.errors.NestedRunError):
+        async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(Plain())]) as session:
+            await session.run("loss")
 
 
 async def test_errors_in_the_thread() -> None:

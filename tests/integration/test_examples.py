@@ -266,6 +266,28 @@ def test_step_waiter() -> None:
     assert lines[4].endswith("because of: out of memory")
 
 
+def test_agent_hooks() -> None:
+    """Hooks of the group overlap; the metrics are cut off and logged, the guardrail answers, each call is in the audit log."""
+    done = run("agent_hooks.py")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    together, in_turn = done.stdout.split("One hook after the other:\n")
+    assert len(re.findall(r"^  Metrics\.on_tool_(?:start|end) \S+ +#+ cut off$", together, re.MULTILINE)) == 6
+    assert len(re.findall(r"^  Audit\.on_tool_(?:start|end) \S+ +#+$", together, re.MULTILINE)) == 6
+    assert "  log: Metrics.on_tool_start failed" in together
+    assert [count(part) for part in (together, in_turn)] == [4, 2], "two tool calls, with two hooks each"
+    lines = in_turn.splitlines()
+    assert "  delete(all files): refused by the guardrail" in lines
+    assert lines[-2] == "12 records in the audit log"
+    assert re.fullmatch(r"\d\.\d\d s with the group, \d\.\d\d s in turn", lines[-1])
+
+
+def count(timeline: str) -> int:
+    """Return how many calls of hooks were active at the same time."""
+    found = re.search(r"up to (\d+) calls of hooks at the same time", timeline)
+    assert found, timeline
+    return int(found[1])
+
+
 def readme_programs() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 

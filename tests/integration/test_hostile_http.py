@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
 
-from aiohooks.adapters.asgi import app
+from aiohooks.adapters.asgi import _events, app
 from aiohooks.adapters.asgi._access import AccessPolicy
-from aiohooks.adapters.asgi._events import WhileConnected
 from tests.fuzz import hostile_http, service_memory
 from tests.fuzz.hostile_requests import MAKERS, requests
 
@@ -32,14 +32,14 @@ def test_a_seed_decides_the_requests() -> None:
     assert len({one.kind for one in made}) == len(MAKERS)
 
 
-async def _ignore_disconnect(self: WhileConnected) -> None:
-    pass
+async def _ignore_disconnect(receive: _events.Receive) -> None:
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "weaker", "found"),
     [
-        (WhileConnected, "_wait_disconnected", _ignore_disconnect, "tasks, waiters"),
+        (_events, "_wait_disconnected", _ignore_disconnect, "tasks, waiters"),
         (app, "_STEP", re.compile(".*", re.DOTALL), "a bad status"),
         (AccessPolicy, "check_request", lambda self, scope: None, "it was served"),
         (app, "safe_text", lambda text, max_length: f"{text} in app.py", ".py is in a reply"),

@@ -38,13 +38,15 @@ def test_signals_to_processes() -> None:
     assert (len(found.phases), found.phases["random moment"]) == (6, 5)
 
 
-def without_stop(session: Any, number: Any, on_grace_end: Any) -> None:
+def without_stop(session: Any, number: Any) -> str:
     """Does not stop the session."""
+    return ""
 
 
-def without_reason(session: Any, number: Any, on_grace_end: Any) -> None:
+def without_reason(session: Any, number: Any) -> str:
     """Stops the session without naming the signal."""
-    session._root.request_stop("stopped")
+    session._root.record_stop("stopped")
+    return ""
 
 
 def without_cancel(handlers: Any, number: Any) -> None:
@@ -59,8 +61,8 @@ def without_restore(handlers: Any, numbers: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "method", "fault", "finding"),
     [
-        (signals.StopOnSignal, "request_stop", without_stop, "stopped because: None"),
-        (signals.StopOnSignal, "request_stop", without_reason, "stopped because: stopped"),
+        (signals.StopOnSignal, "record_stop", without_stop, "stopped because: None"),
+        (signals.StopOnSignal, "record_stop", without_reason, "stopped because: stopped"),
         (signals._SignalHandlers, "_cancel_sessions", without_cancel, "ended with None"),
         (signals._SignalHandlers, "_restore", without_restore, "the handler of SIGINT is"),
         (signals._Wakeup, "close", lambda wakeup: None, "the wakeup fd is"),

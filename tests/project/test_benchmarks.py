@@ -14,22 +14,23 @@ import pytest
 import aiohooks as ah
 from aiohooks.stores._waiting import WaitersByThreshold
 from aiohooks.testing import ManualClock, RecordingHook
+from tests.benchmarks import dispatchers
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.measure import TINY, Result, measure
-from tests.benchmarks.report import COMPARED, Report, header, line, load, markdown, marks, save
-from tests.benchmarks.rows import GROUPS, OF_EACH_STORE, ROWS, SECTIONS, SESSION
+from tests.benchmarks.report import COMPARED, Report, header, line, load, markdown, marks, replace_figures, save
+from tests.benchmarks.rows import DISPATCH, GROUPS, OF_EACH_STORE, ROWS, SECTIONS, SESSION
 from tests.support.hooks import HOOKS, five_hooks
 from tests.support.source import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-OTHERS = ("ignite", "tensorflow")
+OTHERS = ("ignite", "tensorflow", "aiosignal")
 METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run", "end", "close"})
 
 
 # -- the benchmarks themselves
 
 
-@pytest.mark.parametrize("name", [name for name in SESSION if name not in OTHERS])
+@pytest.mark.parametrize("name", [name for name in (*SESSION, *DISPATCH) if name not in OTHERS])
 async def test_each_row_can_be_measured(name: str) -> None:
     """Every row gives a bar, a figure and times; those with other processes are in `test_store_benchmarks`."""
     results = await measure(name, ROWS[name], TINY)
@@ -54,7 +55,7 @@ def test_a_row_about_another_engine_is_measured_or_says_what_is_missing(name: st
 
 def assert_measured(result: Result) -> None:
     """Checks that all of a line is there; a slope, or a loss, out of one round may be anything."""
-    assert result.bar is not None or result.row == "checkpoint"
+    assert result.bar is not None or result.row in ("checkpoint", "group", "taskgroup")
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
     assert result.figure is not None
     assert result.figure > 0 or result.row in ("marginal", "checkpoint")
@@ -106,7 +107,7 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
     save([first, last], files[0])
     save([rest], files[1])
     assert load(files[0]) == [first, last]
-    (begin, end), (begin_stores, end_stores) = map(marks, SECTIONS)
+    (begin, end), (begin_stores, end_stores) = map(marks, ("session", "stores"))
     stores = f"{begin_stores}\n\nof stores\n\n{end_stores}"
     page.write_text(f"before\n\n{begin}\nold\n{end}\n\n{stores}\n", encoding="utf-8")
     assert main(["--page", str(page), *map(str, files)]) == 0
@@ -125,9 +126,36 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
 def test_the_page_explains_every_row() -> None:
     """docs/benchmarks.md has a line for each row by name, and a place for the figures of each section."""
     text = PAGE.read_text(encoding="utf-8")
-    rows = [*SESSION, *(f"*-{name}" for name in OF_EACH_STORE), "local-redis"]
+    rows = [*SESSION, *DISPATCH, *(f"*-{name}" for name in OF_EACH_STORE), "local-redis"]
     assert [name for name in rows if f"| `{name}` |" not in text] == []
-    assert [mark for section in SECTIONS for mark in marks(section) if mark not in text] == []
+    sections = [*SECTIONS, dispatchers.SECTION]
+    assert [mark for section in sections for mark in marks(section) if mark not in text] == []
+
+
+async def test_the_table_of_dispatchers_says_what_a_group_promises() -> None:
+    """A group keeps the context and the error, cancels the sibling and waits for it, and has time limits by hook."""
+    (ours,) = [one for one in dispatchers.DISPATCHERS if one.name == dispatchers.OURS]
+    _, *cells = await dispatchers.behaviour(ours)
+    assert cells == ["yes", "kept", "cancelled and awaited", "per hook: HookTimeoutError"]
+
+
+async def test_the_table_of_dispatchers_says_what_awaiting_in_turn_promises() -> None:
+    """Without a dispatcher, what comes after a failure is never started, and nothing has a time limit."""
+    (by_hand,) = [one for one in dispatchers.DISPATCHERS if one.name == dispatchers.BASELINE]
+    _, *cells = await dispatchers.behaviour(by_hand)
+    assert cells == ["yes", "kept", "never started", "no"]
+
+
+def test_the_table_of_dispatchers_is_put_into_a_page(tmp_path: Path) -> None:
+    """A line for each dispatcher, in Markdown, and with what it was measured."""
+    page = tmp_path / "page.md"
+    begin, end = marks(dispatchers.SECTION)
+    page.write_text(f"before\n\n{begin}\nold\n{end}\n", encoding="utf-8")
+    lines = [dispatchers.Line("aiohooks", "50 ms", "yes", "kept", "cancelled and awaited", "per hook", 1.25, 20.0)]
+    replace_figures(page, dispatchers.SECTION, dispatchers.table(lines, markdown=True))
+    text = page.read_text(encoding="utf-8")
+    assert "old" not in text
+    assert "| aiohooks | 50 ms | yes | kept | cancelled and awaited | per hook | 1.2 us | 20 us |" in text
 
 
 def test_rows_are_asked_for_by_name_or_together() -> None:

@@ -57,7 +57,7 @@ ERRORS: dict[str, type[BaseException] | None] = {
 SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession": (
         "(source, hooks=(), *, global_step=None, variables=None, recovery=<RecoveryPolicy>, "
-        "stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+        "stop_grace_period_secs=120.0, handle_signals=False, yield_secs=0.005, name=None)"
     ),
     "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
     "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
@@ -74,7 +74,8 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.status": "(self)",
     "AsyncMonitoredSession.aclose": "async (self)",
     "AsyncSingularMonitoredSession": (
-        "(source, hooks=(), *, global_step=None, variables=None, stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+        "(source, hooks=(), *, global_step=None, variables=None, stop_grace_period_secs=120.0, handle_signals=False, "
+        "yield_secs=0.005, name=None)"
     ),
     "AsyncSingularMonitoredSession.raw_session": "(self)",
     "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
@@ -188,7 +189,7 @@ SIGNATURES: dict[str, str | None] = {
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(), chief_only_hooks=(), "
         "save_checkpoint=<Every>, save_summaries=<Every>, log_step_count=<Every>, summaries=None, summary_dir=None, "
         "global_step=None, variables=None, max_wait_secs=7200.0, recovery=<RecoveryPolicy>, "
-        "stop_grace_period_secs=120.0, handle_signals=False, name=None)"
+        "stop_grace_period_secs=120.0, handle_signals=False, yield_secs=0.005, name=None)"
     ),
     "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
     "Operation": None,

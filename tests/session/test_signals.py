@@ -15,7 +15,7 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import until_true
+from tests.support.waiting import parked, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -55,7 +55,7 @@ async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -
         return {"loss": 1}
 
     async with ah.AsyncMonitoredSession(step, [hook], handle_signals=True) as session:
-        running = asyncio.create_task(session.run("loss"))
+        running = await parked(session.run("loss"))
         await send(number, session.should_stop)
         assert not running.done()
         gate.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import signal
 import sys
 from types import FrameType
@@ -17,7 +18,7 @@ from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -26,6 +27,12 @@ USER = signal.SIGUSR1
 
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
+
+
+async def stop_of(session: ah.AsyncMonitoredSession) -> None:
+    """Wait until a signal was recorded, and until the loop has started the timers of the policy."""
+    await until_true(session.should_stop)
+    await ticks()
 
 
 def policy(**options: Any) -> ah.SignalPolicy:
@@ -47,7 +54,7 @@ async def test_the_time_limit_of_the_step() -> None:
             running = asyncio.create_task(session.run("train"))
             await inside.wait()
             send(USER)
-            await until_true(session.should_stop)
+            await stop_of(session)
             clock.advance(4.9)
             await ticks()
             assert not running.done()
@@ -68,9 +75,9 @@ async def test_a_step_that_ends_in_time_counts() -> None:
 
         hooks = [PhaseHook("before_run", wait)]
         async with ah.AsyncMonitoredSession(counting_graph(), hooks, handle_signals=policy(step_secs=5.0)) as session:
-            running = asyncio.create_task(session.run("train"))
+            running = await parked(session.run("train"))
             send(USER)
-            await until_true(session.should_stop)
+            await stop_of(session)
             gate.set()
             await running
             clock.advance(6.0)
@@ -97,7 +104,7 @@ async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogC
         running = asyncio.create_task(main())
         await inside.wait()
         send(USER)
-        await until_true(lambda: session.stop_signal)
+        await stop_of(session)
         clock.advance(19.0)
         await ticks()
         assert not running.done()
@@ -294,3 +301,67 @@ def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
     """Any other value is refused when the session is made."""
     with refused(ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"):
         ah.AsyncMonitoredSession(double, handle_signals=value)
+
+
+def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
+    """`session.request_stop` may be called in a handler of `signal.signal`, also while the loop waits for events."""
+    woken: list[bool] = []
+
+    class InterruptedSelector(selectors.DefaultSelector):
+        """Is interrupted by a signal when it is to wait for events the first time."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if woken or timeout == 0:
+                return super().select(timeout)
+            signal.raise_signal(USER)
+            events = super().select(0)
+            woken.append(bool(events))
+            return events
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            signal.signal(USER, lambda *_: session.request_stop("asked by a signal"))
+            with pytest.raises(ah.StopRequestedError, match="asked by a signal"):
+                await session.until(asyncio.Event().wait())
+
+    earlier = signal.getsignal(USER)
+    try:
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(InterruptedSelector())) as runner:
+            runner.run(main())
+    finally:
+        signal.signal(USER, earlier)
+    assert woken == [True]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_signal_is_recorded_immediately(again: bool) -> None:
+    """`should_stop` knows of a signal before the loop has a turn: steps that compute end with the one it fell into."""
+    steps = 0
+
+    async def step() -> dict[str, int]:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            signal.raise_signal(USER)
+        return {"loss": steps}
+
+    async with ah.AsyncMonitoredSession(step, handle_signals=policy(), yield_secs=None) as session:
+        while steps < 9 and not session.should_stop():
+            await session.run("loss")
+        assert (steps, session.stop_reason, session.stop_signal) == (3, "SIGUSR1 received", USER)
+        if again:  # a session opened before the loop has had its turn is stopped as well
+            async with ah.AsyncMonitoredSession(step, handle_signals=policy()) as late:
+                assert (late.should_stop(), late.stop_signal) == (True, USER)
+
+
+async def test_a_signal_and_a_stop_with_another_reason() -> None:
+    """The first reason is kept, whichever comes first."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+        session.request_stop("enough")
+        signal.raise_signal(USER)
+        assert (session.stop_reason, session.stop_signal) == ("enough", None)
+        await ticks()
+    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+        signal.raise_signal(USER)
+        session.request_stop("enough")
+        assert (session.stop_reason, session.stop_signal) == ("SIGUSR1 received", USER)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohooks._aio.cancel import CancelScope, TimeLimit, current_task, wait_done
+from aiohooks._aio.cancel import TimeLimit, retrieve_exception, wait_done
 from aiohooks._aio.clock import current_clock, sleep
 from aiohooks.adapters.asgi._access import JsonReply, encode_json, error_reply, safe_error, safe_text
 from aiohooks.errors import (
@@ -26,6 +25,8 @@ from aiohooks.stores import Changes, StepStore
 
 if TYPE_CHECKING:
     from aiohooks.adapters.asgi._report import SessionReporter
+
+T = TypeVar("T")
 
 
 async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float | None) -> JsonReply:
@@ -116,45 +117,30 @@ def _seen(wanted: int, store: StepStore | None) -> dict[str, Any]:
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
-class WhileConnected:
-    """A block that ends when the client disconnects: `async with WhileConnected(receive): ...`.
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], disconnected: T) -> T:
+    """Return the result of `work`, or `disconnected` if the client has disconnected: the work is cancelled then.
 
-    A cancellation from outside passes unchanged. Only this block may read from `receive` while it lasts.
+    It runs in a task of its own, so that it is known whose cancellation ended it: it may call the code of others, such as
+    middleware. Only this function may read from `receive` while it lasts.
     """
+    loop = asyncio.get_running_loop()
+    working, listener = loop.create_task(work), loop.create_task(_wait_disconnected(receive))
+    try:
+        await asyncio.wait([working, listener], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (working, listener):
+            task.cancel()
+            task.add_done_callback(retrieve_exception)
+        await wait_done([working, listener], None)
+    if not listener.cancelled() and (error := listener.exception()) is not None and working.cancelled():
+        raise error
+    return disconnected if working.cancelled() else working.result()
 
-    __slots__ = ("_ended", "_listener", "_receive", "_scope", "disconnected")
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._ended = False
-        self.disconnected = False
-        """Whether the block ended because the client had disconnected."""
-
-    async def __aenter__(self) -> Self:
-        self._scope = CancelScope(current_task())
-        self._listener = asyncio.get_running_loop().create_task(self._wait_disconnected())
-        return self
-
-    async def _wait_disconnected(self) -> None:
-        try:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass  # a request body, which is ignored
-        except OSError:
-            pass  # some servers raise it for a disconnect
-        if not self._ended:
-            self._scope.cancel("the client has disconnected")
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        self._ended = True
-        outer = self._scope.uncancel(error)
-        self.disconnected = self._scope.cancel_called and not outer and isinstance(error, asyncio.CancelledError)
-        self._listener.cancel()
-        await wait_done([self._listener], None)
-        if not self._listener.cancelled() and (failed := self._listener.exception()) is not None and error is None:
-            raise failed
-        return self.disconnected
+async def _wait_disconnected(receive: Receive) -> None:
+    with contextlib.suppress(OSError):  # some servers raise it for a disconnect
+        while (await receive())["type"] != "http.disconnect":
+            pass  # a request body, which is ignored
 
 
 _KEEPALIVE_SECS = 15.0

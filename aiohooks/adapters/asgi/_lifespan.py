@@ -101,19 +101,19 @@ class SessionRunner:
 
 @contextlib.contextmanager
 def notify_on_signals(callback: Callable[[str], object]) -> Generator[None]:
-    """Call `callback(name)` in the loop at SIGINT and SIGTERM, beside the handler that was installed before.
+    """Call `callback(name)` inside the handlers of SIGINT and SIGTERM, before the handler that was installed before.
 
     A signal without a handler is left alone. Outside of the main thread, and in a forked child, nothing is called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop, process = asyncio.get_running_loop(), os.getpid()
+    process = os.getpid()
     replaced: dict[signal.Signals, tuple[Callable[..., Any], Callable[..., Any]]] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         previous = signal.getsignal(number)
         if callable(previous):
-            handler = _chained_handler(previous, callback, loop, process)
+            handler = _chained_handler(previous, callback, process)
             signal.signal(number, handler)
             replaced[number] = handler, previous
     try:
@@ -125,12 +125,11 @@ def notify_on_signals(callback: Callable[[str], object]) -> Generator[None]:
 
 
 def _chained_handler(
-    previous: Callable[..., Any], callback: Callable[[str], object], loop: asyncio.AbstractEventLoop, process: int
+    previous: Callable[..., Any], callback: Callable[[str], object], process: int
 ) -> Callable[[int, FrameType | None], None]:
     def handler(number: int, frame: FrameType | None) -> None:
-        # A handler runs between any two instructions of the main thread: the callback has to run in the loop.
-        if os.getpid() == process and not loop.is_closed():
-            loop.call_soon_threadsafe(callback, signal.Signals(number).name)
+        if os.getpid() == process:
+            callback(signal.Signals(number).name)
         previous(number, frame)
 
     return handler

@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohooks._validate import check_callable, check_instance, check_int, check_secs
 from aiohooks.adapters.asgi._access import AccessPolicy, JsonReply, encode_json, error_reply, safe_text
-from aiohooks.adapters.asgi._events import WhileConnected, reached_reply, store_of, wait_for_step, write_events
+from aiohooks.adapters.asgi._events import reached_reply, store_of, wait_for_step, while_connected, write_events
 from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
 from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
 from aiohooks.adapters.asgi._report import SessionReporter
@@ -236,10 +236,9 @@ class SessionService:
         if self._waiters >= self._max_waiters:
             return _response(error_reply(503, "too_many", f"{self._max_waiters} clients are waiting already", retry=True))
         self._waiters += 1
-        reply = JsonReply(_CLIENT_CLOSED_REQUEST)
+        wait = wait_for_step(self._reporter, wanted, float(timeout[0]) if timeout else None)
         try:
-            async with WhileConnected(request.receive):
-                reply = await wait_for_step(self._reporter, wanted, float(timeout[0]) if timeout else None)
+            reply = await while_connected(request.receive, wait, JsonReply(_CLIENT_CLOSED_REQUEST))
         finally:
             self._waiters -= 1
         return _response(reply)
@@ -259,8 +258,7 @@ class SessionService:
         if scope["method"] == "GET":
             self._streams += 1
             try:
-                async with WhileConnected(receive):
-                    await write_events(self._reporter, self._refresh_secs, write)
+                await while_connected(receive, write_events(self._reporter, self._refresh_secs, write), None)
             except TimeoutError:
                 return  # the client does not read, so the end of the body would not arrive either
             finally:

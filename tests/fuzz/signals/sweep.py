@@ -117,8 +117,12 @@ class Point:
         ):
             return  # no session is open
         if not self.sent:
-            self._open = [entry for entry in self.fixture.entries if entry.session.status().state in OPEN]
-            asyncio.get_running_loop().call_soon(self._note_other_stops)  # right before the callback of the signal
+            # Without those that were stopped otherwise: the signal is not their reason.
+            self._open = [
+                entry
+                for entry in self.fixture.entries
+                if entry.session.status().state in OPEN and entry.session.stop_reason is None
+            ]
         self.sent.append(delivery.number)
         if delivery.by_kill:
             os.kill(os.getpid(), delivery.number)
@@ -126,10 +130,6 @@ class Point:
             signal.raise_signal(delivery.number)
         if len(self.sent) == 2:
             asyncio.get_running_loop().call_soon(self._note_cancel)  # right after the callback of the signal
-
-    def _note_other_stops(self) -> None:
-        """Leave out sessions that were stopped otherwise in the tick of the signal, which is not their reason then."""
-        self._open = [entry for entry in self._open if entry.session.stop_reason in (None, f"{self.sent[0].name} received")]
 
     def _note_cancel(self) -> None:
         self.fixture.cancelled = True

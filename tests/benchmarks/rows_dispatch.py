@@ -1,0 +1,183 @@
+"""Rows about groups of hooks: a call of a group, a run beside awaiting everything in turn, a hook in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import aiohooks as ah
+from tests.benchmarks.measure import Counts, Figure, Setup, imported, repeated
+from tests.benchmarks.rows_hooks import HOOKS, WAIT_SECS, NoOpHook
+
+
+class Events:
+    """A lifecycle of somebody else's: it derives from nothing of ours."""
+
+    async def on_event(self, event: str) -> None:
+        """Called for each event."""
+
+
+class Silent(Events):
+    """Does not suspend."""
+
+    async def on_event(self, event: str) -> None:
+        pass
+
+
+class Suspending(Events):
+    """Suspends once."""
+
+    async def on_event(self, event: str) -> None:
+        await asyncio.sleep(0)
+
+
+async def calling(stack: AsyncExitStack, hooks: list[Events]) -> Callable[[], Awaitable[None]]:
+    """Enter a group of these hooks; return a function that calls it once."""
+    group = await stack.enter_async_context(ah.HookGroup(Events, hooks))
+    return partial(group.hooks.on_event, "started")
+
+
+@asynccontextmanager
+async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
+    """Hooks that do not suspend: all that a group promises, beside a dispatcher that awaits one after the other."""
+    aiosignal = imported("aiosignal", "aiosignal")
+    hooks: list[Events] = [Silent() for _ in range(HOOKS)]
+    signal = aiosignal.Signal(None)
+    signal.extend(hook.on_event for hook in hooks)
+    signal.freeze()
+    async with AsyncExitStack() as stack:
+        yield Setup(
+            {"group": repeated(await calling(stack, hooks)), "aiosignal": repeated(partial(signal.send, "started"))},
+            [
+                Figure(
+                    "a group of 5 hooks, none suspends / aiosignal calls the same five in turn",
+                    1.5,
+                    itemgetter("group"),
+                    itemgetter("aiosignal"),
+                )
+            ],
+        )
+
+
+@asynccontextmanager
+async def silent_group(counts: Counts) -> AsyncIterator[Setup]:
+    """Hooks that do not suspend, beside gathering them, and awaiting them in turn."""
+    hooks: list[Events] = [Silent() for _ in range(HOOKS)]
+
+    async def gathered() -> None:
+        await asyncio.gather(*[hook.on_event("started") for hook in hooks])
+
+    async def in_turn() -> None:
+        for hook in hooks:
+            await hook.on_event("started")
+
+    async with AsyncExitStack() as stack:
+        yield Setup(
+            {"group": repeated(await calling(stack, hooks)), "gather": repeated(gathered), "in turn": repeated(in_turn)},
+            [
+                Figure(
+                    "a group of 5 hooks, none suspends / asyncio.gather of the same five",
+                    0.08,
+                    itemgetter("group"),
+                    itemgetter("gather"),
+                ),
+                Figure("the same / awaiting the five in turn", None, itemgetter("group"), itemgetter("in turn")),
+            ],
+        )
+
+
+@asynccontextmanager
+async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
+    """Hooks that suspend once, beside starting them in an `asyncio.TaskGroup`, and gathering them."""
+    hooks: list[Events] = [Suspending() for _ in range(HOOKS)]
+
+    async def task_group() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for hook in hooks:
+                tasks.create_task(hook.on_event("started"))
+
+    async def gathered() -> None:
+        await asyncio.gather(*[hook.on_event("started") for hook in hooks])
+
+    async with AsyncExitStack() as stack:
+        yield Setup(
+            {"group": repeated(await calling(stack, hooks)), "TaskGroup": repeated(task_group), "gather": repeated(gathered)},
+            [
+                Figure(
+                    "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
+                    0.85,
+                    itemgetter("group"),
+                    itemgetter("TaskGroup"),
+                ),
+                Figure("the same / asyncio.gather of the same five", None, itemgetter("group"), itemgetter("gather")),
+            ],
+        )
+
+
+async def step(batch: float) -> float:
+    """The step of a session."""
+    return batch
+
+
+@asynccontextmanager
+async def run_in_turn(counts: Counts) -> AsyncIterator[Setup]:
+    """A run with hooks that do nothing, beside awaiting the step and the ten coroutines one after the other."""
+    hooks = [NoOpHook() for _ in range(HOOKS)]
+    context = ah.SessionRunContext(ah.SessionRunArgs(), ah.Session(ah.Graph()))
+    values = ah.SessionRunValues(None, None, None)
+
+    async def by_hand() -> None:
+        for hook in hooks:
+            await hook.before_run(context)
+        await step(1.0)
+        for hook in hooks:
+            await hook.after_run(context, values)
+
+    async with ah.AsyncMonitoredSession(step, hooks) as session:
+        yield Setup(
+            {"run": repeated(partial(session.run, "step", {"batch": 1.0})), "by hand": repeated(by_hand)},
+            [
+                Figure(
+                    "a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn",
+                    5.0,
+                    itemgetter("run"),
+                    itemgetter("by hand"),
+                )
+            ],
+        )
+
+
+class Observer(ah.SessionRunHook):
+    """Takes as long for each run as the step itself."""
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await asyncio.sleep(WAIT_SECS)
+
+
+async def slow_step() -> None:
+    """A step that waits."""
+    await asyncio.sleep(WAIT_SECS)
+
+
+@asynccontextmanager
+async def background_observer(counts: Counts) -> AsyncIterator[Setup]:
+    """A hook that observes each step in the background, beside the step alone."""
+    observer: Any = ah.configure(Observer(), background=True)
+    async with ah.AsyncMonitoredSession(slow_step, [observer]) as session:
+        yield Setup(
+            {"observed": repeated(partial(session.run, "slow_step")), "alone": repeated(slow_step)},
+            [
+                Figure(
+                    "a step of 10 ms, observed as long in the background / the step alone",
+                    1.1,
+                    itemgetter("observed"),
+                    itemgetter("alone"),
+                )
+            ],
+            most_times=10,
+            most_rounds=20,
+        )

@@ -1,0 +1,157 @@
+"""FastMCP: one middleware that stands for several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastmcp")
+
+from fastmcp import Client, FastMCP
+from fastmcp.exceptions import AuthorizationError, ToolError
+from fastmcp.server.middleware import Middleware
+from mcp import MCPError
+
+import aiohooks as ah
+from aiohooks.errors import InvalidHookError
+from aiohooks.testing import ManualClock
+from tests.support.waiting import forever, parked
+
+pytestmark = pytest.mark.every_python
+user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
+
+
+def client(middleware: Middleware) -> Client[Any]:
+    """Make a client of a server with one tool and one resource; both are in this process."""
+    server = FastMCP("forecaster", middleware=[middleware])
+
+    @server.tool
+    async def weather(city: str) -> str:
+        return f"rain in {city} for {user.get('no one')}"
+
+    @server.resource("data://stations")
+    async def stations() -> str:
+        return "Bergen"
+
+    return Client(server)
+
+
+async def test_middlewares_are_nested_and_calls_run_beside_each_other() -> None:
+    """With `"wrap"` the first middleware is outside; two tool calls are inside at the same time, and see its variables."""
+    order: list[str] = []
+
+    class Outside(Middleware):
+        async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+            user.set("ada")
+            order.append("out")
+            await barrier.wait()
+            return await call_next(context)
+
+    class Inside:
+        async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+            order.append("in")
+            return await call_next(context)
+
+    barrier = asyncio.Barrier(2)
+    async with client(ah.compose(Middleware, [Outside(), Inside()], results="wrap")) as caller:
+        answers = await asyncio.gather(*(caller.call_tool("weather", {"city": city}) for city in ("Bergen", "Rome")))
+    assert [answer.data for answer in answers] == ["rain in Bergen for ada", "rain in Rome for ada"]
+    assert order == ["out", "out", "in", "in"]
+
+
+async def test_checks_of_access_overlap() -> None:
+    """`check_resource_access` returns nothing: all checks are active at the same time."""
+
+    class Check(Middleware):
+        async def check_resource_access(self, context: Any) -> None:
+            await barrier.wait()
+
+    barrier = asyncio.Barrier(2)
+    async with client(ah.compose(Middleware, [Check(), Check()])) as caller:
+        (content,) = await caller.read_resource("data://stations")
+    assert content.text == "Bergen"
+
+
+async def test_a_check_is_not_bypassed() -> None:
+    """A middleware that wraps the reading does not keep another one's check from being called."""
+    denied = AuthorizationError("not yours")
+
+    class Deny(Middleware):
+        async def check_resource_access(self, context: Any) -> None:
+            raise denied
+
+    class Log(Middleware):
+        async def on_read_resource(self, context: Any, call_next: Any) -> Any:
+            with pytest.raises(AuthorizationError) as caught:
+                await call_next(context)
+            errors.append(caught.value)
+            raise caught.value
+
+    errors: list[Exception] = []
+    async with client(ah.compose(Middleware, [Log(), Deny()], results="wrap")) as caller:
+        with pytest.raises(MCPError):
+            await caller.read_resource("data://stations")
+    assert errors == [denied]
+
+
+async def test_an_error_comes_out_as_itself() -> None:
+    """A middleware's error leaves the composite as the same object with a note, and reaches the client."""
+    error = ToolError("not today")
+
+    class Refuse(Middleware):
+        async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+            raise error
+
+    class Log(Middleware):
+        async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+            return await call_next(context)
+
+    async with client(ah.compose(Middleware, [Log(), Refuse()], results="wrap")) as caller:
+        with pytest.raises(ToolError, match="not today"):
+            await caller.call_tool("weather", {"city": "Bergen"})
+    assert error.__notes__ == ["raised by Refuse.on_call_tool"]
+
+
+async def test_a_check_that_hangs_is_cut_off(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A time limit with `on_error="log"` bounds a hook that hangs, and the resource is read."""
+    started = asyncio.Event()
+
+    class Hanging(Middleware):
+        async def check_resource_access(self, context: Any) -> None:
+            started.set()
+            await forever()
+
+    middleware = ah.compose(Middleware, [ah.configure(Hanging(), timeout=2.0, on_error="log")])
+    async with client(middleware) as caller:
+        reading = await parked(caller.read_resource("data://stations"))
+        await started.wait()
+        clock.advance(2.0)
+        await reading
+    assert [record.levelno for record in caplog.records if record.name == "aiohooks"] == [logging.ERROR]
+    assert "Hanging.check_resource_access" in caplog.text
+
+
+def test_middlewares_need_a_way_to_be_joined() -> None:
+    """Two middlewares called beside each other would run the tool twice: without `results=` they are refused."""
+
+    class Log(Middleware):
+        async def on_message(self, context: Any, call_next: Any) -> Any:
+            return await call_next(context)
+
+    with pytest.raises(InvalidHookError, match=r"on_message.*results="):
+        ah.compose(Middleware, [Log(), Log()])
+
+
+def test_a_middleware_that_dispatches_itself_is_refused() -> None:
+    """A middleware that overrides `__call__` decides itself which of its methods run: a group cannot call it."""
+
+    class Everything(Middleware):
+        async def __call__(self, context: Any, call_next: Any) -> Any:
+            return await call_next(context)
+
+    with pytest.raises(InvalidHookError, match=r"Everything\.__call__"):
+        ah.compose(Middleware, [Everything()], results="wrap")

@@ -1,0 +1,173 @@
+"""openai-agents: one object for a run's hooks, or an agent's, that stands for several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import Agent, AgentHooks, Model, ModelResponse, RunConfig, RunHooks, Runner, Usage, function_tool
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+import aiohooks as ah
+from aiohooks.errors import InvalidHookError
+from aiohooks.testing import ManualClock
+from tests.support.waiting import forever, parked
+
+pytestmark = pytest.mark.every_python
+user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
+
+
+def tool_call(name: str, **arguments: str) -> ResponseFunctionToolCall:
+    """Make a model's request to call a tool."""
+    return ResponseFunctionToolCall(
+        type="function_call", name=name, call_id=f"{name} {arguments}", arguments=json.dumps(arguments)
+    )
+
+
+def sentence(text: str) -> ResponseOutputMessage:
+    """Make a model's last answer."""
+    content = ResponseOutputText(type="output_text", text=text, annotations=[])
+    return ResponseOutputMessage(id="1", type="message", role="assistant", status="completed", content=[content])
+
+
+class ScriptedModel(Model):
+    """A model that gives these answers, one for each request."""
+
+    def __init__(self, *answers: list[Any]) -> None:
+        self.answers = [*answers]
+
+    async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
+        return ModelResponse(output=self.answers.pop(0), usage=Usage(), response_id=None)
+
+    def stream_response(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+@function_tool
+async def weather(city: str) -> str:
+    """Return the weather of a city."""
+    return f"rain in {city}"
+
+
+async def run(run_hooks: RunHooks[Any] | None = None, agent_hooks: AgentHooks[Any] | None = None) -> str:
+    """Run an agent that makes two tool calls at the same time, and return its answer."""
+    model = ScriptedModel([tool_call("weather", city="Bergen"), tool_call("weather", city="Rome")], [sentence("done")])
+    agent = Agent[Any](name="forecaster", model=model, tools=[weather], hooks=agent_hooks)
+    done = await Runner.run(agent, "the weather?", hooks=run_hooks, run_config=RunConfig(tracing_disabled=True))
+    return str(done.final_output)
+
+
+class Meet(RunHooks[Any]):
+    """Waits at the start of each tool call until as many calls as the barrier wants are there."""
+
+    def __init__(self, barrier: asyncio.Barrier) -> None:
+        self.barrier = barrier
+
+    async def on_tool_start(self, *_: Any) -> None:
+        await self.barrier.wait()
+
+
+async def test_run_hooks_overlap_in_parallel_tool_calls() -> None:
+    """Two hooks and two tool calls: all four calls of `on_tool_start` are in the group at the same time."""
+    barrier = asyncio.Barrier(4)
+    assert await run(ah.compose(RunHooks, [Meet(barrier), Meet(barrier)])) == "done"
+
+
+async def test_agent_hooks_overlap_with_run_hooks() -> None:
+    """An agent's own hooks are composed likewise; a hook need not derive from the framework's class."""
+
+    class MeetAgent:
+        async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+            await barrier.wait()
+
+    barrier = asyncio.Barrier(8)
+    run_hooks = ah.compose(RunHooks, [Meet(barrier), Meet(barrier)])
+    assert await run(run_hooks, ah.compose(AgentHooks, [MeetAgent(), MeetAgent()])) == "done"
+
+
+async def test_a_handoff_is_passed_by_keyword() -> None:
+    """The runner calls `on_handoff` with keyword arguments; a hook may use other names for them."""
+    seen: list[str] = []
+
+    class Handoffs(RunHooks[Any]):
+        async def on_handoff(self, _: Any, source: Agent[Any], target: Agent[Any]) -> None:
+            seen.append(f"{source.name} to {target.name}")
+
+    model = ScriptedModel([tool_call("transfer_to_expert")], [sentence("done")])
+    first = Agent[Any](name="first", model=model, handoffs=[Agent[Any](name="expert", model=model)])
+    hooks = ah.compose(RunHooks, [Handoffs(), Handoffs()])
+    await Runner.run(first, "help", hooks=hooks, run_config=RunConfig(tracing_disabled=True))
+    assert seen == ["first to expert"] * 2
+
+
+async def test_an_error_ends_the_run_as_itself() -> None:
+    """A hook's error comes out of the runner as the same object with a note; the hook beside it is cancelled and awaited."""
+    error = ValueError("no such agent")
+    ended: list[str] = []
+
+    class Slow(RunHooks[Any]):
+        async def on_agent_start(self, *_: Any) -> None:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(0)
+                ended.append("cleaned up")
+
+    class Failing(RunHooks[Any]):
+        async def on_agent_start(self, *_: Any) -> None:
+            raise error
+
+    with pytest.raises(ValueError, match="no such agent") as caught:
+        await run(ah.compose(RunHooks, [Slow(), Failing()]))
+    assert caught.value is error
+    assert caught.value.__notes__ == ["raised by Failing.on_agent_start"]
+    assert ended == ["cleaned up"]
+
+
+async def test_a_hook_that_hangs_is_cut_off(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A time limit with `on_error="log"` bounds a hook that hangs, and the run continues."""
+    started = asyncio.Event()
+
+    class Hanging(RunHooks[Any]):
+        async def on_llm_start(self, *_: Any) -> None:
+            if not started.is_set():
+                started.set()
+                await forever()
+
+    running = await parked(run(ah.compose(RunHooks, [ah.configure(Hanging(), timeout=2.0, on_error="log")])))
+    await started.wait()
+    clock.advance(2.0)
+    assert await running == "done"
+    assert [record.levelno for record in caplog.records if record.name == "aiohooks"] == [logging.ERROR]
+    assert "Hanging.on_llm_start" in caplog.text
+
+
+async def test_hooks_see_the_callers_variables() -> None:
+    """Each hook sees the context variables of the task that called the runner."""
+    seen: list[str] = []
+
+    class Reads(RunHooks[Any]):
+        async def on_agent_end(self, *_: Any) -> None:
+            await asyncio.sleep(0)
+            seen.append(user.get())
+
+    user.set("ada")
+    await run(ah.compose(RunHooks, [Reads(), Reads()]))
+    assert seen == ["ada", "ada"]
+
+
+def test_a_hook_with_none_of_the_methods_is_refused() -> None:
+    """A hook that would never be called is refused, with the methods that there are."""
+
+    class Greeting:
+        async def on_start(self, *_: Any) -> None: ...
+
+    with pytest.raises(InvalidHookError, match=r"Greeting.*has none of the methods of RunHooksBase.*on_agent_start"):
+        ah.compose(RunHooks, [Greeting()])

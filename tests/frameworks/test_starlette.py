@@ -1,0 +1,129 @@
+"""starlette: several middlewares of the dispatch style in one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+import httpx
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+import aiohooks as ah
+from aiohooks.errors import InvalidHookError
+from aiohooks.testing import ManualClock
+from tests.support.waiting import forever, parked
+
+pytestmark = pytest.mark.every_python
+user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
+
+
+class HTTPHooks:
+    """What may be done around a request; `on_request` of all hooks overlaps, `dispatch` is nested."""
+
+    async def on_request(self, request: Request) -> None:
+        """Look at a request before it is answered."""
+
+    @ah.point("wrap")
+    async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Answer a request."""
+        await self.on_request(request)
+        return await call_next(request)
+
+
+async def get(hooks: HTTPHooks, *paths: str) -> list[httpx.Response]:
+    """Get pages of an application with the hooks, all at the same time."""
+
+    async def page(request: Request) -> Response:
+        return PlainTextResponse(f"{request.url.path} for {user.get('no one')}")
+
+    app = Starlette(routes=[Route("/{name}", page)], middleware=[Middleware(BaseHTTPMiddleware, dispatch=hooks.dispatch)])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        return await asyncio.gather(*(client.get(path) for path in paths))
+
+
+async def test_dispatch_is_nested_and_requests_run_beside_each_other() -> None:
+    """One `BaseHTTPMiddleware` calls all hooks: what one does is around what the next does, for both requests."""
+
+    class Header(BaseHTTPMiddleware):
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        async def dispatch(self, request: Request, call_next: Any) -> Response:
+            await barrier.wait()
+            response: Response = await call_next(request)
+            response.headers["x-hooks"] = response.headers.get("x-hooks", "") + self.text
+            return response
+
+    barrier = asyncio.Barrier(2)
+    answers = await get(ah.compose(HTTPHooks, [Header("a"), Header("b")]), "/x", "/y")
+    assert [(answer.text, answer.headers["x-hooks"]) for answer in answers] == [
+        ("/x for no one", "ba"), ("/y for no one", "ba")
+    ]  # fmt: skip
+
+
+async def test_checks_overlap_and_set_variables() -> None:
+    """`on_request` of two hooks and two requests: four calls at the same time; the page sees what a hook has set."""
+
+    class Identify:
+        async def on_request(self, request: Request) -> None:
+            await barrier.wait()
+            user.set(request.url.path)
+
+    class Audit:
+        async def on_request(self, request: Request) -> None:
+            await barrier.wait()
+
+    barrier = asyncio.Barrier(4)
+    answers = await get(ah.compose(HTTPHooks, [Audit(), Identify()]), "/x", "/y")
+    assert [answer.text for answer in answers] == ["/x for /x", "/y for /y"]
+
+
+async def test_an_error_comes_out_as_itself() -> None:
+    """A hook's error comes out of the application as the same object, with a note."""
+    error = ValueError("not this page")
+
+    class Failing(HTTPHooks):
+        async def on_request(self, request: Request) -> None:
+            raise error
+
+    with pytest.raises(ValueError, match="not this page") as caught:
+        await get(ah.compose(HTTPHooks, [Failing()]), "/x")
+    assert caught.value is error
+    assert "raised by Failing.on_request" in caught.value.__notes__
+
+
+async def test_a_check_that_hangs_is_cut_off(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A time limit with `on_error="log"` bounds a hook that hangs, and the page is answered."""
+    started = asyncio.Event()
+
+    class Hanging(HTTPHooks):
+        async def on_request(self, request: Request) -> None:
+            started.set()
+            await forever()
+
+    getting = await parked(get(ah.compose(HTTPHooks, [ah.configure(Hanging(), timeout=2.0, on_error="log")]), "/x"))
+    await started.wait()
+    clock.advance(2.0)
+    (answer,) = await getting
+    assert answer.status_code == 200
+    assert [record.levelno for record in caplog.records if record.name == "aiohooks"] == [logging.ERROR]
+
+
+def test_a_pure_asgi_middleware_is_refused() -> None:
+    """A class with nothing but `__call__` holds its application: there is no method to call several of."""
+    with pytest.raises(InvalidHookError, match="GZipMiddleware"):
+        ah.compose(GZipMiddleware, [GZipMiddleware(Starlette())])

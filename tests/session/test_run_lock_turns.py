@@ -1,0 +1,252 @@
+"""`yield_secs`: before a run the event loop gets a turn, if it had none for so long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import do_nothing
+from tests.support.waiting import result_without_suspending, ticks
+
+pytestmark = pytest.mark.every_python
+
+COMPUTING_SECS = 0.006
+Source = Callable[[ManualClock], tuple[Any, list[ah.SessionRunHook]]]
+Loop = Callable[[ah.AsyncMonitoredSession, int], Awaitable[None]]
+
+
+def step_function(clock: ManualClock) -> tuple[Any, list[ah.SessionRunHook]]:
+    """Return a step function that computes and never suspends."""
+
+    async def step() -> dict[str, int]:
+        clock.advance(COMPUTING_SECS)
+        return {"loss": 1}
+
+    return step, []
+
+
+def graph(clock: ManualClock) -> tuple[Any, list[ah.SessionRunHook]]:
+    """Return a graph with such an operation."""
+    graph = ah.Graph()
+    graph.variable("total", 0)
+
+    @graph.operation
+    def loss() -> int:
+        clock.advance(COMPUTING_SECS)
+        return 1
+
+    @graph.train_op(adds_to="total")
+    def train(loss: int) -> int:
+        return loss
+
+    return graph, []
+
+
+def hook(clock: ManualClock) -> tuple[Any, list[ah.SessionRunHook]]:
+    """Return a step function with a hook that computes."""
+
+    async def step() -> dict[str, int]:
+        return {"loss": 1}
+
+    async def compute(*_: object) -> None:
+        clock.advance(COMPUTING_SECS)
+
+    return step, [PhaseHook("after_run", compute)]
+
+
+async def by_run(session: ah.AsyncMonitoredSession, count: int) -> None:
+    for _ in range(count):
+        await session.run("loss")
+
+
+async def by_steps(session: ah.AsyncMonitoredSession, count: int) -> None:
+    async for _ in session.steps("loss"):
+        count -= 1
+        if not count:
+            break
+
+
+async def by_step_functions(session: ah.AsyncMonitoredSession, count: int) -> None:
+    async def one(context: ah.session.StepContext) -> None:
+        await context.run_with_hooks("loss")
+
+    for _ in range(count):
+        await session.run_step_fn(one)
+
+
+async def in_a_step_function(session: ah.AsyncMonitoredSession, count: int) -> None:
+    async def all_of_them(context: ah.session.StepContext) -> None:
+        for _ in range(count):
+            await context.run_with_hooks("loss")
+
+    await session.run_step_fn(all_of_them)
+
+
+@pytest.mark.parametrize("loop", [by_run, by_steps, by_step_functions, in_a_step_function])
+@pytest.mark.parametrize("source", [step_function, graph, hook])
+async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, source: Source, loop: Loop) -> None:
+    """Between two steps that compute for longer than `yield_secs` another task runs."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    step, hooks = source(clock)
+    async with ah.AsyncMonitoredSession(step, hooks) as session:
+        task = asyncio.create_task(other())
+        await loop(session, 10)
+        task.cancel()
+    assert turns >= 9
+
+
+async def test_short_steps_together(clock: ManualClock) -> None:
+    """Steps that are shorter than `yield_secs` give a turn when they took longer together."""
+    seen: list[int] = []
+
+    async def step() -> dict[str, int]:
+        clock.advance(0.25)
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(step, yield_secs=1.0) as session:
+        for number in range(10):
+            asyncio.get_running_loop().call_soon(seen.append, number)
+            await session.run("loss")
+            if number == 4:
+                assert seen == []
+        assert seen == [0, 1, 2, 3, 4, 5]
+
+
+async def test_one_turn_handles_an_event_to_its_end(clock: ManualClock) -> None:
+    """In one turn an event is found, its callback called, and the task that waited for it continues."""
+    loop, arrived, order = asyncio.get_running_loop(), asyncio.Event(), list[str]()
+
+    async def step() -> dict[str, int]:
+        clock.advance(COMPUTING_SECS)
+        order.append("step")
+        loop.call_soon_threadsafe(loop.call_soon, arrived.set)
+        return {"loss": 1}
+
+    async def wait() -> None:
+        await arrived.wait()
+        order.append("continued")
+
+    task = asyncio.create_task(wait())
+    await ticks()
+    async with ah.AsyncMonitoredSession(step) as session:
+        await by_run(session, 2)
+    await task
+    assert order == ["step", "continued", "step"]
+
+
+async def test_no_turn_is_given_that_the_loop_had(clock: ManualClock) -> None:
+    """A run does not wait if the loop had a turn since the last run began, however long that took."""
+
+    async def step() -> dict[str, int]:
+        clock.advance(60)
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        for _ in range(3):
+            await ticks(1)
+            assert result_without_suspending(session.run("loss")) == 1
+
+
+@pytest.mark.parametrize("never", [0, None])
+async def test_without_turns(clock: ManualClock, never: float | None) -> None:
+    """With 0 or None no run waits for the loop."""
+    step, _ = step_function(clock)
+    async with ah.AsyncMonitoredSession(step, yield_secs=never) as session:
+        for _ in range(10):
+            assert result_without_suspending(session.run("loss")) == 1
+
+
+async def test_a_cancellation_in_the_turn(clock: ManualClock) -> None:
+    """A cancellation that arrives in the turn ends `run` before anything of it is done; the steps before it were returned."""
+    source, _ = graph(clock)
+    returned: list[int] = []
+
+    async def train(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(20):
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await session.run(["train", "loss"])
+            returned.append(session.global_step.latest.step)
+
+    async with ah.AsyncMonitoredSession(source) as session:
+        task = asyncio.create_task(train(session))
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert (returned, session.global_step.latest.step) == ([1, 2], 2)
+        await session.run(["train", "loss"])
+    assert session.global_step.latest.step == 3
+
+
+@pytest.mark.parametrize("feeds", ["sync", "async", "none"])
+async def test_a_stop_in_the_turn(clock: ManualClock, feeds: str) -> None:
+    """A stop that arrives in the turn ends the loop of steps before it takes another feed."""
+    taken: list[int] = []
+
+    async def step(batch: int | None = None) -> dict[str, int]:
+        clock.advance(COMPUTING_SECS)
+        return {"loss": 1}
+
+    def sync_feeds() -> Iterator[int]:
+        for number in range(9):
+            taken.append(number)
+            yield number
+
+    async def async_feeds() -> AsyncIterator[int]:
+        for number in range(9):
+            taken.append(number)
+            yield number
+
+    given: Any = {"sync": sync_feeds(), "async": async_feeds(), "none": None}[feeds]
+    count = 0
+    async with ah.AsyncMonitoredSession(step) as session:
+        async for _ in session.steps("loss", feeds=given):
+            count += 1
+            if count == 3:
+                asyncio.get_running_loop().call_soon(session.request_stop, "enough")
+            if count == 20:
+                break
+        assert (count, session.stop_reason) == (3, "enough")
+    assert taken == ([] if feeds == "none" else [0, 1, 2])
+
+
+async def test_a_stop_in_the_turn_of_one_run(clock: ManualClock) -> None:
+    """A run in whose turn the stop arrives has not begun: it raises, and makes no step."""
+    source, _ = graph(clock)
+    async with ah.AsyncMonitoredSession(source) as session:
+        await session.run(["train", "loss"])
+        asyncio.get_running_loop().call_soon(session.request_stop, "enough")
+        with pytest.raises(ah.StopRequestedError, match="enough"):
+            await session.run(["train", "loss"])
+        assert session.global_step.latest.step == 1
+
+
+async def test_a_close_in_the_turn(clock: ManualClock) -> None:
+    """A run in whose turn another task closes the session ends like one that waited for its turn to run."""
+    step, _ = step_function(clock)
+    session = ah.AsyncMonitoredSession(step)
+    async with session:
+        await session.run("loss")
+        closing = asyncio.create_task(session.aclose())
+        with pytest.raises(ah.StopRequestedError, match="the session has ended"):
+            await session.run("loss")
+        await closing
+
+
+@pytest.mark.parametrize("secs", [-1, "soon", float("nan"), True])
+def test_other_values_are_refused(secs: Any) -> None:
+    """`yield_secs` is a number of seconds or None."""
+    with refused(ah.errors.InvalidArgumentError, f"yield_secs is {secs!r}; give seconds, 0 or more, or None"):
+        ah.AsyncMonitoredSession(do_nothing, yield_secs=secs)
