@@ -8,24 +8,42 @@ import inspect
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from aiohooks.errors import InvalidArgumentError
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Return whether `value` is an int or a float (not a bool) that a finite float can stand for, which 10**400 is not."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def shown(value: object) -> str:
+    """Return `repr(value)` for a message, shortened: a number of thousands of digits has none, or one that hides the message."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN // 2]}... ({len(text)} characters)"
+
+
+_MOST_SHOWN = 200
 
 
 def check_secs(value: object, what: str, *, optional: bool = False, positive: bool = False) -> None:
     """Raise unless `value` is a number of seconds: 0 or more, above 0 if `positive`; `optional` lets None pass."""
     if value is None and optional:
         return
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value < 0
-        or (positive and value == 0)
-    ):
+    if not is_finite(value) or value < 0 or (positive and value == 0):
         bounds = "above 0" if positive else "0 or more"
-        raise InvalidArgumentError(f"{what} is {value!r}; give seconds, {bounds}{', or None for no limit' if optional else ''}")
+        raise InvalidArgumentError(
+            f"{what} is {shown(value)}; give seconds, {bounds}{', or None for no limit' if optional else ''}"
+        )
 
 
 def check_int(value: object, what: str, least: int | None = 0, *, expected: str | None = None, optional: bool = False) -> None:
@@ -36,7 +54,7 @@ def check_int(value: object, what: str, least: int | None = 0, *, expected: str 
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        raise InvalidArgumentError(f"{what} is {value!r}; give {expected or f'a whole number, {least} or more'}")
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give {expected or f'a whole number, {least} or more'}")
 
 
 def checked_index(value: Any, what: str, least: int, *, expected: str, most: float = math.inf) -> int:
@@ -46,13 +64,13 @@ def checked_index(value: Any, what: str, least: int, *, expected: str, most: flo
             number = operator.index(value)
             if least <= number <= most:
                 return number
-    raise InvalidArgumentError(f"{what} is {value!r}; give {expected}")
+    raise InvalidArgumentError(f"{what} is {shown(value)}; give {expected}")
 
 
 def check_choice(value: object, what: str, *choices: str) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
-        raise InvalidArgumentError(f"{what} is {value!r}; give {_either(choices)}")
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give {_either(choices)}")
 
 
 def _either(choices: tuple[str, ...]) -> str:
@@ -63,7 +81,7 @@ def _either(choices: tuple[str, ...]) -> str:
 def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:
     """Raise unless `value` is a `kind`; `optional` lets None pass."""
     if not isinstance(value, kind) and not (optional and value is None):
-        raise InvalidArgumentError(f"{what} is {value!r}; give a {kind.__name__}{', or leave it out' if optional else ''}")
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give a {kind.__name__}{', or leave it out' if optional else ''}")
 
 
 def check_callable(value: object, what: str, *, optional: bool = False) -> None:
@@ -72,15 +90,15 @@ def check_callable(value: object, what: str, *, optional: bool = False) -> None:
         return
     if inspect.iscoroutine(value):
         value.close()  # or Python warns that it was never awaited
-        raise InvalidArgumentError(f"{what} is {value!r}, a coroutine; give the function and its arguments, not the call")
+        raise InvalidArgumentError(f"{what} is {shown(value)}, a coroutine; give the function and its arguments, not the call")
     if not callable(value):
-        raise InvalidArgumentError(f"{what} is {value!r}; give a function")
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give a function")
 
 
 def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
     """Raise unless `value` is a mapping; `optional` lets None pass."""
     if not isinstance(value, Mapping) and not (optional and value is None):
-        raise InvalidArgumentError(f"{what} is {value!r}; give a mapping{', or leave it out' if optional else ''}")
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give a mapping{', or leave it out' if optional else ''}")
 
 
 def is_coroutine_function(fn: object) -> bool:

@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._validate import check_callable, check_choice, check_instance, check_int, check_mapping, check_secs
+from aiohooks._validate import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_int,
+    check_mapping,
+    check_secs,
+    is_finite,
+    shown,
+)
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean
 from aiohooks.graph.graph import Node
 from aiohooks.hooks._observing import scalar
@@ -214,8 +223,8 @@ def _unix_time(deadline: object) -> float:
                 f"deadline is {deadline!r}, which has no time zone; give one: deadline.astimezone(), or tzinfo=timezone.utc"
             )
         return deadline.timestamp()
-    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not math.isfinite(deadline):
-        raise InvalidArgumentError(f"deadline is {deadline!r}; give a datetime with a time zone, or seconds since 1970")
+    if not is_finite(deadline):
+        raise InvalidArgumentError(f"deadline is {shown(deadline)}; give a datetime with a time zone, or seconds since 1970")
     return float(deadline)
 
 
@@ -465,5 +474,5 @@ class EarlyStoppingHook(SessionRunHook):
 
 
 def _check_finite_number(value: object, name: str, *, least: float = -math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
-        raise InvalidArgumentError(f"{name} is {value!r}; give a finite number{'' if least == -math.inf else ', 0 or more'}")
+    if not is_finite(value) or value < least:
+        raise InvalidArgumentError(f"{name} is {shown(value)}; give a finite number{'' if least == -math.inf else ', 0 or more'}")

@@ -6,11 +6,11 @@ import contextvars
 import dataclasses
 import functools
 import heapq
-import math
 from collections.abc import Callable
 from typing import Self
 
 from aiohooks._aio.clock import set_current_clock
+from aiohooks._validate import is_finite, shown
 from aiohooks.errors import InvalidArgumentError
 
 
@@ -52,8 +52,8 @@ class ManualClock:
         Tasks that become runnable run when the caller next awaits. An error of a callback is raised from here; the calls
         after it are made by the next `advance`.
         """
-        if not 0 <= secs < math.inf:
-            raise InvalidArgumentError(f"advance({secs!r}): time only moves forward, give seconds >= 0")
+        if not is_finite(secs) or secs < 0:
+            raise InvalidArgumentError(f"advance({shown(secs)}): time only moves forward, give seconds >= 0")
         end = self._now + secs
         while self._timers and self._timers[0].when <= end:
             timer = heapq.heappop(self._timers)

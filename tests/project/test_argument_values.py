@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,6 +185,33 @@ def test_an_invalid_argument_is_refused(case: Case) -> None:
     with refused(ah.errors.InvalidArgumentError, offender, way_out) as caught:
         make(**arguments)
     assert isinstance(caught.value, ValueError)
+
+
+HUGE = [10**400, 10**5000, -(10**5000)]
+
+
+@pytest.mark.parametrize("number", HUGE, ids=["fits no float", "has no repr", "negative"])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (monitored, "stop_grace_period_secs"),
+        (monitored, "yield_secs"),
+        (partial(ah.configure, ah.NanHook("loss")), "timeout"),
+        (ah.Backoff, "initial_secs"),
+        (ah.Every, "secs"),
+        (ah.SignalPolicy, "grace_secs"),
+        (partial(ah.GlobalStepWaiterHook, 1), "timeout"),
+        (ah.StopAtTimeHook, "deadline"),
+        (partial(ah.EarlyStoppingHook, "loss", patience=1), "min_delta"),
+        (ManualClock().advance, "secs"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_huge_number_is_refused(make: Callable[..., Any], name: str, number: int) -> None:
+    """An int that no float can stand for is refused like infinity, in a message that can be read."""
+    with refused(ah.errors.InvalidArgumentError, "give") as caught:
+        make(**{name: number})
+    assert len(str(caught.value)) < 300
 
 
 class AsyncObserver:
