@@ -145,7 +145,9 @@ class AsyncMonitoredSession:
                 try:
                     return await drive(self._run_once(lock.caller, request, attempt), lock.caller)
                 except BaseException as error:
-                    await drive(self._supervisor.recover(error, lock), lock.watch)  # returns: run again; raises: give up
+                    committed = await drive(self._supervisor.recover(error, lock), lock.watch)  # raises: give up
+                    if committed is not None:
+                        return committed.result
                 attempt += 1
         finally:
             lock.release(scope)
@@ -173,7 +175,11 @@ class AsyncMonitoredSession:
             result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
             answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
-            await caller.call(hooks.after_run, (context,), seconds=answers, step=context.global_step)
+            try:
+                await caller.call(hooks.after_run, (context,), seconds=answers, step=context.global_step)
+            except BaseException as error:
+                supervisor.note_commit(session, result, error)
+                raise
         else:
             result = await supervisor.run(caller, *request, None if options is None else {})
         if supervisor.history.total:

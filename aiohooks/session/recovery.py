@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded
-from aiohooks._validate import check_instance, check_int
+from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -24,6 +24,7 @@ from aiohooks.graph.session import GatheredRun, Session, gathered_run
 from aiohooks.session._hooks import HookSet
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.creators import SessionCreator, restore_hooks
+from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
@@ -41,17 +42,23 @@ class RecoveryPolicy:
         max_attempts: recoveries in a row without a completed run between them.
         backoff: the pauses before them.
         no_progress_limit: how often the same step may fail, also with earlier steps completed between.
+        after_commit: what to do after the recovery if the run had been committed, because `after_run` of a hook failed or a
+            background task did meanwhile. "repeat", the default: the run is repeated and counts as another step, as in
+            TensorFlow. "return": `run` returns the values, so that no step and no feed counts twice; unless the new session
+            was restored from before the commit. `run_step_fn` repeats its function in either case.
     """
 
     on: tuple[type[BaseException], ...] = (AbortedError, UnavailableError)
     max_attempts: int = dataclasses.field(default=10, kw_only=True)
     backoff: Backoff = dataclasses.field(default=Backoff(), kw_only=True)
     no_progress_limit: int = dataclasses.field(default=3, kw_only=True)
+    after_commit: Literal["repeat", "return"] = dataclasses.field(default="repeat", kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "no_progress_limit"):
             check_int(getattr(self, name), name, expected="a whole number, 0 for never")
         check_instance(self.backoff, Backoff, "backoff")
+        check_choice(self.after_commit, "after_commit", "repeat", "return")
         on: object = self.on
         if not isinstance(on, tuple) or not all(isinstance(one, type) and issubclass(one, Exception) for one in on):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidArgumentError(f"on is {on!r}; give a tuple of exception classes (cancellation is never recovered)")
@@ -71,6 +78,18 @@ class RecoveryPolicy:
 
 NEVER = RecoveryPolicy((), max_attempts=0)
 """The policy of a session that never recovers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CommittedRun:
+    """A run that failed after it had been committed."""
+
+    error: BaseException
+    """What it failed with."""
+    result: Any
+    """What `run` would have returned."""
+    position: Position
+    """The step that it committed, in its epoch."""
 
 
 class RecoveryHistory:
@@ -134,6 +153,7 @@ class SessionSupervisor:
         self.recovery_error: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
+        self._committed: CommittedRun | None = None
         self.creator: SessionCreator = creator
         self._hooks = hooks
         self._policy = policy
@@ -165,13 +185,25 @@ class SessionSupervisor:
         """Return whether a new session can help: a failed task of the whole session cannot be started again."""
         return self._policy.recovers(error) and error not in self.root.errors
 
-    async def recover(self, error: BaseException, run_lock: RunLock) -> None:
-        """Replace the session after `error` came out of a run: return if the run is to be repeated.
+    def note_commit(self, session: Session, result: Any, error: BaseException) -> None:
+        """Note that a run failed with `error` after it had been committed, for a policy that returns its result."""
+        if self._policy.after_commit == "return":
+            epoch = session.global_step.latest.epoch
+            self._committed = CommittedRun(error, result, Position(epoch, session.committed_step))
+
+    async def recover(self, error: BaseException, run_lock: RunLock) -> CommittedRun | None:
+        """Replace the session after `error` came out of a run.
+
+        Returns:
+            The run, if it had been committed and its result is to be returned; None if it is to be repeated.
 
         Raises:
             BaseException: what the run ends with: `error`, if it is not recovered from; the failure of a background task
                 that is behind it; the last error, with the history as notes, when the policy gives up.
         """
+        committed, self._committed = self._committed, None
+        if committed is not None and committed.error is not error:
+            committed = None
         interrupted, cause = run_lock.end_interrupt(error)
         if isinstance(error, asyncio.CancelledError):
             if not interrupted:
@@ -186,7 +218,8 @@ class SessionSupervisor:
                 self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
             raise error
         try:
-            await self._replace(error, None if self.session is None else self.session.global_step.latest.step + 1)
+            step = None if self.session is None else self.session.global_step.latest.step + 1
+            await self._replace(error, step if committed is None else committed.position.step)
         except asyncio.CancelledError as cancelled:
             # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
             interrupted, cause = run_lock.end_interrupt(cancelled)
@@ -194,6 +227,18 @@ class SessionSupervisor:
                 raise
             self.root.raised = self.root.raised or cause is None
             raise cause or self.root.errors[0] from None
+
+        return committed if committed is not None and self._has_commit(committed.position) else None
+
+    def _has_commit(self, committed: Position) -> bool:
+        """Return whether the new session continues behind a commit of an earlier one."""
+        if self.session is None:
+            return False
+        restored = getattr(self.session, "restored", None)  # a session of another class may have none
+        if restored is not None:
+            return bool(restored.checkpoint.step >= committed.step)
+        latest = self.session.global_step.latest
+        return latest.epoch == committed.epoch and latest.step >= committed.step
 
     def _root_cause(self, error: BaseException) -> BaseException:
         """Choose the error to act on: the failure of a background task may be behind the one that came out of a run."""

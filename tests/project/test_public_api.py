@@ -197,7 +197,9 @@ SIGNATURES: dict[str, str | None] = {
     "Placeholder": None,
     "ProfilerHook": "(output_dir, *, every=<Every>, window_steps=1, backend='cprofile', max_captures=None)",
     "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None, refresh_secs=0.1)",
-    "RecoveryPolicy": "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3)",
+    "RecoveryPolicy": (
+        "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3, after_commit='repeat')"
+    ),
     "checkpoint.Restored": None,
     "run": "(main, *args)",
     "Saver": "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False)",
