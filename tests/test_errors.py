@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import copy
 import dataclasses
@@ -9,7 +10,7 @@ import errno
 import inspect
 import multiprocessing
 import pickle
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,9 @@ import pytest
 import aiohooks as ah
 from aiohooks import errors
 from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of
+from aiohooks.session.hook import HOOK_METHODS
+from tests.support.hooks import PhaseHook
+from tests.support.waiting import forever
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
@@ -139,3 +143,55 @@ def test_flattened_groups_leave_their_notes_to_their_members() -> None:
         ("", ["in file rows.csv", "raised by A", "attempt 1"]),
         ("'out'", ["raised by A", "attempt 1"]),
     ]
+
+
+PLACES = [*HOOK_METHODS, "operation", "body", "step function", "background, in until", "background, in a run", "feeds"]
+
+
+@pytest.mark.every_python
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside others"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("make", [FrozenError, OddNotesError, DeafError])
+async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
+    make: Callable[[], Exception], place: str, alone: bool
+) -> None:
+    """Wherever it is raised, it ends the session and reaches the caller as the same object."""
+    error = make()
+
+    async def act(*_: object) -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async def wait(*_: object) -> None:
+        await asyncio.sleep(0)
+
+    async def step() -> None:
+        await (act() if place == "operation" else forever() if place == "background, in a run" else wait())
+
+    async def feeds() -> AsyncIterator[None]:
+        await act()
+        yield
+
+    async def use() -> None:
+        phase = place if place in HOOK_METHODS else "begin"
+        hooks = [PhaseHook(phase, wait), PhaseHook(phase, act if phase == place else wait), PhaseHook(phase, wait)]
+        async with ah.AsyncMonitoredSession(step, hooks[1:2] if alone else hooks) as session:
+            match place:
+                case "body":
+                    raise error
+                case "step function":
+                    await session.run_step_fn(act)
+                case "background, in until":
+                    session.start_soon(act)
+                    await session.until(forever())
+                case "feeds":
+                    async for _ in session.steps(feeds=feeds()):
+                        pass
+                case _:
+                    if place.startswith("background"):
+                        session.start_soon(act)
+                    await session.run("step")
+
+    with pytest.raises(type(error)) as caught:
+        await use()
+    assert caught.value is error

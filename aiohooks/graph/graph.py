@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, overload
 
 from aiohooks._validate import check_int, is_coroutine_function
@@ -301,17 +301,26 @@ class Graph:
         """Internal: count one open session less; after the last one, nodes can be added again."""
         self._sessions -= 1
 
-    @contextlib.contextmanager
-    def as_default(self) -> Generator[Graph]:
+    def as_default(self) -> contextlib.AbstractContextManager[Graph]:
         """Make this the default graph of the block, in this context."""
-        token = _default.set(self)
-        try:
-            yield self
-        finally:
-            _default.reset(token)
+        return _AsDefault(self)
 
     def __repr__(self) -> str:
         return f"<Graph {', '.join(self._nodes)}{' finalized' if self.finalized else ''}>"
+
+
+class _AsDefault(contextlib.AbstractContextManager[Graph]):
+    """Not made by `contextlib.contextmanager`, which sets the traceback of an error of the block: a frozen one refuses that."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def __enter__(self) -> Graph:
+        self._token = _default.set(self._graph)
+        return self._graph
+
+    def __exit__(self, *_: object) -> None:
+        _default.reset(self._token)
 
 
 _N = TypeVar("_N", bound=Node)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aiohooks._validate import check_instance, check_mapping, check_secs, is_coroutine_function
@@ -52,8 +52,7 @@ async def restore_session(session: Session, restored: Restored) -> None:
     session.variables.assign({name: variables[name] for name in wanted})
     session.committed_step = step
     for name, one in session.tracked.items():
-        with _note_on_error(f"{what}: loading the state of the tracked object {name!r}"):
-            one.load_state_dict(tracked[name])
+        _load_state(one, tracked[name], f"{what}: loading the state of the tracked object {name!r}")
     # Without the values, which would stay in memory as long as the session.
     session.restored = dataclasses.replace(restored, state={"hooks": hooks})
 
@@ -67,8 +66,7 @@ def restore_hooks(session: Session) -> None:
     states, hooks = _state_part(restored.state, "hooks", what), session.stateful_hooks()
     for name, hook in hooks.items():
         if name in states:
-            with _note_on_error(f"{what}: loading the state of the hook {name}"):
-                hook.load_state_dict(states[name])
+            _load_state(hook, states[name], f"{what}: loading the state of the hook {name}")
         else:
             _logger.warning("%s has no state of the hook %s, which starts anew", what, name)
     for name in states:
@@ -76,11 +74,9 @@ def restore_hooks(session: Session) -> None:
             _logger.info("%s has the state of a hook %s, which is not in this session", what, name)
 
 
-@contextlib.contextmanager
-def _note_on_error(what: str) -> Generator[None]:
-    """Add `what` as a note to an error of the block."""
+def _load_state(one: Stateful, state: Any, what: str) -> None:
     try:
-        yield
+        one.load_state_dict(state)
     except Exception as error:
         add_note(error, what)
         raise

@@ -346,8 +346,11 @@ class AsyncMonitoredSession:
         publisher = self._run_lock.publisher
         if publisher is None or current_task() is not self._run_lock.owner:
             return await self._supervisor.coord.until(awaitable)
-        with publisher.waits_between_runs():  # whoever waits for this session's steps may have to do without
+        publisher.hold_up()  # whoever waits for this session's steps may have to do without
+        try:
             return await self._supervisor.coord.until(awaitable)
+        finally:
+            publisher.held_up -= 1
 
     # -- its parts
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -37,15 +36,10 @@ class Publisher:
         self._leave = leave
         self._on_held_up = on_held_up
 
-    @contextlib.contextmanager
-    def waits_between_runs(self) -> Generator[None]:
-        """Internal: note that its session begins no run while the block lasts."""
+    def hold_up(self) -> None:
+        """Internal: note that its session begins no run until `held_up` is counted down again."""
         self.held_up += 1
         self._on_held_up()
-        try:
-            yield
-        finally:
-            self.held_up -= 1
 
     @property
     def waiting(self) -> int:
