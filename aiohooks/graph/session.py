@@ -13,7 +13,15 @@ from aiohooks._aio.gather import Batch, LazyGather
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
 from aiohooks.dispatch.calls import hook_cancelled_error
-from aiohooks.errors import FetchError, GraphError, SessionClosedError, UpdateConflictError, WrongLoopError, did_you_mean
+from aiohooks.errors import (
+    FetchError,
+    GraphError,
+    InvalidArgumentError,
+    SessionClosedError,
+    UpdateConflictError,
+    WrongLoopError,
+    did_you_mean,
+)
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node, Operation, Output
 from aiohooks.graph.plan import Plan, PlannedOperation, make_plan
@@ -100,17 +108,23 @@ class Session:
         Args:
             fetches: nodes or names, nested in lists, tuples, mappings and dataclasses.
             feed_dict: values by node or name, for this run only; a fed node is not computed.
-            options: ignored here; for sessions with a `run` of their own.
+            options: not accepted here; for sessions with a `run` of their own.
             run_metadata: a dict into which such a session may write.
 
         Raises:
             FetchError: a name is unknown, or a placeholder is not fed.
             GraphError: the operations cannot be ordered.
+            InvalidArgumentError: options are given.
             SessionClosedError: the session is closed.
             UpdateConflictError: other runs kept replacing a variable that this one replaces.
             WrongLoopError: the session was used in another event loop before.
             BaseException: the error of an operation, unchanged; several as one group.
         """
+        if options:
+            raise InvalidArgumentError(
+                f"options is {options!r}, and this session knows none: they are for a Session subclass with a `run` of its own; "
+                "for a time limit use `async with asyncio.timeout(...)`"
+            )
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None:

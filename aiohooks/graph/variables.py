@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.clock import wake, wake_after
 from aiohooks._validate import check_mapping, check_secs
@@ -150,6 +150,16 @@ class Variables:
         error = PublisherFailedError(f"the session that should have initialised the variables failed: {self._failure!r}")
         error.__cause__ = self._failure
         return error
+
+    if not TYPE_CHECKING:  # with it type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"Variables has no attribute {name!r}; read the values with snapshot(), replace some with "
+                f"assign({{name: value}}); known are: {', '.join(self.__dict__.get('_values', ())) or 'none'}",
+                name=name,
+                obj=self,
+            )
 
     def __repr__(self) -> str:
         state = "ready" if self._ready else "not ready"

@@ -105,6 +105,15 @@ async def test_a_step_that_cannot_be_counted_changes_nothing() -> None:
     assert session.variables.snapshot() == {"total": 0}
 
 
+async def test_options_of_a_raw_run_are_refused() -> None:
+    """A session without a `run` of its own knows no options: one that is given, such as a time limit, must not be ignored."""
+    session = ah.Session(counting_graph())
+    with refused(ah.errors.InvalidArgumentError, "options is {'timeout_in_ms': 10}, and this session knows none"):
+        await session.run("train", options={"timeout_in_ms": 10})
+    assert session.global_step.latest.step == 0
+    assert await session.run("train", options={}) == 1
+
+
 async def test_several_failures_are_one_flat_group() -> None:
     """Operations that fail while others are being cancelled are reported together, in the graph's order."""
     graph = ah.Graph()

@@ -74,6 +74,15 @@ async def test_assigning_is_all_or_nothing() -> None:
     assert await session.run("total") == 5
 
 
+async def test_an_unknown_attribute_says_how_values_are_read_and_replaced() -> None:
+    """Variables are not attributes; the error says what to call, and which are known."""
+    variables = ah.Session(counting_graph()).variables
+    message = r"no attribute 'total'; read the values with snapshot\(\), replace some with assign\(.*known are: total"
+    with pytest.raises(AttributeError, match=message):
+        getattr(variables, "total")  # noqa: B009 - type checkers refuse it
+    assert not hasattr(variables, "__len__")
+
+
 async def test_no_variable_is_known_before_a_session() -> None:
     """Before any session no name is known."""
     with refused(ah.errors.FetchError, "'w' is not a variable", "nothing is known by name here"):
