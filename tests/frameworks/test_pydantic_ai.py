@@ -1,0 +1,169 @@
+"""pydantic-ai: one capability whose hooks are those of several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic_ai")
+
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+import aiohooks as ah
+from aiohooks.errors import InvalidHookError
+from aiohooks.testing import ManualClock
+from tests.support.waiting import forever, parked
+
+pytestmark = pytest.mark.every_python
+user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
+Capability = AbstractCapability[Any]
+
+
+async def answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
+    """Ask for two tool calls at the same time, then say what they returned."""
+    if len(messages) == 1:
+        return ModelResponse(parts=[ToolCallPart("weather", {"city": city}) for city in ("Bergen", "Rome")])
+    results = [str(part.content) for part in messages[-1].parts if part.part_kind == "tool-return"]
+    return ModelResponse(parts=[TextPart(", ".join(results))])
+
+
+async def run(capability: Capability) -> str:
+    """Run an agent with two tool calls, and return its answer."""
+    agent = Agent(FunctionModel(answer), capabilities=[capability])
+
+    @agent.tool_plain
+    async def weather(city: str) -> str:
+        """Return the weather of a city."""
+        return f"rain in {city} for {user.get('no one')}"
+
+    return (await agent.run("the weather?")).output
+
+
+async def test_hooks_that_return_nothing_overlap_and_their_variables_are_seen() -> None:
+    """`before_run` of both hooks is active at the same time; what one sets, the tools see."""
+
+    class Identify(Capability):
+        async def before_run(self, ctx: Any) -> None:
+            await barrier.wait()
+            user.set("ada")
+
+    class Audit:
+        async def before_run(self, ctx: Any) -> None:
+            await barrier.wait()
+
+    barrier = asyncio.Barrier(2)
+    assert await run(ah.compose(Capability, [Audit(), Identify()])) == "rain in Bergen for ada, rain in Rome for ada"
+
+
+async def test_wrapped_tool_calls_run_beside_each_other() -> None:
+    """With `"wrap"` the hooks are nested, the first one outside; both tool calls are inside at the same time."""
+
+    class Brackets(Capability):
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        async def wrap_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: dict[str, Any], handler: Any) -> Any:
+            await barrier.wait()
+            return self.text[0] + await handler(args) + self.text[1]
+
+    barrier = asyncio.Barrier(2)
+    capability = ah.compose(Capability, [Brackets("()"), Brackets("[]")], results={"wrap_tool_execute": "wrap"})
+    assert await run(capability) == "([rain in Bergen for no one]), ([rain in Rome for no one])"
+
+
+async def test_a_value_is_passed_from_hook_to_hook() -> None:
+    """With `"chain"` each hook gets the arguments of the tool as the one before it left them."""
+
+    class Rename(Capability):
+        def __init__(self, old: str, new: str) -> None:
+            self.names = {old: new}
+
+        async def before_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: dict[str, Any]) -> dict[str, Any]:
+            return {"city": self.names.get(args["city"], args["city"])}
+
+    hooks = [Rename("Rome", "Oslo"), Rename("Oslo", "Lima")]
+    assert "Lima" in await run(ah.compose(Capability, hooks, results={"before_tool_execute": "chain"}))
+
+
+async def test_an_error_ends_the_run_as_itself() -> None:
+    """A hook's error comes out of the agent's run as the same object with a note; its sibling is cancelled and awaited."""
+    error = ValueError("no such user")
+    ended: list[str] = []
+
+    class Slow(Capability):
+        async def before_run(self, ctx: Any) -> None:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(0)
+                ended.append("cleaned up")
+
+    class Failing(Capability):
+        async def before_run(self, ctx: Any) -> None:
+            raise error
+
+    with pytest.raises(ValueError, match="no such user") as caught:
+        await run(ah.compose(Capability, [Slow(), Failing()]))
+    assert caught.value is error
+    assert "raised by Failing.before_run" in caught.value.__notes__
+    assert ended == ["cleaned up"]
+
+
+async def test_a_hook_that_hangs_is_cut_off(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A time limit with `on_error="log"` bounds a hook that hangs, and the run continues."""
+    started = asyncio.Event()
+
+    class Hanging(Capability):
+        async def before_run(self, ctx: Any) -> None:
+            started.set()
+            await forever()
+
+    running = await parked(run(ah.compose(Capability, [ah.configure(Hanging(), timeout=2.0, on_error="log")])))
+    await started.wait()
+    clock.advance(2.0)
+    assert "Bergen" in await running
+    assert [record.levelno for record in caplog.records if record.name == "aiohooks"] == [logging.ERROR]
+    assert "Hanging.before_run" in caplog.text
+
+
+def test_only_methods_of_the_hooks_are_overridden() -> None:
+    """pydantic-ai asks which methods a capability overrides: the composite overrides what its hooks implement."""
+
+    class Audit(Capability):
+        async def before_run(self, ctx: Any) -> None: ...
+
+    kind = type(ah.compose(Capability, [Audit(), Audit()]))
+    assert {name for name in dir(AbstractCapability) if getattr(kind, name) is not getattr(AbstractCapability, name)} >= {
+        "before_run"
+    }
+    assert kind.wrap_model_request is AbstractCapability.wrap_model_request
+
+
+def test_several_answers_without_a_way_to_join_them_are_refused() -> None:
+    """Of several instructions the composite could give one: refused, with what to do."""
+
+    class Polite(Capability):
+        def get_instructions(self) -> str:
+            return "Be polite."
+
+    assert ah.compose(Capability, [Polite()]).get_instructions() == "Be polite."
+    with pytest.raises(InvalidHookError, match=r"get_instructions"):
+        ah.compose(Capability, [Polite(), Polite()])
+
+
+def test_a_hook_that_would_take_the_groups_place_is_refused() -> None:
+    """`for_run` answers with the capability of the run: that of one hook would replace all of them."""
+
+    class Fresh(Capability):
+        async def for_run(self, ctx: Any) -> Capability:
+            return Fresh()
+
+    with pytest.raises(InvalidHookError, match=r"Fresh\.for_run"):
+        ah.compose(Capability, [Fresh(), Fresh()])
