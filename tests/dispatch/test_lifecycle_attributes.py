@@ -1,0 +1,81 @@
+"""What a composite takes over from its hooks beside their methods."""
+
+from __future__ import annotations
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import InvalidHookError
+
+
+class Lifecycle:
+    """A framework's class: it has an attribute, a property that hooks may override, and one that looks at the class."""
+
+    strict: bool = False
+
+    @property
+    def quiet(self) -> bool:
+        return False
+
+    @property
+    def has_second(self) -> bool:
+        return type(self).second is not Lifecycle.second
+
+    @property
+    def outdated(self) -> bool:
+        raise AssertionError("this property is not to be read")
+
+    async def first(self) -> None: ...
+
+    async def second(self) -> None: ...
+
+    def label(self) -> str:
+        return "own"
+
+    async def answer(self, question: str, call_next: object) -> str:
+        return question
+
+
+class First(Lifecycle):
+    async def first(self) -> None: ...
+
+
+class Both(First):
+    async def second(self) -> None: ...
+
+
+def test_a_property_that_looks_at_the_class_speaks_of_all_hooks() -> None:
+    """A property that no hook overrides is not read from the hooks: on the composite it says what holds for all of them."""
+    assert not ah.compose(Lifecycle, [First(), First()]).has_second
+    assert ah.compose(Lifecycle, [First(), Both()]).has_second
+
+
+def test_attributes_that_hooks_set_are_taken_over() -> None:
+    """An attribute is taken over whether the class of a hook sets it or the hook itself, and a property as well."""
+
+    class Strict(First):
+        strict = True
+        quiet = True
+
+    other = Strict()
+    hook = First()
+    hook.strict = True
+    assert ah.compose(Lifecycle, [hook]).strict
+    composite = ah.compose(Lifecycle, [other, Strict()])
+    assert (composite.strict, composite.quiet) == (True, True)
+    with pytest.raises(InvalidHookError, match=r"Strict\.quiet is True and First\.quiet is False"):
+        ah.compose(Lifecycle, [hook, other])
+
+
+def test_wrap_for_all_methods_leaves_those_that_cannot() -> None:
+    """With `results="wrap"` a method that has nothing to call next is left to one hook; named for itself it is refused."""
+
+    class Labelled(First):
+        def label(self) -> str:
+            return "hook"
+
+    assert ah.compose(Lifecycle, [Labelled(), First()], results="wrap").label() == "hook"
+    with pytest.raises(InvalidHookError, match=r"Labelled#1\.label and Labelled#2\.label both answer"):
+        ah.compose(Lifecycle, [Labelled(), Labelled()], results="wrap")
+    with pytest.raises(InvalidHookError, match=r"Lifecycle\.label cannot wrap"):
+        ah.compose(Lifecycle, [Labelled()], results={"label": "wrap"})
