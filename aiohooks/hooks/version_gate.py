@@ -235,11 +235,13 @@ class _Sessions:
         self._missing = 0  # runs that sessions that have left did not make until others joined in their place
         self._epoch: int = versions.latest.epoch
         self._check_scheduled = False
+        self._warned = False  # that all have left
         versions.publishers.watcher = self
 
     def join(self, member: _Member) -> None:
         """Add a session; it replaces one that has left, if there is one."""
         self._members[member] = None
+        self._warned = False
         self._drop_old_epoch()
         if self._left:
             self._missing += max(0, self._versions.latest.step - self._left.pop(0).position)
@@ -263,8 +265,12 @@ class _Sessions:
         self._check_scheduled = False
         self._drop_old_epoch()
         version = self._versions.latest.step
-        waiting = bool(self._members) and all(member.waits(version) for member in self._members)
-        if not waiting or not self._versions.publishers.all_held_up:
+        if not self._versions.publishers.all_held_up or not all(member.waits(version) for member in self._members):
+            return
+        if not self._members:
+            if not self._warned:
+                self._warned = True
+                _logger.warning("%s; nothing is made for it any more", self._describe_waits())
             return
         left = next((one for one in self._left if one.position <= version + one.max_lag), None)
         if self._missing:
@@ -289,9 +295,10 @@ class _Sessions:
     def _describe_waits(self) -> str:
         latest, publishers = self._versions.latest, self._versions.publishers
         waiting = [member for member in self._members if member.waits(latest.step)]
-        wanted = min((member.wanted for member in waiting), default=latest.step)
         left = shortened(tuple(f"{one.name} ({one.how})" for one in self._left))
-        return (
-            f"{len(waiting)} of {len(self._members)} sessions wait for version {wanted} or more of {self._versions.run!r}, "
-            f"now at {latest.step}, {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"
-        )
+        published = f"now at {latest.step}, {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"
+        if not self._members:
+            return f"no session waits for versions of {self._versions.run!r}, {published}"
+        wanted = min((member.wanted for member in waiting), default=latest.step)
+        sessions = f"{len(waiting)} of {len(self._members)} sessions wait"
+        return f"{sessions} for version {wanted} or more of {self._versions.run!r}, {published}"

@@ -175,14 +175,18 @@ async def test_a_session_that_joins_replaces_one_that_has_left() -> None:
     assert max(trainer.lags) <= MAX_LAG
 
 
-async def test_one_new_session_in_place_of_all() -> None:
-    """When all workers have left, a single new one makes the items of all that are not replaced."""
+async def test_one_new_session_in_place_of_all(caplog: pytest.LogCaptureFixture) -> None:
+    """When all workers have left and the trainer waits, a warning names them; a new one makes the items of all."""
     workers = Workers(3)
     trainer = Trainer(workers, how="until", last_step=40)
     await workers.versions.wait_for(5)
     for task in workers.tasks:
         task.cancel()
     await asyncio.wait(workers.tasks)
+    await workers.idle()
+    (warning,) = caplog.messages
+    assert warning.startswith("no session waits for versions of 'weights', now at")
+    assert "published by trainer; left: worker-0 (CancelledError), worker-1 (CancelledError), worker-2" in warning
     workers.tasks = [workers.start()]
     await trainer.task
     await asyncio.gather(*workers.tasks)
