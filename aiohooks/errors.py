@@ -12,7 +12,7 @@
      ├─ StoreDamagedError                   the stored data of a run cannot be read: not recovered
      ├─ RecoveryExhaustedError              the session was used after recovery gave up
      ├─ SessionClosedError (RuntimeError)   the session is not open
-     ├─ NestedRunError (RuntimeError)       `run` was called from inside a hook of that run
+     ├─ NestedRunError (RuntimeError)       `run`, `aclose` or `join` was called from inside what it waits for
      ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
      ├─ NotReadyError (RuntimeError)        initialisation left something missing
      ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
@@ -48,7 +48,7 @@ import difflib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 __all__ = [
     "AbortedError",
@@ -184,7 +184,10 @@ class SessionClosedError(AiohooksError, RuntimeError):
 
 
 class NestedRunError(AiohooksError, RuntimeError):
-    """Raised when a hook calls `run` of its own monitored session, which would deadlock."""
+    """Raised by a call that would wait for its own caller, which would deadlock.
+
+    That is `run` or `aclose` of a session in one of its hooks, and `aclose` or `join` in a background task that it waits for.
+    """
 
 
 class WrongLoopError(AiohooksError, RuntimeError):
@@ -405,6 +408,35 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
 def missing_extra(feature: str, extra: str) -> ImportError:
     """Return the error that says which extra to install; raised by the one module that imports the extra's package."""
     return ImportError(f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'")
+
+
+def safe_repr(value: object) -> str:
+    """Return `repr(value)` for a message; a text without it if it raises, as what the message is about matters more."""
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+
+
+def safe_str(value: object) -> str:
+    """Return `str(value)` for a message; see `safe_repr`."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose str raises {type(error).__name__}>"
+
+
+def raise_unchanged(error: BaseException) -> NoReturn:
+    """Raise an error that came from elsewhere, such as another task, with the cause and the context that it has.
+
+    A plain `raise` replaces the context by the exception that is being handled, and `raise ... from None` also the cause.
+    """
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        del error, context  # its traceback refers to this frame
 
 
 def add_note(error: BaseException, text: str) -> None:

@@ -29,8 +29,9 @@ from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
-DEFAULT_GRACE_SECS = 120.0
-"""How long cleanup may take after a cancellation, where the user does not say."""
+DEFAULT_GRACE_SECS = 10.0
+"""How long background tasks and cleanup may take at the end of a session, where the user does not say."""
+_THREAD_GRACE_SECS = 120.0  # a thread that writes files is left behind only if it hangs; the caller may have a shorter limit
 
 
 task_of: Callable[[asyncio.AbstractEventLoop | None], asyncio.Task[Any] | None]
@@ -366,7 +367,7 @@ async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) ->
     return not pending
 
 
-async def to_thread(fn: Callable[..., T], *args: Any, grace_secs: float = DEFAULT_GRACE_SECS) -> T:
+async def to_thread(fn: Callable[..., T], *args: Any, grace_secs: float = _THREAD_GRACE_SECS) -> T:
     """Call a blocking function in a worker thread; a cancel waits for the thread, which cannot be stopped, up to `grace_secs`."""
     call = functools.partial(fn, *args)
     return await shielded(anyio.to_thread.run_sync(call), grace_secs=grace_secs, what=f"thread of {fn!r}")

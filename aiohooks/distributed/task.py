@@ -17,7 +17,7 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, is_coroutine_function
-from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError, add_note
+from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError, add_note, safe_str
 from aiohooks.session.program import run
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.open import RUN_VARIABLE, URL_VARIABLE
@@ -168,7 +168,7 @@ def _picklable(error: Exception) -> Exception:
         pickler: Any = ForkingPickler  # its `loads` has no types
         pickler.loads(pickler.dumps(error))
     except Exception:
-        return AiohooksError(f"{type(error).__name__}: {error}")
+        return AiohooksError(f"{type(error).__name__}: {safe_str(error)}")
     return error
 
 

@@ -14,7 +14,7 @@ from aiohooks._aio.clock import quick_now
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.dispatch.calls import hook_cancelled_error
-from aiohooks.errors import InvalidArgumentError, add_note
+from aiohooks.errors import InvalidArgumentError, add_note, safe_repr
 from aiohooks.hooks._observing import checked_number
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -317,7 +317,7 @@ class CheckpointSaverHook(SessionRunHook):
         if self._failure is None:
             self._failure = error
         else:
-            add_note(self._failure, f"and then: {error!r}")
+            add_note(self._failure, f"and then: {safe_repr(error)}")
 
     async def _wait_for_write(self) -> None:
         """Wait until there is no write."""

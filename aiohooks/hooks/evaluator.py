@@ -26,7 +26,15 @@ from aiohooks._validate import (
     is_coroutine_function,
 )
 from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error
-from aiohooks.errors import AiohooksError, FetchError, InvalidArgumentError, InvalidHookError, StopRequestedError, is_clean_end
+from aiohooks.errors import (
+    AiohooksError,
+    FetchError,
+    InvalidArgumentError,
+    InvalidHookError,
+    StopRequestedError,
+    is_clean_end,
+    safe_repr,
+)
 from aiohooks.graph.fetches import Leaves, canonical_feeds
 from aiohooks.graph.plan import make_plan
 from aiohooks.hooks.every import Every, EveryTimer
@@ -245,7 +253,7 @@ class EvaluatorHook(SessionRunHook):
             due, error = self._error
             _logger.error("the evaluation at step %d had failed", due.step, exc_info=error)
         if self._pending:
-            _logger.warning("not evaluated, because the session ended with %r: steps %s", exc, list(self.pending))
+            _logger.warning("not evaluated, because the session ended with %s: steps %s", safe_repr(exc), list(self.pending))
         self._pending.clear()
         self._coord = self._worker = self._error = None
 
@@ -351,7 +359,8 @@ class EvaluatorHook(SessionRunHook):
         except Exception as error:
             if is_clean_end(error):
                 raise AiohooksError(
-                    f"{what} ended with {error!r}: its input has ended; catch that in eval_fn and return the result so far"
+                    f"{what} ended with {safe_repr(error)}: its input has ended; "
+                    "catch that in eval_fn and return the result so far"
                 ) from error
             raise
 

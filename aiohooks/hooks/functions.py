@@ -17,7 +17,7 @@ import anyio.to_thread
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
-from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, safe_repr
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -72,7 +72,9 @@ class FinalOpsHook(SessionRunHook):
             self.final_ops_values = await session.run(self._final_ops, feed_dict=self._feed_dict)
         except Exception as error:
             if is_clean_end(error):
-                _logger.warning("final ops %r ended with %r: they must not read input, which has ended", self._final_ops, error)
+                _logger.warning(
+                    "final ops %r ended with %s: they must not read input, which has ended", self._final_ops, safe_repr(error)
+                )
             raise
 
 

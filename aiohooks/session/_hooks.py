@@ -99,13 +99,17 @@ class HookSet:
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         await self._call(self._after_create_session, session, coord, step=session.global_step.latest.step)
 
-    async def end(self, session: Session) -> list[BaseException]:
-        """Wait for the background calls, then call `end` of the hooks one by one, also after one that fails; return all errors.
+    async def end(self, session: Session, errors: list[BaseException]) -> None:
+        """Wait for the background calls, then call `end` of the hooks one by one, also after one that fails.
+
+        Args:
+            session: the argument of the calls.
+            errors: gets all errors.
 
         Raises:
             CancelledError: the caller was cancelled; the remaining hooks get no `end`.
         """
-        errors = await self.background.end(self.grace_secs)
+        errors += await self.background.end(self.grace_secs)
         for registered in self.begun:
             try:
                 await self._call_one("end", registered, session)
@@ -113,11 +117,10 @@ class HookSet:
                 raise
             except BaseException as error:
                 errors.append(error)
-        return errors
 
-    async def close(self, exc: BaseException | None) -> list[BaseException]:
-        """Call `close` of the begun hooks, once and in reverse order, also after one that fails; return their errors."""
-        errors = await self.background.end(self.grace_secs)
+    async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
+        """Call `close` of the begun hooks, once and in reverse order, also after one that fails; append their errors."""
+        errors += await self.background.end(self.grace_secs)
         while self.begun:
             registered = self.begun.pop()
             # Unlike the other methods, this one always has a time limit.
@@ -131,7 +134,6 @@ class HookSet:
                 errors.append(cancelled)
             except BaseException as error:
                 errors.append(error)
-        return errors
 
     async def _call_one(self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None) -> None:
         if LIFECYCLE.overrides(registered.hook, method):

@@ -218,7 +218,8 @@ class RunLock:
                     return
                 except TimeoutError:
                     if last_time:
-                        _logger.warning("run still active %s s after its cancellation; closing anyway", grace_secs)
+                        label = self._supervisor.root.label
+                        _logger.warning("%s: run still active %s s after its cancellation; closing anyway", label, grace_secs)
                     interrupt()
 
         if immediately:
@@ -236,13 +237,24 @@ class RunLock:
         if loop is not self.loop:
             raise WrongLoopError("this session belongs to another event loop; use it where it was entered")
 
+    def check_closer(self) -> None:
+        """Raise if the end of the session would wait for the caller."""
+        self.check_caller("aclose")
+        task = current_task()
+        if self._supervisor.root.owns(task) or self._supervisor.coord.owns(task):
+            raise NestedRunError(
+                f"aclose was called from the background task {task.get_name()!r} of the same session, which would deadlock; "
+                "use request_stop to end the session"
+            )
+
     def check_caller(self, what: str) -> None:
-        """Raise if the caller is itself part of a run in progress of this session."""
+        """Raise if the caller is itself part of a run in progress of this session, or of its end."""
         scope = current_run()
         while scope is not None:
             if scope.session is self and scope.active:
                 raise NestedRunError(
-                    f"{what} was called from inside a run of the same session, which would deadlock; "
+                    f"{what} was called from inside {'the end' if self.state == 'closing' else 'a run'} of the same session, "
+                    "which would deadlock; "
                     "in a hook use run_context.session, and request_stop to end"
                 )
             scope = scope.outer

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohooks._aio.cancel import cancel_count, current_task, shielded
-from aiohooks.errors import add_note, flattened, is_clean_end
+from aiohooks._aio.long_waits import LongWaitLog
+from aiohooks._aio.run_scope import begin_run, current_run, current_scope
+from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr
 from aiohooks.session._hooks import HookSet
+from aiohooks.session._run_lock import RunLock
+from aiohooks.session.coordinator import Coordinator, end_tasks
 from aiohooks.session.creators import ChiefSessionCreator
 from aiohooks.session.recovery import SessionSupervisor
+from aiohooks.session.status import CLOSING
 from aiohooks.stores.publishers import Publisher
 
 _logger = logging.getLogger("aiohooks")
@@ -19,13 +24,15 @@ _FLUSH_SECS = 5.0
 
 
 class Shutdown:
-    """Ends one session, once."""
+    """Ends one session, once: others that close it meanwhile wait until that is complete."""
 
-    def __init__(self, supervisor: SessionSupervisor, hooks: HookSet, grace_secs: float) -> None:
+    def __init__(self, supervisor: SessionSupervisor, hooks: HookSet, run_lock: RunLock, grace_secs: float) -> None:
         self._supervisor = supervisor
         self._hooks = hooks
+        self._run_lock = run_lock
         self._grace_secs = grace_secs
         self._callbacks: list[Callable[[], None]] = []
+        self._complete = asyncio.Event()
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps, which is closed with the session."""
 
@@ -43,43 +50,95 @@ class Shutdown:
             BaseException: the error of a background task, or of `end` or `close` of a hook, unless `error` is reported already.
         """
         swallow = self.swallows(error)
-        primary = self._background_failure(None if swallow else error)
-        session = self._supervisor.session
-        if primary is None and session is not None and self._supervisor.recovery_error is None:
-            try:
-                primary = _single(await self._hooks.end(session), "end")
-            except BaseException as raised:
-                primary = raised
-        late = await self.close(primary)
-        if primary is None:
-            primary = late
-        if primary is None:
+        outcome = await self._complete_after(self._end, None if swallow else error)
+        if outcome is None:
             return swallow
-        if primary is error:
+        if outcome is error:
             return False
-        raise primary
+        raise_unchanged(outcome)
+
+    async def end_opening(self, error: BaseException) -> None:
+        """End a session that could not be opened.
+
+        Raises:
+            BaseException: `error`, unless one of the closing wins over it.
+        """
+        raise_unchanged(await self._complete_after(self._close, error) or error)
+
+    async def wait(self) -> None:
+        """Wait until another task has ended the session.
+
+        Raises:
+            CancelledError: the caller was cancelled; like that of the other task this ends background tasks immediately, and is
+                raised when the session has ended, or after the grace period.
+        """
+        await shielded(
+            self._complete.wait(),
+            grace_secs=self._grace_secs,
+            what="the wait for the end of a session",
+            on_cancel=self._cancel_tasks,
+        )
+
+    async def _complete_after(
+        self, end: Callable[[BaseException | None], Awaitable[BaseException | None]], error: BaseException | None
+    ) -> BaseException | None:
+        """Await `end(error)`: the session is closing meanwhile, and closed afterwards, whatever happens."""
+        lock, outer, before = self._run_lock, current_run(), current_scope.get()
+        lock.set_state("closing")
+        scope = begin_run(lock, None if outer is None else outer.publisher)  # a hook that closes the session would deadlock
+        try:
+            return await end(error)
+        finally:
+            scope.active = False
+            current_scope.set(before)
+            lock.set_state("closed")
+            self._complete.set()
+
+    async def _end(self, error: BaseException | None) -> BaseException | None:
+        """Wait for the last run, call `end` of the hooks after a clean end, and close; return the error of the session."""
+        try:
+            with self._log_long_wait():
+                await self._run_lock.close(error is not None, self._grace_secs)
+        except BaseException as raised:
+            self._keep(error, raised)
+            return await self._close(raised)
+        error = self._background_failure(error)
+        session = self._supervisor.session
+        if error is None and session is not None and self._supervisor.recovery_error is None:
+            failures: list[BaseException] = []
+            try:
+                with self._log_long_wait():
+                    await self._hooks.end(session, failures)
+                error = _single(failures, "end")
+            except BaseException as raised:
+                error = raised
+                self._report(failures, after=error)
+        return await self._close(error)
 
     def _background_failure(self, primary: BaseException | None) -> BaseException | None:
         """Return the failure of a background task that has reached no caller yet; a primary error gets it as a note."""
-        for coord in (self._supervisor.coord, self._supervisor.root):
+        for coord in self._coordinators:
             if coord.raised or not coord.errors or coord.errors[0] is primary:
                 continue
             coord.raised = True
             failure = coord.errors[0]
             if primary is not None:
-                add_note(primary, f"a background task had failed: {failure!r}")
-                _logger.error("a background task failed", exc_info=failure)
+                add_note(primary, f"a background task had failed: {safe_repr(failure)}")
+                _logger.error("%s: a background task failed", self._label, exc_info=failure)
             elif self._supervisor.recovers(failure):
-                _logger.warning("a background task failed, from which the next run would have recovered", exc_info=failure)
+                _logger.warning(
+                    "%s: a background task failed, from which the next run would have recovered", self._label, exc_info=failure
+                )
             else:
                 primary = failure
         return primary
 
-    async def close(self, primary: BaseException | None) -> BaseException | None:
+    async def _close(self, primary: BaseException | None) -> BaseException | None:
         """End background tasks, close the session and the hooks: shielded from cancellation, limited in time.
 
         Returns:
-            The error of the closing, if `primary` is None; otherwise that is only logged.
+            The error of the session: `primary`, if there is one, else that of the closing. `KeyboardInterrupt` and
+            `SystemExit` win over others; what is not returned is noted on the one that is, and logged.
 
         Raises:
             CancelledError: the caller was cancelled meanwhile; everything is closed all the same.
@@ -90,69 +149,151 @@ class Shutdown:
             while True:
                 try:
                     await shielded(
-                        self._close(primary, errors),
+                        self._close_parts(primary, errors),
                         grace_secs=self._grace_secs,
-                        what="the end of a monitored session",
+                        what=f"the end of {self._label}",
                         on_cancel=self._cancel_tasks,
                     )
                     break
                 except asyncio.CancelledError as cancelled:
                     if current_task().cancelling() <= base:
                         continue  # a third party cancelled the closing, not the caller: the rest of it is done all the same
-                    if cancelled.__context__ is None:
-                        cancelled.__context__ = primary
+                    fatal = _fatal(errors)
+                    self._keep(primary, fatal or cancelled)
+                    self._report([error for error in errors if error is not fatal], after=fatal or cancelled)
+                    errors.clear()
+                    if fatal is not None:
+                        return fatal
                     raise
         finally:
             while self._callbacks:
                 self._callbacks.pop()()
-        if primary is not None:
-            for error in errors:
-                add_note(primary, f"and then: {error!r}")
-                _logger.error("closing failed after %r", primary, exc_info=error)
-            return None
-        return _single(errors, "close")
+        outcome = primary
+        if primary is None or not _is_fatal(primary):
+            outcome = _fatal(errors) or primary
+        if outcome is None:
+            return _single(errors, "close")
+        if primary is not None and outcome is not primary:
+            self._keep(primary, outcome)
+        self._report([error for error in errors if error is not outcome], after=outcome)
+        return outcome
 
-    def _cancel_tasks(self) -> None:
-        for coord in (self._supervisor.coord, self._supervisor.root):
-            coord.cancel_tasks()
-
-    async def _close(self, primary: BaseException | None, errors: list[BaseException]) -> None:
+    async def _close_parts(self, primary: BaseException | None, errors: list[BaseException]) -> None:
         """Do what has not been done yet: after a cancellation in the middle this is called again."""
         supervisor = self._supervisor
+        error = primary or supervisor.recovery_error  # the block may have caught the latter
+        failure = None if error is None else _why(error)
         publisher, self.publisher = self.publisher, None
         if publisher is not None:
-            publisher.close(primary)
-        if primary is not None and isinstance(supervisor.creator, ChiefSessionCreator):
-            supervisor.creator.fail_waiters(primary)
-        supervisor.root.close()
-        supervisor.coord.close()
+            _collect(errors, lambda: publisher.close(error))
+        if error is not None and isinstance(supervisor.creator, ChiefSessionCreator):
+            supervisor.creator.fail_waiters(error)
+        for coord in self._coordinators:
+            coord.close(failure)
         cancelled: asyncio.CancelledError | None = None
         try:
-            for coord in (supervisor.coord, supervisor.root):
-                await coord.shut_down(self._grace_secs if primary is None else 0, self._grace_secs)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        failure = self._background_failure(primary)
-        if failure is not None and failure is not primary:
-            errors.append(failure)
+            await end_tasks(
+                self._coordinators,
+                self._grace_secs if error is None else 0,
+                self._grace_secs,
+                failure or f"the session has ended, and its grace period of {self._grace_secs} s is over",
+                f"{self._label}, closing",
+            )
+        except asyncio.CancelledError as raised:
+            cancelled = raised
+        background = self._background_failure(primary)
+        if background is not None and background is not primary:
+            errors.append(background)
+        for coord in self._coordinators:
+            coord.disown("the session has ended")
         session, supervisor.session = supervisor.session, None
         if session is not None:
             try:
-                await session.aclose()
-            except Exception as error:
-                errors.append(error)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        errors.extend(await self._hooks.close(primary or failure))
-        if isinstance(supervisor.creator, ChiefSessionCreator):
-            try:
-                await supervisor.creator.aclose()
-            except Exception as error:
-                errors.append(error)
-        if supervisor.store is not None:
-            await supervisor.store.flush(_FLUSH_SECS)
+                with self._log_long_wait("the raw session"):
+                    await session.aclose()
+            except Exception as raised:
+                errors.append(raised)
+            except asyncio.CancelledError as raised:
+                cancelled = raised
+        with self._log_long_wait():
+            await self._hooks.close(error or background, errors)
+        with self._log_long_wait("its creator and step store"):
+            if isinstance(supervisor.creator, ChiefSessionCreator):
+                try:
+                    await supervisor.creator.aclose()
+                except Exception as raised:
+                    errors.append(raised)
+            if supervisor.store is not None:
+                await supervisor.store.flush(_FLUSH_SECS)
+        if self._complete.is_set():  # it took longer than the grace period after a cancellation
+            for late in errors:
+                _logger.error("%s: closing failed, after the session had ended", self._label, exc_info=late)
         if cancelled is not None:
             raise cancelled
+
+    @property
+    def _coordinators(self) -> tuple[Coordinator, ...]:
+        return tuple(dict.fromkeys([self._supervisor.coord, self._supervisor.root]))
+
+    @property
+    def _label(self) -> str:
+        return self._supervisor.root.label
+
+    def _cancel_tasks(self) -> None:
+        for coord in self._coordinators:
+            coord.cancel_tasks("the session was cancelled while it was closed")
+
+    def _log_long_wait(self, what: str | None = None) -> LongWaitLog:
+        """Return what logs that closing waits for `what`, or if None, for the current calls of hooks."""
+
+        def waits_for() -> dict[object, str]:
+            if what is not None:
+                return {what: what}
+            status = self._supervisor.root.status()
+            calls: dict[object, str] = {one.what: str(one) for one in status.doing if one.what != CLOSING} if status else {}
+            for hook in self._hooks.registered:
+                if pending := self._hooks.background.pending(hook):
+                    calls[hook] = f"{pending} background calls of {hook.name}"
+            return calls
+
+        return LongWaitLog(f"{self._label}, closing", waits_for)
+
+    def _keep(self, error: BaseException | None, raised: BaseException) -> None:
+        """Log an error instead of which another one is raised, and make it the context of that."""
+        if error is None or isinstance(error, asyncio.CancelledError):
+            return
+        _logger.error("%s: %s, and then %s", self._label, _why(error), safe_repr(raised), exc_info=error)
+        if raised.__context__ is None:
+            raised.__context__ = error
+        elif raised.__context__ is not error:
+            add_note(raised, f"before that, {_why(error)}")
+
+    def _report(self, errors: list[BaseException], after: BaseException) -> None:
+        """Note errors on the one that is raised instead, and log them."""
+        for error in errors:
+            add_note(after, f"and then: {safe_repr(error)}")
+            _logger.error("%s: closing failed after %s", self._label, safe_repr(after), exc_info=error)
+
+
+def _why(error: BaseException) -> str:
+    """Return the reason of the stop that follows an error."""
+    return "the session was cancelled" if isinstance(error, asyncio.CancelledError) else f"the session failed: {safe_repr(error)}"
+
+
+def _is_fatal(error: BaseException) -> bool:
+    return isinstance(error, (KeyboardInterrupt, SystemExit))
+
+
+def _fatal(errors: list[BaseException]) -> BaseException | None:
+    """Return the first error that ends the program."""
+    return next((error for error in errors if _is_fatal(error)), None)
+
+
+def _collect(errors: list[BaseException], call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as error:
+        errors.append(error)
 
 
 def _single(errors: list[BaseException], phase: str) -> BaseException | None:

@@ -8,15 +8,27 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, CancelWatch, current_task, drive, task_of, wait_done
-from aiohooks._aio.clock import wake, wake_after
+from aiohooks._aio.clock import current_clock, wake, wake_after
+from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, add_note, add_origin, is_clean_end
-from aiohooks.session.status import SessionStatus
+from aiohooks.errors import (
+    InvalidArgumentError,
+    NestedRunError,
+    SessionClosedError,
+    StopRequestedError,
+    WrongLoopError,
+    add_note,
+    add_origin,
+    is_clean_end,
+    raise_unchanged,
+    safe_repr,
+)
+from aiohooks.session.status import SessionStatus, background_activities
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -54,15 +66,19 @@ class Coordinator:
         self.stopped: bool = False
         """Whether a stop was requested from this coordinator itself; `should_stop` includes its parent."""
         self._closed = False
+        self._disowned: str | None = None
         self._reason: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks: dict[asyncio.Task[Any], bool] = {}  # and whether they were cancelled from here
+        self._ending: str | None = None  # why no task can be started any more
         self.errors: list[BaseException] = []
         """The failures so far, in the order of their occurrence."""
         self.raised: bool = False
         """Internal: whether the first failure has been raised."""
         self._joined = False
-        # Used on the root only, when the session stops or a task fails.
+        # What follows is used on the root only, when the session stops or a task fails.
+        self.label: str = "coordinator"
+        """Internal: the name for messages, set by the monitored session."""
         self._waits: set[CancelScope] = set()
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self.on_failure: Callable[[], None] | None = None
@@ -111,8 +127,11 @@ class Coordinator:
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
         check_secs(timeout, "timeout", optional=True)
+        if self.should_stop():
+            return True
+        self.bind()
+        # Looked at again: a stop from another thread came before the loop was known, or it will wake the waiter there.
         if not self.should_stop():
-            self.bind()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             timer = None if timeout is None else wake_after(waiter, timeout)
             self._root._stop_waiters.add(waiter)
@@ -164,7 +183,7 @@ class Coordinator:
         if error is not None:
             close_unawaited(awaitable)
             self._mark_raised(error)
-            raise error
+            raise_unchanged(error)
         if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
         watch = CancelWatch()
@@ -172,24 +191,20 @@ class Coordinator:
         waits = self._root._waits
         waits.add(scope)
         try:
-            result: T = await drive(_wait(awaitable), watch)
-        except asyncio.CancelledError as error:
-            if scope.uncancel(error) or scope.cause is None:
-                raise
-            self._mark_raised(scope.cause)
-            raise scope.cause from None
-        except BaseException:
-            scope.uncancel()
+            return await _until_cancelled(scope, watch, awaitable)
+        except BaseException as raised:
+            self._mark_raised(raised)
             raise
         finally:
             waits.discard(scope)
-            watch.reset()
-        scope.uncancel()
-        return result
+
+    def failed_with(self, error: BaseException) -> bool:
+        """Internal: return whether `error` is one of the failures."""
+        return any(error is one for one in self.errors)
 
     def _mark_raised(self, error: BaseException) -> None:
         for one in (self, self._root):
-            one.raised = one.raised or error in one.errors
+            one.raised = one.raised or one.failed_with(error)
 
     def _wait_error(self) -> BaseException | None:
         """Return the error that ends a wait now: the first failure, else the stop."""
@@ -212,9 +227,13 @@ class Coordinator:
 
         Raises:
             InvalidArgumentError: `fn` is not a coroutine function.
+            SessionClosedError: the tasks are being cancelled, or the session has ended or was replaced. A task that is started
+                before, also during the grace period, ends with the others.
         """
         check_callable(fn, "start_soon's function")
         self.bind()
+        if self._ending is not None:
+            raise SessionClosedError(f"no task can be started any more: {self._ending}")
         context = contextvars.copy_context()
         context.run(leave_run)  # a background task is not part of the run in which it was started
         coro: Any = context.run(fn, *args)
@@ -223,7 +242,7 @@ class Coordinator:
                 f"{fn!r} returned {coro!r} and not a coroutine; start_soon takes an `async def` and its arguments"
             )
         task = asyncio.get_running_loop().create_task(coro, name=name or getattr(fn, "__name__", None), context=context)
-        self._tasks[task] = None
+        self._tasks[task] = False
         task.add_done_callback(self._task_ended)
         return task
 
@@ -237,26 +256,30 @@ class Coordinator:
         return is_clean_end(error) or isinstance(error, self._clean)
 
     def _record_error(self, error: BaseException, what: str) -> None:
-        replaced, is_clean = self._closed and self._root is not self, self._is_clean_end(error)
-        if (replaced and is_clean) or any(error is one for one in self.errors):
-            return  # nothing new; in the second case `until` raised it in the task, which passed it on
-        if replaced:
-            _logger.error("%s, after its session was replaced", what, exc_info=error)
+        if self.failed_with(error):
+            return  # `until` raised it in the task, which passed it on
+        is_clean = self._is_clean_end(error)
+        if self._closed and is_clean:
             return
+        described = f"{what}: {safe_repr(error)}"
         if is_clean:
-            self.request_stop(f"{what}: {error!r}")
+            self.request_stop(described)
             return
+        if self._disowned is not None:
+            _logger.error("%s: %s, after %s", self._root.label, what, self._disowned, exc_info=error)
+            return
+        # The waits end before anything is said about the error: that calls the error's own methods.
         first = not self.errors
-        if not first:  # the first one is raised; this one must not be lost
-            add_note(self.errors[0], f"then {what}: {error!r}")
-            _logger.error("%s after another failure", what, exc_info=error)
         self.errors.append(error)
         root = self._root
         if not root.stopped and not (self._is_recoverable is not None and self._is_recoverable(error)):
-            root._reason = f"{what}: {error!r}"
+            root._reason = described
             root.stopped = True
         if first or root.stopped:  # otherwise the first one has interrupted the run already, which may be recovering
             self._call_in_loop(functools.partial(root.end_waits, error if first else None))
+        if not first:  # the first one is raised; this one must not be lost
+            add_note(self.errors[0], f"then {described}")
+            _logger.error("%s: %s after another failure", root.label, what, exc_info=error)
 
     @property
     def tasks(self) -> tuple[asyncio.Task[Any], ...]:
@@ -276,18 +299,25 @@ class Coordinator:
         """Raise the first failure, if there is one."""
         if self.errors:
             self.raised = True
-            raise self.errors[0]
+            raise_unchanged(self.errors[0])
 
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Wait until all tasks have ended, or until a stop is requested and the grace period after it has passed.
 
-        Tasks that still run then are cancelled; a warning names those that ignore it.
+        Tasks that still run then are cancelled; a warning names those that ignore it. After a second, another warning names
+        the tasks that are waited for after the stop.
 
         Raises:
+            NestedRunError: called from one of the tasks, which would wait for itself.
             BaseException: the first failure of a task.
         """
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
         self.bind()
+        if self.owns(task := current_task()):
+            raise NestedRunError(
+                f"join was called from the background task {task.get_name()!r}, which it waits for; "
+                "to wait for the end there, use wait_for_stop"
+            )
         stop = asyncio.ensure_future(self.wait_for_stop())
         try:
             while self._tasks and not self.should_stop():
@@ -295,35 +325,47 @@ class Coordinator:
         finally:
             stop.cancel()
             await asyncio.wait([stop])
-        await self.shut_down(stop_grace_period_secs, stop_grace_period_secs)
+        try:
+            why, what = f"a stop was requested: {self.stop_reason}", f"{self._root.label}, joining"
+            await end_tasks([self], stop_grace_period_secs, stop_grace_period_secs, why, what)
+        finally:
+            if not self._closed:
+                self._ending = None
         self._joined = True
         self.raise_requested_exception()
-
-    async def shut_down(self, stop_grace_period_secs: float, cancel_grace_secs: float) -> None:
-        """Internal: wait `stop_grace_period_secs` for the tasks, cancel them, wait `cancel_grace_secs`, then warn."""
-        if not self._tasks:
-            return
-        if stop_grace_period_secs > 0 and await wait_done(self._tasks, stop_grace_period_secs):
-            return
-        self.cancel_tasks()
-        if not await wait_done(self._tasks, cancel_grace_secs):
-            names = ", ".join(task.get_name() for task in self._tasks)
-            _logger.warning("background tasks still run %s s after their cancellation: %s", cancel_grace_secs, names)
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
         """Internal: return whether `task` is one of the background tasks."""
         return task in self._tasks
 
-    def cancel_tasks(self) -> None:
-        """Internal: cancel the tasks."""
-        for task in tuple(self._tasks):
-            task.cancel()
+    def cancel_tasks(self, why: str) -> None:
+        """Internal: cancel the tasks, each once; no other can be started from now on."""
+        self._ending = self._ending or why
+        waits = self._root._waits
+        # The cancel ends their waits; one more by the stop would interrupt the cleanup that follows.
+        waits.difference_update([scope for scope in waits if scope.task in self._tasks])
+        for task, cancelled in tuple(self._tasks.items()):
+            if not cancelled:
+                self._tasks[task] = True
+                task.cancel(why)
 
-    def close(self) -> None:
-        """Internal: stop this coordinator only, not its parent: its session is being replaced or closed."""
+    def close(self, failure: str | None = None) -> None:
+        """Internal: stop this coordinator only, not its parent: its session is being replaced or closed.
+
+        Args:
+            failure: why the session ends, if not cleanly: the tasks are cancelled immediately, with this message.
+        """
         self.stopped = self._closed = True
+        if failure is not None:
+            self._reason = self._reason or failure
+            self.cancel_tasks(failure)
         if self._root is self:
             self._call_in_loop(self.end_waits)
+
+    def disown(self, why: str) -> None:
+        """Internal: only log errors of tasks from now on, as no caller is left to raise them; refuse other tasks."""
+        self._disowned = self._disowned or why
+        self._ending = self._ending or why
 
     def bind(self) -> asyncio.AbstractEventLoop:
         """Internal: bind it to the running loop.
@@ -339,7 +381,9 @@ class Coordinator:
 
     def _call_in_loop(self, call: Callable[[], None]) -> None:
         loop = self._root._loop
-        if loop is None or (loop is _running_loop() and task_of(loop) is not None):
+        if loop is None:
+            return  # there is no waiter: each one looks for a stop after it has set the loop
+        if loop is _running_loop() and task_of(loop) is not None:
             call()
         elif not loop.is_closed():
             # From another thread, or outside of a task: perhaps from a signal handler that has interrupted the loop while it
@@ -374,6 +418,68 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+async def _until_cancelled(scope: CancelScope, watch: CancelWatch, awaitable: Awaitable[T]) -> T:
+    """Await something under the watch of the scope; raise the cause of the scope, if its cancel and no other one ended this."""
+    try:
+        result = await drive(_wait(awaitable), watch)
+    except asyncio.CancelledError as error:
+        if scope.uncancel(error) or scope.cause is None:
+            raise
+    except BaseException:
+        scope.uncancel()
+        raise
+    else:
+        scope.uncancel()
+        return result
+    finally:
+        watch.reset()
+    raise_unchanged(scope.cause)
+
+
+async def end_tasks(
+    coords: Iterable[Coordinator], stop_grace_period_secs: float, cancel_grace_secs: float, why: str, what: str
+) -> None:
+    """Wait `stop_grace_period_secs` for the tasks of all these, cancel them, wait `cancel_grace_secs`, then warn.
+
+    Tasks that they start meanwhile are part of it.
+
+    Args:
+        coords: a session's coordinators, or one alone.
+        stop_grace_period_secs: 0 to cancel the tasks immediately.
+        cancel_grace_secs: how long they may take to end after that.
+        why: the message of the cancellation.
+        what: the session and what it is doing, for messages.
+    """
+    coords = tuple(dict.fromkeys(coords))
+
+    def tasks() -> list[asyncio.Task[Any]]:
+        return [task for coord in coords for task in coord.tasks]
+
+    def described() -> dict[object, str]:
+        return {one.task: str(one) for one in background_activities(tasks())}
+
+    async def ended(secs: float) -> bool:
+        clock = current_clock()
+        until = clock.now() + secs
+        while left := tasks():
+            if all(task.done() for task in left):
+                await asyncio.sleep(0)  # their outcome is recorded in the next iteration of the loop
+            elif not await wait_done(left, max(0.0, until - clock.now())):
+                return False
+        return True
+
+    if not tasks():
+        return
+    with LongWaitLog(what, described):
+        if stop_grace_period_secs > 0 and await ended(stop_grace_period_secs):
+            return
+        for coord in coords:
+            coord.cancel_tasks(why)
+        if not await ended(cancel_grace_secs):
+            names = "; ".join(described().values())
+            _logger.warning("%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names)
 
 
 def close_unawaited(awaitable: object) -> None:

@@ -98,14 +98,13 @@ class AsyncMonitoredSession:
         self._hooks = HookSet(hooks, self._graph, stop_grace_period_secs)
         self._supervisor = SessionSupervisor(creator, self._hooks, recovery, stop_grace_period_secs)
         self._run_lock = RunLock(self._supervisor, yield_secs)
-        self._shutdown = Shutdown(self._supervisor, self._hooks, stop_grace_period_secs)
+        self._shutdown = Shutdown(self._supervisor, self._hooks, self._run_lock, stop_grace_period_secs)
         signals = policy_of(handle_signals)
         self._signals = None if signals is None else StopOnSignal(signals, self._supervisor.root, self._run_lock.interrupt)
         self._name = name
         # Made of parts, so that the coordinator does not keep the session itself alive.
         self._status = partial(session_status, self._run_lock, self._supervisor, self._hooks, name)
         self._supervisor.root.get_status = self._status
-        self._grace_secs = stop_grace_period_secs
 
     # -- running
 
@@ -248,6 +247,7 @@ class AsyncMonitoredSession:
         if lock.state != "new":
             raise SessionClosedError(f"this session is {lock.state}: it is entered once; make a new one")
         lock.loop, lock.thread = supervisor.root.bind(), get_ident()
+        supervisor.root.label = f"session {self._name or current_task().get_name()!r}"
         lock.set_state("opening")
         supervisor.root.on_failure = lambda: lock.interrupt("a background task failed", None)
         lock.caller.now, lock.now = quick_now(), monotonic_now()
@@ -264,9 +264,7 @@ class AsyncMonitoredSession:
             await supervisor.create()
             self._register_publisher(supervisor.store)
         except BaseException as error:
-            lock.set_state("closed")
-            await shutdown.close(error)
-            raise
+            await shutdown.end_opening(error)
         lock.set_state("open")
         lock.watch_loop()
         return self
@@ -286,27 +284,29 @@ class AsyncMonitoredSession:
         return await self._leave(error)
 
     async def aclose(self) -> None:
-        """End the session like leaving the block without an error; calling it twice is harmless."""
+        """End the session like leaving the block without an error; calling it twice is harmless.
+
+        A second call, and leaving the block meanwhile, wait until the first one is complete.
+
+        Raises:
+            NestedRunError: called from a hook, a run or a background task of the session, which it would wait for; use
+                `request_stop` there.
+            BaseException: the error of a background task, or of `end` or `close` of a hook; in the first call.
+        """
         await self._leave(None)
 
     async def _leave(self, error: BaseException | None) -> bool:
-        lock = self._run_lock
-        if lock.state in ("closed", "closing"):
-            return self._shutdown.swallows(error)
+        lock, shutdown = self._run_lock, self._shutdown
+        if lock.state == "closed":
+            return shutdown.swallows(error)
         lock.check_entered()
-        if lock.state != "open":
+        if lock.state == "opening":
             raise SessionClosedError("this session is still opening; raise an error in the hook to end it")
-        lock.check_caller("aclose")
-        lock.set_state("closing")
-        try:
-            try:
-                await lock.close(error is not None and not self._shutdown.swallows(error), self._grace_secs)
-            except BaseException as raised:
-                await self._shutdown.close(raised)
-                raise
-            return await self._shutdown.end(error)
-        finally:
-            lock.set_state("closed")
+        lock.check_closer()
+        if lock.state == "closing":
+            await shutdown.wait()
+            return shutdown.swallows(error)
+        return await shutdown.end(error)
 
     # -- stopping
 
@@ -334,8 +334,8 @@ class AsyncMonitoredSession:
     def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task of this session; it lives through recoveries. See `Coordinator.start_soon`."""
         self._run_lock.check_entered()
-        if self._run_lock.state not in ("open", "opening"):
-            raise SessionClosedError(f"this session is {self._run_lock.state}; start tasks while it is open")
+        if self._run_lock.state == "closed":
+            raise SessionClosedError("this session is closed; start tasks while it is open")
         return self._supervisor.root.start_soon(fn, *args, name=name)
 
     async def until(self, awaitable: Awaitable[T]) -> T:

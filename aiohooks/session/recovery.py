@@ -19,10 +19,12 @@ from aiohooks.errors import (
     UnavailableError,
     add_note,
     is_clean_end,
+    raise_unchanged,
+    safe_repr,
 )
 from aiohooks.graph.session import GatheredRun, Session, gathered_run
 from aiohooks.session._hooks import HookSet
-from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import Coordinator, end_tasks
 from aiohooks.session.creators import SessionCreator, restore_hooks
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
@@ -106,7 +108,7 @@ class RecoveryHistory:
     def failed(self, error: BaseException, step: int | None) -> str | None:
         """Record a failure of the run of `step` (None: of a creation); return why to give up, or None to continue."""
         where = "creating a session" if step is None else f"the run of step {step}"
-        self._in_a_row.append(f"{where}: {error!r}")
+        self._in_a_row.append(f"{where}: {safe_repr(error)}")
         if step is not None:
             if self._failed_step is not None and step <= self._failed_step:
                 self._failures_of_step += 1
@@ -183,7 +185,7 @@ class SessionSupervisor:
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a new session can help: a failed task of the whole session cannot be started again."""
-        return self._policy.recovers(error) and error not in self.root.errors
+        return self._policy.recovers(error) and not self.root.failed_with(error)
 
     def note_commit(self, session: Session, result: Any, error: BaseException) -> None:
         """Note that a run failed with `error` after it had been committed, for a policy that returns its result."""
@@ -209,14 +211,14 @@ class SessionSupervisor:
             if not interrupted:
                 raise error
             if cause is not None:
-                raise cause from None
+                raise_unchanged(cause)
         error = self._root_cause(error)
         if not self.recovers(error):
             for coord in (self.coord, self.root):
-                coord.raised = coord.raised or error in coord.errors
+                coord.raised = coord.raised or coord.failed_with(error)
             if isinstance(error, StopRequestedError):
                 self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
-            raise error
+            raise_unchanged(error)
         try:
             step = None if self.session is None else self.session.global_step.latest.step + 1
             await self._replace(error, step if committed is None else committed.position.step)
@@ -226,7 +228,7 @@ class SessionSupervisor:
             if not interrupted or not (cause or self.root.errors):
                 raise
             self.root.raised = self.root.raised or cause is None
-            raise cause or self.root.errors[0] from None
+            raise_unchanged(cause or self.root.errors[0])
 
         return committed if committed is not None and self._has_commit(committed.position) else None
 
@@ -249,9 +251,9 @@ class SessionSupervisor:
         if isinstance(error, asyncio.CancelledError):
             return cause
         if self._policy.recovers(cause) or self._policy.recovers(error):
-            add_note(cause, f"the run failed with it: {error!r}")
+            add_note(cause, f"the run failed with it: {safe_repr(error)}")
             return cause
-        add_note(error, f"a background task had failed before: {cause!r}")
+        add_note(error, f"a background task had failed before: {safe_repr(cause)}")
         return error
 
     async def _replace(self, error: BaseException, step: int | None) -> None:
@@ -262,10 +264,11 @@ class SessionSupervisor:
                 self.recovery_error = error
                 for note in self.history.notes(why):
                     add_note(error, note)
-                await self._close_session()
+                await self._close_session(f"recovery gave up: {safe_repr(error)}")
                 raise error
-            _logger.warning("recovering from %r", error)
-            await self._close_session()
+            what = f"recovering from {safe_repr(error)}"
+            _logger.warning("%s: %s", self.root.label, what)
+            await self._close_session(what)
             pause = self.history.pause_secs()
             if pause > 0 and not self.root.should_stop():
                 await self.root.wait_for_stop(pause)
@@ -296,7 +299,7 @@ class SessionSupervisor:
             restore_hooks(created)
         await self._hooks.after_create_session(session, self.coord)
 
-    async def _close_session(self) -> None:
+    async def _close_session(self, why: str) -> None:
         """Cancel the session's tasks and close it. Errors are only logged: another one is being reported."""
         session, self.session = self.session, None
         if session is None:
@@ -305,10 +308,11 @@ class SessionSupervisor:
 
         async def close() -> None:
             coord.close()
-            await coord.shut_down(0, self._grace_secs)
+            coord.disown("its session was replaced")
+            await end_tasks([coord], 0, self._grace_secs, why, f"{self.root.label}, recovering")
             try:
                 await session.aclose()
             except Exception as error:
-                _logger.warning("closing a session failed", exc_info=error)
+                _logger.warning("%s: closing its raw session failed", self.root.label, exc_info=error)
 
         await shielded(close(), grace_secs=self._grace_secs, what="closing a session")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.await_chain import task_wait
+from aiohooks.errors import safe_repr
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.stores.base import StoreStatistics
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from aiohooks.session._hooks import HookSet
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.recovery import SessionSupervisor
+
+CLOSING = "closing the session"
+"""The activity of a session that ends while no hook and no run is active."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,12 +134,12 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
         queued=run_lock.turns.waiting,
         stop_reason=supervisor.root.stop_reason,
         recoveries=supervisor.history.total,
-        failure=None if failure is None else repr(failure),
+        failure=None if failure is None else safe_repr(failure),
         name=name,
         state_secs=_elapsed(run_lock.since, now),
         run_secs=_elapsed(caller.began, now) if run_lock.runner is not None else None,
         doing=() if now is None else tuple(_activities(run_lock, hooks, now)),
-        background=tuple(_activity(f"background task {task.get_name()!r}", task) for coord in coords for task in coord.tasks),
+        background=tuple(background_activities(task for coord in coords for task in coord.tasks)),
         steps=None if supervisor.store is None else supervisor.store.statistics(),
     )
 
@@ -145,12 +150,12 @@ def _activities(run_lock: RunLock, hooks: HookSet, now: float) -> list[Activity]
         return calls
     runner, owner = run_lock.runner, run_lock.owner
     if runner is not None:
-        run = _activity(f"run {run_lock.runs}", runner, _elapsed(run_lock.caller.began, now))
+        run = activity(f"run {run_lock.runs}", runner, _elapsed(run_lock.caller.began, now))
         return _calls(run_lock.caller, now) or [run]
     if owner is None:
         return []
-    what = {"opening": "creating the session", "open": "the session's block"}.get(run_lock.state, "closing the session")
-    return [_activity(what, owner)]
+    what = {"opening": "creating the session", "open": "the session's block"}.get(run_lock.state, CLOSING)
+    return [activity(what, owner)]
 
 
 def _calls(caller: HookCaller, now: float) -> list[Activity]:
@@ -158,14 +163,20 @@ def _calls(caller: HookCaller, now: float) -> list[Activity]:
         return []
     secs, calls_hooks = _elapsed(caller.suspended_at, now), caller.batch is caller
     return [
-        _activity(what, task, secs, caller.hook(number) if calls_hooks else None)
+        activity(what, task, secs, caller.hook(number) if calls_hooks else None)
         for number, what, task in caller.overlap.unfinished
     ]
 
 
-def _activity(what: str, task: asyncio.Task[object], secs: float | None = None, hook: SessionRunHook | None = None) -> Activity:
+def activity(what: str, task: asyncio.Task[object], secs: float | None = None, hook: SessionRunHook | None = None) -> Activity:
+    """Return what a task does, and what it waits for."""
     wait = task_wait(task)
     return Activity(what, secs, wait.awaits, wait.where, hook, task)
+
+
+def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activity]:
+    """Return what background tasks do."""
+    return [activity(f"background task {task.get_name()!r}", task) for task in tasks]
 
 
 def _elapsed(since: float | None, now: float | None) -> float | None:

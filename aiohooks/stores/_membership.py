@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from aiohooks._aio.clock import TimerHandle, current_clock
-from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end
+from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
 from aiohooks.stores._protocol import Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher, PublisherExit
@@ -93,7 +93,7 @@ class Members:
 
 
 def _text(exc: BaseException) -> str:
-    return f"{type(exc).__name__}: {exc}"
+    return f"{type(exc).__name__}: {safe_str(exc)}"
 
 
 class RunWatcher:

@@ -83,7 +83,7 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
     async def main() -> None:
         # `begin` and `end` go in this order, `close` in reverse.
         watched = PhaseHook(phase, gate.pass_through)
-        async with ah.AsyncMonitoredSession(double, [watchdog, watched]) as session:
+        async with ah.AsyncMonitoredSession(double, [watchdog, watched], stop_grace_period_secs=60) as session:
             await session.run("loss")
 
     task = asyncio.create_task(main())

@@ -57,7 +57,7 @@ ERRORS: dict[str, type[BaseException] | None] = {
 SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession": (
         "(source, hooks=(), *, global_step=None, variables=None, recovery=<RecoveryPolicy>, "
-        "stop_grace_period_secs=120.0, handle_signals=False, yield_secs=0.005, name=None)"
+        "stop_grace_period_secs=10.0, handle_signals=False, yield_secs=0.005, name=None)"
     ),
     "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
     "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
@@ -74,14 +74,14 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.status": "(self)",
     "AsyncMonitoredSession.aclose": "async (self)",
     "AsyncSingularMonitoredSession": (
-        "(source, hooks=(), *, global_step=None, variables=None, stop_grace_period_secs=120.0, handle_signals=False, "
+        "(source, hooks=(), *, global_step=None, variables=None, stop_grace_period_secs=10.0, handle_signals=False, "
         "yield_secs=0.005, name=None)"
     ),
     "AsyncSingularMonitoredSession.raw_session": "(self)",
     "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
     "session.Activity": None,
     "hooks.Blocker": None,
-    "BlockingHook": "(obj, *, grace_secs=120.0)",
+    "BlockingHook": "(obj, *, grace_secs=10.0)",
     "checkpoint.Checkpoint": None,
     "CheckpointSaverHook": (
         "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, keep=None, background=True, "
@@ -115,7 +115,7 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.stop_reason": "property",
     "Coordinator.until": "async (self, awaitable)",
     "Coordinator.wait_for_stop": "async (self, timeout=None)",
-    "Coordinator.join": "async (self, stop_grace_period_secs=120.0)",
+    "Coordinator.join": "async (self, stop_grace_period_secs=10.0)",
     "Coordinator.joined": "property",
     "Coordinator.status": "(self)",
     "Coordinator.tasks": "property",
@@ -189,7 +189,7 @@ SIGNATURES: dict[str, str | None] = {
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(), chief_only_hooks=(), "
         "save_checkpoint=<Every>, save_summaries=<Every>, log_step_count=<Every>, summaries=None, summary_dir=None, "
         "global_step=None, variables=None, max_wait_secs=7200.0, recovery=<RecoveryPolicy>, "
-        "stop_grace_period_secs=120.0, handle_signals=False, yield_secs=0.005, name=None)"
+        "stop_grace_period_secs=10.0, handle_signals=False, yield_secs=0.005, name=None)"
     ),
     "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
     "Operation": None,
@@ -212,7 +212,7 @@ SIGNATURES: dict[str, str | None] = {
         "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, tracked=None, "
         "copy_from_scaffold=None)"
     ),
-    "Session": "(graph, *, global_step=None, variables=None, grace_secs=120.0)",
+    "Session": "(graph, *, global_step=None, variables=None, grace_secs=10.0)",
     "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
     "Session.aclose": "async (self)",
     "Session.closed": "property",

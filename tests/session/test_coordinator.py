@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -222,6 +223,37 @@ async def test_a_thread_may_stop_a_coordinator_before_its_first_use() -> None:
     await asyncio.to_thread(coord.request_stop, "early")
     assert await coord.wait_for_stop()
     assert repr(coord) == "<Coordinator stopping: early, tasks: none>"
+
+
+async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait() -> None:
+    """A stop that another thread requests while the first wait begins, at any point of it, ends that wait."""
+
+    class Coordinator(ah.Coordinator):
+        """Lets another thread request a stop before, or after, the coordinator knows its loop."""
+
+        when = "before"
+
+        def bind(self) -> asyncio.AbstractEventLoop:
+            if self.when == "before":
+                self.stop_from_thread()
+            loop = super().bind()
+            if self.when == "after":
+                self.stop_from_thread()
+            return loop
+
+        def stop_from_thread(self) -> None:
+            thread = threading.Thread(target=self.request_stop, args=("from the thread",))
+            thread.start()
+            thread.join()
+
+    for when in ("before", "after"):
+        coord = Coordinator()
+        coord.when = when
+        assert await coord.wait_for_stop()
+        coord = Coordinator()
+        coord.when = when
+        with refused(ah.StopRequestedError, "from the thread"):
+            await coord.until(forever())
 
 
 async def test_a_coordinator_stays_in_its_loop() -> None:

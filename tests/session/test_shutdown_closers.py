@@ -1,0 +1,388 @@
+"""Several tasks that close one session, and calls that would wait for themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock, RecordingHook
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import double
+from tests.support.waiting import forever, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+class SlowEnd(ah.SessionRunHook):
+    """An `end` that saves until the test lets it finish, and a `close` after it."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.released = asyncio.Event()
+        self.done: list[str] = []
+
+    async def end(self, session: ah.Session) -> None:
+        self.started.set()
+        await self.released.wait()
+        self.done.append("end")
+
+    async def close(self, exc: BaseException | None) -> None:
+        await ticks()
+        self.done.append("close")
+
+
+# -- several closers
+
+
+@pytest.mark.parametrize("second", ["block", "aclose"])
+async def test_a_second_close_waits_until_the_first_is_complete(second: str) -> None:
+    """Leaving the block, or another `aclose`, returns only when the `aclose` of a supervisor is complete: `end`, `close`, all."""
+    hook = SlowEnd()
+    supervisors: list[asyncio.Task[None]] = []
+    left: list[list[str]] = []
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            supervisors.append(asyncio.create_task(session.aclose()))
+            await hook.started.wait()
+            if second == "aclose":
+                await session.aclose()
+                left.append(list(hook.done))
+        left.append(list(hook.done))
+        assert session.status().state == "closed"
+
+    body = asyncio.create_task(use())
+    await hook.started.wait()
+    await ticks(20)
+    assert not body.done()
+    hook.released.set()
+    await body
+    await supervisors[0]
+    assert left == [["end", "close"]] * len(left)
+
+
+async def test_a_block_that_fails_while_another_task_closes() -> None:
+    """An error that leaves the block during another task's `aclose` waits for it, and is raised then, the same object."""
+    hook, error = SlowEnd(), OSError("late")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            closing = asyncio.create_task(session.aclose())
+            closing.add_done_callback(lambda _: hook.done.append("closed"))
+            await hook.started.wait()
+            asyncio.get_running_loop().call_soon(hook.released.set)
+            raise error
+
+    with pytest.raises(OSError, match="late") as caught:
+        await use()
+    assert caught.value is error
+    await ticks()
+    assert hook.done == ["end", "close", "closed"]
+
+
+async def test_a_cancelled_second_closer_still_waits() -> None:
+    """A cancel of the second closer is kept until the first one is complete; it does not end what the first one does."""
+    hook = SlowEnd()
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        closing = asyncio.create_task(session.aclose())
+        await hook.started.wait()
+        second = asyncio.create_task(session.aclose())
+        await ticks()
+        second.cancel()
+        await ticks(20)
+        assert not second.done()
+        hook.released.set()
+        await asyncio.wait([second])
+        assert second.cancelled()
+        assert hook.done == ["end", "close"]
+        await closing
+
+
+async def test_a_cancelled_second_closer_waits_for_the_grace_period_only() -> None:
+    """After a cancel the second closer waits for at most the grace period, however long the first one takes."""
+    hook = SlowEnd()
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(double, [hook], stop_grace_period_secs=9) as session:
+            closing = asyncio.create_task(session.aclose())
+            await hook.started.wait()
+            second = asyncio.create_task(session.aclose())
+            await ticks()
+            second.cancel()
+            await ticks(20)
+            clock.advance(8.9)
+            await ticks(20)
+            assert not second.done()
+            clock.advance(0.1)
+            await asyncio.wait([second])
+            assert second.cancelled()
+            assert not closing.done()
+            hook.released.set()
+            await closing
+
+
+async def test_a_cancelled_first_closer_is_waited_for() -> None:
+    """If the first closer is cancelled, the second one waits until the rest of the closing is done."""
+    released = asyncio.Event()
+
+    async def slow_close(exc: BaseException | None) -> None:
+        await released.wait()
+
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(double, [hook, PhaseHook("close", slow_close)]) as session:
+        first = asyncio.create_task(session.aclose())
+        await ticks(20)
+        second = asyncio.create_task(session.aclose())
+        await ticks()
+        first.cancel()
+        await ticks(20)
+        assert not second.done()
+        released.set()
+        await second
+        assert hook.phases()[-1] == "close"
+        await asyncio.wait([first])
+        assert first.cancelled()
+
+
+async def test_closing_a_session_that_fails_to_open() -> None:
+    """`aclose` of another task while a failed opening is being closed waits until that is complete."""
+    hook = SlowEnd()
+
+    async def slow_close(exc: BaseException | None) -> None:
+        hook.started.set()
+        await hook.released.wait()
+        hook.done.append("close")
+
+    async def fails(session: ah.Session, coord: ah.Coordinator) -> None:
+        raise OSError("no data")
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", slow_close), PhaseHook("after_create_session", fails)])
+    opening = asyncio.create_task(session.__aenter__())
+    await hook.started.wait()
+    assert session.status().state == "closing"
+    second = asyncio.create_task(session.aclose())
+    await ticks(20)
+    assert not second.done()
+    hook.released.set()
+    await second
+    assert hook.done == ["close"]
+    with pytest.raises(OSError, match="no data"):
+        await opening
+
+
+# -- calls that would wait for themselves
+
+
+@pytest.mark.parametrize("phase", ["before_run", "after_run", "end", "close"])
+async def test_a_hook_cannot_close_its_session(phase: str) -> None:
+    """`aclose` inside a hook, also one of the end, is refused: it would wait for the hook itself."""
+    attempts: list[str] = []
+
+    async def closes(*_: object) -> None:
+        with refused(ah.errors.NestedRunError, "aclose was called from inside", "which would deadlock"):
+            await session.aclose()
+        attempts.append(phase)
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, closes)])
+    async with session:
+        await session.run("loss")
+    assert attempts == [phase]
+
+
+async def test_a_background_task_cannot_close_its_session() -> None:
+    """`aclose` in a background task is refused immediately, before and while the session closes: it is to request a stop."""
+    attempts: list[str] = []
+
+    async def closes() -> None:
+        for _ in range(2):
+            with refused(
+                ah.errors.NestedRunError, "aclose was called from the background task 'closes'", "use request_stop to end"
+            ):
+                await session.aclose()
+            attempts.append(session.status().state)
+            await session.coord.wait_for_stop()
+
+    session = ah.AsyncMonitoredSession(double)
+    with ManualClock() as clock:
+        async with session:
+            session.start_soon(closes)
+            session.coord.start_soon(closes)
+            await session.run("loss")
+            await ticks()
+    assert attempts == ["open", "open", "closing", "closing"]
+    assert clock.now() == 0
+
+
+async def test_a_task_cannot_join_itself() -> None:
+    """`join` in one of the tasks it waits for is refused."""
+    coord = ah.Coordinator()
+
+    async def joins() -> None:
+        await coord.join()
+
+    coord.start_soon(joins)
+    with refused(ah.errors.NestedRunError, "join was called from the background task 'joins'", "use wait_for_stop"):
+        await coord.join()
+
+
+# -- tasks that are started while the session closes
+
+
+Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
+
+
+@pytest.mark.parametrize("start", [lambda session: session.start_soon, lambda session: session.coord.start_soon], ids=["s", "c"])
+@pytest.mark.parametrize(
+    "starter", [lambda session: session.start_soon, lambda session: session.coord.start_soon], ids=["s", "c"]
+)
+async def test_a_task_that_is_started_in_the_grace_period_is_waited_for(start: Start, starter: Start) -> None:
+    """A background task may start others while the session closes; they have what is left of the same grace period."""
+    session = ah.AsyncMonitoredSession(double, stop_grace_period_secs=9)
+    ended: list[str] = []
+
+    async def flush() -> None:
+        await ticks(10)
+        ended.append("flush")
+
+    async def slow() -> None:
+        try:
+            await forever()
+        except asyncio.CancelledError as error:
+            ended.append(str(error))
+            raise
+
+    async def watch() -> None:
+        await session.coord.wait_for_stop()
+        start(session)(flush)
+        start(session)(slow)
+
+    async def use() -> None:
+        async with session:
+            starter(session)(watch)
+            await session.run("loss")
+
+    with ManualClock() as clock:
+        ending = asyncio.create_task(use())
+        await until_true(lambda: ended)
+        await ticks(20)
+        assert not ending.done()
+        clock.advance(9)
+        await ending
+        assert clock.pending == 0
+    assert ended == ["flush", "the session has ended, and its grace period of 9 s is over"]
+
+
+@pytest.mark.parametrize("start", [lambda session: session.start_soon, lambda session: session.coord.start_soon], ids=["s", "c"])
+async def test_no_task_is_started_after_the_background_tasks_have_ended(start: Start) -> None:
+    """Starting a task in `close`, in the cleanup of a cancelled task or after the end is refused, so none survives."""
+    session = ah.AsyncMonitoredSession(double)
+    refusals: list[str] = []
+
+    async def starts(*_: object) -> None:
+        with refused(ah.errors.SessionClosedError, "task"):
+            start(session)(forever)
+        refusals.append(session.status().state)
+
+    async def starts_in_cleanup() -> None:
+        try:
+            await forever()
+        finally:
+            await starts()
+
+    async def use() -> None:
+        async with session:
+            session.start_soon(starts_in_cleanup)
+            session.coord.start_soon(starts_in_cleanup)
+            await ticks()
+            raise OSError("broken")
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", starts)])
+    with pytest.raises(OSError, match="broken"):
+        await use()
+    await starts()
+    assert refusals == ["closing", "closing", "closing", "closed"]
+
+
+async def test_a_replaced_coordinator_starts_no_task() -> None:
+    """A task started on the coordinator of a session that was replaced would belong to no session: it is refused."""
+    coords: list[ah.Coordinator] = []
+
+    async def keeps(session: ah.Session, coord: ah.Coordinator) -> None:
+        coords.append(coord)
+
+    errors: list[Exception] = [ah.AbortedError("lost")]
+
+    async def step() -> None:
+        if errors:
+            raise errors.pop()
+
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
+    async with ah.AsyncMonitoredSession(step, [PhaseHook("after_create_session", keeps)], recovery=policy) as session:
+        await session.run("step")
+        with refused(ah.errors.SessionClosedError, "its session was replaced"):
+            coords[0].start_soon(forever)
+        coords[1].start_soon(ticks)
+
+
+# -- why background tasks are cancelled
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("bad data"), "the session failed: ValueError('bad data')"),
+        (asyncio.CancelledError(), "the session was cancelled"),
+    ],
+    ids=["failure", "cancel"],
+)
+async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseException, reason: str) -> None:
+    """At a failed end background tasks are cancelled once, with the reason as message; `stop_reason` has it, too."""
+    messages: list[str] = []
+    session = ah.AsyncMonitoredSession(double)
+
+    async def generates(wait: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await wait()
+        except asyncio.CancelledError as cancelled:
+            messages.append(str(cancelled))
+            await ticks()  # a second cancel would interrupt this
+            messages.append(str(session.stop_reason))
+            raise
+
+    async def use() -> None:
+        async with session:
+            for wait in (forever, lambda: session.until(forever()), session.coord.wait_for_stop):
+                session.start_soon(generates, wait)
+            await ticks()
+            raise error
+
+    with pytest.raises(type(error)):
+        await use()
+    assert messages == [reason] * 6
+    assert session.stop_reason == reason
+
+
+async def test_the_first_reason_of_a_stop_is_kept_when_the_session_fails() -> None:
+    """A failure after a stop request does not replace its reason."""
+    session = ah.AsyncMonitoredSession(double)
+
+    async def use() -> None:
+        async with session:
+            session.request_stop("enough")
+            raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        await use()
+    assert session.stop_reason == "enough"
+
+
+async def test_a_clean_end_invents_no_reason() -> None:
+    """A session that ends without a stop request has no reason, also if background tasks end with it."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        session.start_soon(session.until, forever())
+        await ticks()
+    assert session.stop_reason is None

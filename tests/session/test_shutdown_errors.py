@@ -1,0 +1,452 @@
+"""Errors of a session that ends: none is lost, whatever else ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock, RecordingHook
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import double, recovery_policy
+from tests.support.waiting import fail, fails_after, forever, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+def shown(error: BaseException) -> str:
+    """Return everything that a traceback of the error shows: its context and notes, too."""
+    return "".join(traceback.format_exception(error))
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the errors in the log, with tracebacks."""
+    return [repr(record.exc_info[1]) for record in caplog.records if record.levelno == logging.ERROR and record.exc_info]
+
+
+class OddError(Exception):
+    """Has no text: its `__repr__` and `__str__` raise."""
+
+    def __repr__(self) -> str:
+        raise AttributeError("code")
+
+    __str__ = __repr__
+
+
+# -- the caller is cancelled
+
+
+async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is cancelled in the `end` of one hook: the error of an earlier one is noted on that, and logged."""
+    started = asyncio.Event()
+
+    async def fails(session: ah.Session) -> None:
+        raise OSError("the last save failed")
+
+    async def hangs(session: ah.Session) -> None:
+        started.set()
+        await forever()
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("end", fails), PhaseHook("end", hangs)], name="trainer"):
+            pass
+
+    ending = asyncio.create_task(use())
+    await started.wait()
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await ending
+    assert "and then: OSError('the last save failed')" in shown(caught.value)
+    assert logged(caplog) == ["OSError('the last save failed')"]
+    assert caplog.records[0].getMessage().startswith("session 'trainer': ")
+
+
+async def test_errors_of_closing_are_kept_when_the_caller_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is cancelled while the session closes: errors of `close`, the raw session and background tasks are kept."""
+    started, released = asyncio.Event(), asyncio.Event()
+
+    async def fails_late(exc: BaseException | None) -> None:
+        started.set()
+        await released.wait()
+        raise OSError("disk full")
+
+    async def flush(coord: ah.Coordinator) -> None:
+        await coord.wait_for_stop()
+        raise ValueError("not flushed")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", fails_late)]) as session:
+            session.coord.start_soon(flush, session.coord)
+            await ticks()
+
+    ending = asyncio.create_task(use())
+    await started.wait()
+    ending.cancel()
+    await ticks()
+    released.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await ending
+    for error in ("ValueError('not flushed')", "OSError('disk full')"):
+        assert f"and then: {error}" in shown(caught.value)
+    assert logged(caplog) == ["ValueError('not flushed')", "OSError('disk full')"]
+
+
+async def test_the_error_of_the_block_is_kept_when_closing_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """A cancel during the closing wins over the error of the block, which is its context, and logged."""
+    started, released = asyncio.Event(), asyncio.Event()
+    error = ValueError("the body")
+
+    async def slow(exc: BaseException | None) -> None:
+        started.set()
+        await released.wait()
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", slow)]):
+            raise error
+
+    ending = asyncio.create_task(use())
+    await started.wait()
+    ending.cancel()
+    await ticks()
+    released.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await ending
+    assert "ValueError: the body" in shown(caught.value)
+    assert logged(caplog) == ["ValueError('the body')"]
+
+
+async def test_an_error_of_end_is_kept_when_closing_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """A cancel during the closing wins over the error of an `end`, also if the block was left with a clean-end error."""
+    started, released = asyncio.Event(), asyncio.Event()
+
+    async def fails(session: ah.Session) -> None:
+        raise OSError("the last save failed")
+
+    async def slow(exc: BaseException | None) -> None:
+        started.set()
+        await released.wait()
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("end", fails), PhaseHook("close", slow)]):
+            raise ah.OutOfRangeError("no more")
+
+    ending = asyncio.create_task(use())
+    await started.wait()
+    ending.cancel()
+    await ticks()
+    released.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await ending
+    assert "the last save failed" in shown(caught.value)
+    assert logged(caplog) == ["OSError('the last save failed')"]
+
+
+async def test_a_background_error_is_kept_when_the_body_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """A background task that fails in its cleanup, because the body was cancelled: the error is noted and logged."""
+
+    async def background() -> None:
+        try:
+            await forever()
+        finally:
+            raise OSError("cleanup failed")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            session.start_soon(background)
+            await forever()
+
+    body = asyncio.create_task(use())
+    await ticks(10)
+    body.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await body
+    assert "a background task had failed: OSError('cleanup failed')" in shown(caught.value)
+    assert logged(caplog) == ["OSError('cleanup failed')"]
+
+
+async def test_errors_of_a_closing_that_was_left_behind_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A `close` that ends with an error after its session has continued without it: the error is logged."""
+    released, cancels = asyncio.Event(), list[int]()
+
+    async def uncancellable(exc: BaseException | None) -> None:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                cancels.append(1)
+        raise OSError("too late")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", uncancellable)], stop_grace_period_secs=9):
+            pass
+
+    with ManualClock() as clock:
+        ending = asyncio.create_task(use())
+        await ticks(20)
+        ending.cancel()
+        await ticks(20)
+        for count in (1, 2):
+            clock.advance(9)
+            await ticks(20)
+            assert len(cancels) >= count or ending.done()
+        await asyncio.wait([ending])
+        released.set()
+        await until_true(lambda: logged(caplog))
+    assert "OSError: too late" in caplog.text
+
+
+# -- errors that end the program
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("first", ["body", "close", "cancel"])
+async def test_an_error_that_ends_the_program_comes_out_of_close(error: BaseException, first: str) -> None:
+    """`SystemExit` and `KeyboardInterrupt` of a `close` are raised themselves, whatever failed before; that is their context."""
+    started, released = asyncio.Event(), asyncio.Event()
+
+    async def fails(exc: BaseException | None) -> None:
+        raise OSError("close failed")
+
+    async def ends(exc: BaseException | None) -> None:
+        started.set()
+        await released.wait()
+        raise error
+
+    async def use() -> BaseException | None:
+        hooks = [PhaseHook("close", ends), *([PhaseHook("close", fails)] if first == "close" else [])]
+        try:
+            async with ah.AsyncMonitoredSession(double, hooks):
+                if first == "body":
+                    raise ValueError("the body")
+        except BaseException as caught:
+            return caught
+        return None
+
+    ending = asyncio.create_task(use())
+    await started.wait()
+    if first == "cancel":
+        ending.cancel()
+        await ticks()
+    released.set()
+    raised = await ending
+    assert raised is error
+    if first == "body":
+        assert repr(raised.__context__) == "ValueError('the body')"
+    if first == "close":
+        assert raised.__notes__[-1] == "and then: OSError('close failed')"
+
+
+# -- errors stay as they are
+
+
+@pytest.mark.parametrize("wait", ["until", "run", "between", "block"])
+async def test_a_background_error_keeps_its_cause_and_context(wait: str) -> None:
+    """An error of a background task reaches the caller with the cause and the context that it had, out of every wait."""
+    errors: list[ValueError] = []
+
+    async def background() -> None:
+        await ticks(2)
+        try:
+            raise KeyError("root")
+        except KeyError as cause:
+            errors.append(ValueError("bad"))
+            raise errors[0] from cause
+
+    async def step() -> None:
+        await forever()
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(step) as session:
+            session.start_soon(background)
+            if wait == "until":
+                await session.until(forever())
+            elif wait == "run":
+                await session.run("step")
+            await ticks(10)
+            if wait == "between":
+                await session.until(forever())
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        await use()
+    assert caught.value is errors[0]
+    assert repr(caught.value.__cause__) == "KeyError('root')"
+    assert repr(caught.value.__context__) == "KeyError('root')"
+
+
+@pytest.mark.parametrize("wait", ["until", "run", "wait_for_stop"])
+async def test_an_error_that_cannot_be_shown_ends_waits_all_the_same(wait: str) -> None:
+    """A background error whose own methods raise ends waits and runs like any other; the messages say that it has no text."""
+    error = OddError()
+
+    async def step() -> None:
+        await forever()
+
+    session = ah.AsyncMonitoredSession(step)
+
+    async def use() -> None:
+        async with session:
+            session.start_soon(fail, error, name="odd")
+            if wait == "until":
+                await session.until(forever())
+            elif wait == "run":
+                await session.run("step")
+            else:
+                assert await session.coord.wait_for_stop()
+
+    with pytest.raises(OddError) as caught:
+        await use()
+    assert caught.value is error
+    assert session.stop_reason == "background task 'odd' failed: <OddError, whose repr raises AttributeError>"
+    assert session.status().failure == "<OddError, whose repr raises AttributeError>"
+
+
+async def test_errors_that_cannot_be_shown_end_a_session_like_others() -> None:
+    """Such errors can be raised by the body, an `end` or a `close`, by two at a time, and be recovered from."""
+
+    async def fails(*_: object) -> None:
+        raise OddError
+
+    async def use(*hooks: ah.SessionRunHook, error: Exception | None = None) -> None:
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            session.start_soon(fails)
+            session.start_soon(fails)
+            await ticks()
+            if error is not None:
+                raise error
+
+    for hooks in ([], [PhaseHook("end", fails)], [PhaseHook("close", fails), PhaseHook("close", fails)]):
+        for error in (None, OddError()):
+            with pytest.raises(OddError):
+                await use(*hooks, error=error)
+
+    lost = [OddError()]
+
+    async def step() -> None:
+        if lost:
+            raise lost.pop()
+
+    async with ah.AsyncMonitoredSession(step, recovery=recovery_policy(on=(OddError,))) as session:
+        await session.run("step")
+    assert session.status().recoveries == 1
+
+
+async def test_equal_errors_are_two_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Two errors that compare equal are still two: the second one is reported, too."""
+
+    class EqualError(Exception):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, EqualError)
+
+        __hash__ = Exception.__hash__
+
+    coord = ah.Coordinator()
+    first, second = EqualError("first"), EqualError("second")
+    coord.start_soon(fail, first)
+    coord.start_soon(fail, second)
+    with pytest.raises(EqualError) as caught:
+        await coord.join()
+    assert caught.value is first
+    assert [one is two for one, two in zip(coord.errors, (first, second), strict=True)] == [True, True]
+    assert len(caplog.records) == 1
+
+
+# -- background tasks and recovery
+
+
+@pytest.mark.parametrize("owner", ["session", "coord"])
+async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owner: str) -> None:
+    """It does not matter whether it was started from the session or from the coordinator of its raw session."""
+    error, hook = OSError("could not flush"), RecordingHook()
+
+    async def flush() -> None:
+        await session.coord.wait_for_stop()
+        raise error
+
+    session = ah.AsyncMonitoredSession(double, [hook])
+
+    async def use() -> None:
+        async with session:
+            (session if owner == "session" else session.coord).start_soon(flush)
+            await session.run("loss")
+
+    with pytest.raises(OSError, match="could not flush") as caught:
+        await use()
+    assert caught.value is error
+    assert hook.closed_with == [error]
+
+
+async def test_a_task_that_fails_after_its_session_has_ended_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A task that ignored its cancellation, and fails after the session has ended without it: the error is logged."""
+    released = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+        raise OSError("too late")
+
+    with ManualClock() as clock:
+
+        async def use() -> None:
+            async with ah.AsyncMonitoredSession(double, stop_grace_period_secs=9) as session:
+                tasks.append(session.start_soon(stubborn))
+
+        tasks: list[asyncio.Task[None]] = []
+        ending = asyncio.create_task(use())
+        for _ in range(2):
+            await ticks(20)
+            assert not ending.done()
+            clock.advance(9)
+        await ending
+        released.set()
+        await asyncio.wait(tasks)
+    assert logged(caplog) == ["OSError('too late')"]
+
+
+async def test_close_gets_the_error_with_which_recovery_gave_up() -> None:
+    """A block that catches that error and is left without one: `end` is not called, `close` and tasks get the error."""
+    hook, error = RecordingHook(), ah.AbortedError("lost")
+    messages: list[str] = []
+
+    async def step() -> None:
+        raise error
+
+    async def background() -> None:
+        try:
+            await forever()
+        except asyncio.CancelledError as cancelled:
+            messages.append(str(cancelled))
+            raise
+
+    async with ah.AsyncMonitoredSession(step, [hook], recovery=recovery_policy(max_attempts=0)) as session:
+        session.start_soon(background)
+        with refused(ah.AbortedError, "lost"):
+            await session.run("step")
+        await ticks()
+    assert hook.closed_with == [error]
+    assert "end" not in hook.phases()
+    assert messages == ["the session failed: AbortedError('lost')"]
+
+
+async def test_errors_of_close_are_raised_after_a_recovery_error_was_caught() -> None:
+    """An error of `close` after the block has caught the error of a recovery comes out of the block: no other one does."""
+    close_error = OSError("disk full")
+
+    async def step() -> None:
+        raise ah.AbortedError("lost")
+
+    async def use() -> None:
+        hook = PhaseHook("close", lambda exc: fails_after(0, close_error)())
+        async with ah.AsyncMonitoredSession(step, [hook], recovery=recovery_policy(max_attempts=0)) as session:
+            with refused(ah.AbortedError, "lost"):
+                await session.run("step")
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        await use()
+    assert caught.value is close_error
