@@ -99,7 +99,7 @@ SIGNATURES: dict[str, str | None] = {
     "Clock": None,
     "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>, background=<object>, "
     "max_pending=<object>, disable_after=<object>)",
-    "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=120.0)",
+    "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0)",
     "HookGroup.call": "async (self, method, /, *args, **keywords)",
     "HookGroup.on": "(self, method, fn=None, **attributes)",
     "HookGroup.add": "(self, hook)",
