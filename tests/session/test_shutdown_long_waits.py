@@ -72,7 +72,8 @@ async def test_a_hook_that_is_waited_for_is_logged(phase: str, clock: ManualCloc
     names = {number: f"PhaseHook#{number + 1}.{phase}" for number in range(2)}
     ending = asyncio.create_task(closing(hooks, lambda session: session.run("loss")))
     for count in (1, 2):
-        await until_true(lambda count=count: len(entered) == count)
+        while len(entered) < count:
+            await ticks(1)
         clock.advance(1)
         text = messages(caplog)[-1]
         assert text.startswith(f"session 'trainer', closing: has waited {count} s for {names[entered[-1]]}")
