@@ -11,7 +11,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import double
-from tests.support.waiting import forever, ticks, until_true
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
