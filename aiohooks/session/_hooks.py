@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -38,6 +40,10 @@ new_args: Callable[[tuple[Any, ...]], SessionRunArgs] = partial(_new_tuple, Sess
 _new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(_new_tuple, SessionRunValues)
 
 
+_users: weakref.WeakValueDictionary[int, HookSet] = weakref.WeakValueDictionary()
+"""Which session each hook was used in last, by its id: a hook need not be hashable, and its session keeps it alive."""
+
+
 class HookSet:
     """All hooks of one session. A method that no hook overrides has no order group, so it costs nothing."""
 
@@ -66,8 +72,29 @@ class HookSet:
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
         self._stateful: dict[str, Stateful] | None = None
+        self._holder: tuple[int, str] | None = None  # the process and the session for which the hooks are held
         self.caller: HookCaller | None = None
         """The active call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
+
+    def hold(self, label: str) -> Callable[[], None]:
+        """Keep the hooks from being used in another session while this one, `label`, is open; return what releases them.
+
+        Raises:
+            InvalidHookError: one of them is used in an open session, whose state it keeps.
+        """
+        for registered in self.registered:
+            user = _users.get(id(registered.hook))
+            if user is not None and user._holder is not None and user._holder[0] == os.getpid():
+                raise InvalidHookError(
+                    f"{registered.hook!r} is used in {user._holder[1]}, which is open; a hook keeps the state of one "
+                    "session: make another object, or use it when that session has ended"
+                )
+        self._holder = os.getpid(), label
+        _users.update({id(registered.hook): self for registered in self.registered})
+        return self._release
+
+    def _release(self) -> None:
+        self._holder = None
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names.

@@ -241,6 +241,7 @@ class AsyncMonitoredSession:
         """Call the hooks' `begin`, create the raw session, and pass it to the hooks.
 
         Raises:
+            InvalidHookError: a hook is used in another session, which is open.
             BaseException: the error of a hook or of the creation, also one that would end the block cleanly.
         """
         lock, supervisor, shutdown = self._run_lock, self._supervisor, self._shutdown
@@ -248,6 +249,7 @@ class AsyncMonitoredSession:
             raise SessionClosedError(f"this session is {lock.state}: it is entered once; make a new one")
         lock.loop, lock.thread = supervisor.root.bind(), get_ident()
         supervisor.root.label = f"session {self._name or current_task().get_name()!r}"
+        shutdown.add_callback(self._hooks.hold(supervisor.root.label))
         lock.set_state("opening")
         supervisor.root.on_failure = lambda: lock.interrupt("a background task failed", None)
         lock.caller.now, lock.now = quick_now(), monotonic_now()

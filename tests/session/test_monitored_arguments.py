@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +13,10 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.support.checks import refused
+from tests.support.checks import drop, refused
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import counting_graph, do_nothing, double
+from tests.support.waiting import ticks
 
 
 class Silent(ah.SessionRunHook):
@@ -470,3 +473,43 @@ async def test_what_a_creator_makes_is_checked() -> None:
         with refused(ah.errors.InvalidArgumentError, "<my creator>", says):
             async with ah.AsyncMonitoredSession(creator):
                 raise AssertionError("the block must not run")
+
+
+async def test_a_hook_is_used_in_one_open_session() -> None:
+    """A hook of an open session is refused in another one, which can be entered when the first has ended."""
+    hook = Silent()
+    second = ah.AsyncMonitoredSession(double, [hook])
+    async with ah.AsyncMonitoredSession(double, [hook], name="first") as first:
+        with refused(ah.errors.InvalidHookError, "Silent object", "is used in session 'first', which is open", "another object"):
+            await second.__aenter__()
+        assert await first.run("loss") == 2
+    async with second:
+        assert await second.run("loss") == 2
+
+
+async def test_a_hook_of_a_session_that_failed_to_open_is_free() -> None:
+    """A session that could not be opened, and one that was never closed and is gone, hold their hooks no longer."""
+    hook = Silent()
+
+    class Failing(ah.SessionRunHook):
+        async def begin(self) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await ah.AsyncMonitoredSession(double, [hook, Failing()]).__aenter__()
+    abandoned = [ah.AsyncMonitoredSession(double, [hook])]
+    await abandoned[0].__aenter__()
+    await ticks(2)
+    with warnings.catch_warnings(action="ignore"):  # a recorded warning would keep the session
+        drop(abandoned)
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        assert await session.run("loss") == 2
+
+
+async def test_a_forked_child_uses_the_hooks_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sessions that are open in a process hold no hooks of its forked children."""
+    hook = Silent()
+    async with ah.AsyncMonitoredSession(double, [hook]):
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            assert await session.run("loss") == 2
