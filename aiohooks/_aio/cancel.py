@@ -152,19 +152,19 @@ class CancelWatch:
                 if one.error is link:
                     # If the count has fallen since, the coroutine has taken that cancel back and raised something of its own.
                     if one.cancels > own.count(one.number) and (is_cancel or one.total <= self.task.cancelling()):
-                        return self._with_message_of_outside(one.error)
+                        return self._with_message_of_outside(one.error) if one.number in own else one.error
                     known = True
             link = link.__context__
         return error if isinstance(error, asyncio.CancelledError) and not known else None
 
     def _with_message_of_outside(self, error: asyncio.CancelledError) -> asyncio.CancelledError:
-        """Return `error`, or one with the message of the cancel from outside, if both came in the same tick.
+        """Return `error`, which stands for a cancel from outside and the scope's own, or one with the message of the former.
 
-        Scopes of anyio know their own cancel by its message.
+        It has the message of the one that came first. Scopes of anyio know their cancel by its message.
         """
-        message = getattr(self.task, "_cancel_message", None)
-        if not (error.args and isinstance(error.args[0], ScopeReason)) or isinstance(message, ScopeReason):
+        if not error.args or not isinstance(error.args[0], ScopeReason):
             return error
+        message = getattr(self.task, "_cancel_message", None)
         return asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
 
 

@@ -1,0 +1,350 @@
+"""Code of others inside hooks and steps cancels its task for reasons of its own: that is no cancel of the caller, and hides none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.hooks import BeforeRunHook, PhaseHook
+from tests.support.sessions import double
+from tests.support.waiting import fail, forever, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+Call = Callable[[], Awaitable[Any]]
+
+
+async def group_whose_child_fails() -> None:
+    """Before Python 3.13 such a group leaves the cancel count of its task one too high."""
+    with contextlib.suppress(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(ValueError("handled")))
+
+
+async def group_whose_body_waits() -> None:
+    """The group cancels its body."""
+    with contextlib.suppress(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(ValueError("handled")))
+            await forever()
+
+
+async def timeout_of_the_standard_library() -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            await forever()
+
+
+async def timeout_that_leaves_its_cancel() -> None:
+    """What async_timeout 4.0.2 does: it cancels the task, and never takes that back."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await forever()
+
+
+async def scope_of_anyio() -> None:
+    with anyio.move_on_after(0):
+        await forever()
+
+
+async def group_of_anyio() -> None:
+    with contextlib.suppress(ExceptionGroup):
+        async with anyio.create_task_group() as group:
+            group.start_soon(fail, ValueError("handled"))
+            await forever()
+
+
+class Calls:
+    async def on(self) -> None: ...
+
+
+async def hook_group_that_fails() -> None:
+    class Failing:
+        async def on(self) -> None:
+            await fail(ValueError("handled"))
+
+    class Waiting:
+        async def on(self) -> None:
+            await forever()
+
+    with contextlib.suppress(ValueError):
+        await ah.compose(Calls, [Waiting(), Failing()]).on()
+
+
+async def session_that_fails() -> None:
+    with contextlib.suppress(ValueError):
+        async with ah.AsyncMonitoredSession(
+            double, [BeforeRunHook(forever), BeforeRunHook(lambda: fail(ValueError("handled")))]
+        ) as session:
+            await session.run("double")
+
+
+TOOLS = (
+    group_whose_child_fails,
+    group_whose_body_waits,
+    timeout_of_the_standard_library,
+    timeout_that_leaves_its_cancel,
+    scope_of_anyio,
+    group_of_anyio,
+    hook_group_that_fails,
+    session_that_fails,
+)
+tools = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
+places = pytest.mark.parametrize("place", [0, 1], ids=["in the caller's task", "in its own"])
+
+
+def then(*calls: Call) -> Call:
+    async def in_turn() -> None:
+        for call in calls:
+            await call()
+
+    return in_turn
+
+
+async def in_a_task(call: Call) -> Any:
+    """Await `call()` in a task of its own, whose cancel count may be left as it likes."""
+    return await asyncio.create_task(call())  # type: ignore[arg-type]
+
+
+def run_with(place: int, call: Call, other: Call = ticks, **options: Any) -> Call:
+    """A run with two hooks: one calls `call` in before_run, the other `other`."""
+    hooks: list[Any] = [BeforeRunHook(other), BeforeRunHook(other)]
+    hooks[place] = ah.configure(BeforeRunHook(call), **options)
+
+    async def run() -> Any:
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            return await session.run("double")
+
+    return run
+
+
+@places
+@tools
+async def test_a_run_goes_through(tool: Call, place: int) -> None:
+    """A hook that has settled its own cancels does not end the run."""
+    assert await in_a_task(run_with(place, tool)) == {"loss": 2, "batch": 1}
+
+
+@tools
+async def test_a_step_goes_through(tool: Call) -> None:
+    """So does a step function, an operation beside another, a step function of runs, and a hook that is called alone."""
+
+    async def step() -> int:
+        await tool()
+        return 1
+
+    graph = ah.Graph()
+    graph.operation(step, name="one")
+    graph.operation(step, name="two")
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(step, [PhaseHook("begin", tool), PhaseHook("end", lambda _: tool())]) as session:
+            assert await session.run("step") == 1
+
+            async def both(step_context: ah.session.StepContext) -> None:
+                await tool()
+                assert await step_context.run_with_hooks("step") == 1
+
+            await session.run_step_fn(both)
+        async with ah.AsyncMonitoredSession(graph) as session:
+            assert await session.run(["one", "two"]) == [1, 1]
+
+    await in_a_task(main)
+
+
+@places
+@tools
+async def test_a_cancel_of_the_caller_wins(tool: Call, place: int) -> None:
+    """The caller is cancelled after the hook has used the tool: that comes out, also if another hook fails with it."""
+    for other in (forever, ticks):
+        task = asyncio.create_task(run_with(place, then(tool, forever), other)())  # type: ignore[arg-type]
+        await ticks(20)
+        assert not task.done()
+        task.cancel("outside")
+        with pytest.raises(asyncio.CancelledError, match="outside"):
+            await task
+
+
+@places
+@tools
+async def test_the_error_of_another_hook_is_raised(tool: Call, place: int) -> None:
+    """Another hook fails after the tool was used: its error ends the run, and not the cancel that this makes."""
+    error = ValueError("of the other")
+    gate = asyncio.Event()
+
+    async def opens() -> None:
+        await tool()
+        gate.set()
+        await forever()
+
+    async def fails() -> None:
+        await gate.wait()
+        raise error
+
+    with pytest.raises(ValueError, match="of the other") as raised:
+        await in_a_task(run_with(place, opens, fails))
+    assert raised.value is error or error in getattr(raised.value, "exceptions", ())
+
+
+@places
+@tools
+async def test_a_time_limit_is_a_time_limit(tool: Call, place: int) -> None:
+    """The hook exceeds its time limit after it used the tool: HookTimeoutError, and no cancel."""
+    waiting = asyncio.Event()
+
+    async def late() -> None:
+        await tool()
+        waiting.set()
+        await forever()
+
+    with ManualClock() as clock:
+        task = asyncio.create_task(run_with(place, late, timeout=5)())  # type: ignore[arg-type]
+        await waiting.wait()
+        await ticks()
+        clock.advance(5)
+        with refused(ah.errors.HookTimeoutError, "before_run", "5 s"):
+            await task
+
+
+@places
+@tools
+async def test_a_cancelled_future_is_reported(tool: Call, place: int) -> None:
+    """A future that a third party cancels, awaited after the tool, is a HookCancelledError."""
+
+    async def awaits_a_cancelled_future() -> None:
+        await tool()
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.cancel)
+        await future
+
+    with refused(ah.errors.HookCancelledError, "before_run", "was cancelled, and not by its caller"):
+        await in_a_task(run_with(place, awaits_a_cancelled_future))
+
+
+@tools
+async def test_a_stop_ends_a_wait_cleanly(tool: Call) -> None:
+    """A stop that comes after the tool, inside `until`, is a clean end: `end` is called."""
+    ended: list[object] = []
+
+    async def end(session: ah.Session) -> None:
+        ended.append(session)
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("end", end)]) as session:
+            asyncio.get_running_loop().call_soon(session.start_soon, stop, session)
+            await session.until(then(tool, forever)())  # type: ignore[arg-type]
+
+    async def stop(session: ah.AsyncMonitoredSession) -> None:
+        await ticks(20)
+        session.request_stop("enough")
+
+    await in_a_task(main)
+    assert len(ended) == 1
+
+
+@tools
+async def test_a_failed_background_task_ends_the_run(tool: Call) -> None:
+    """A background task fails while a hook waits that has used the tool: its error comes out of the run."""
+    error = ValueError("of the background task")
+
+    async def fails() -> None:
+        await ticks(20)
+        raise error
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [BeforeRunHook(then(tool, forever))]) as session:
+            session.start_soon(fails)
+            await session.run("double")
+
+    with pytest.raises(ValueError, match="background") as raised:
+        await in_a_task(main)
+    assert raised.value is error
+
+
+async def test_errors_of_a_group_beside_a_failing_hook() -> None:
+    """A hook's task group fails in the cleanup that another hook's failure has caused: both errors come out, as one flat group."""
+
+    async def cleans_up_badly() -> None:
+        try:
+            await forever()
+        finally:
+            await asyncio.sleep(0)
+            raise KeyError("cleanup")
+
+    async def in_a_group() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(cleans_up_badly())
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await in_a_task(run_with(0, in_a_group, lambda: fail(ValueError("first"))))
+    assert {type(error) for error in raised.value.exceptions} == {KeyError, ValueError}
+
+
+@pytest.mark.parametrize("retries", [1, 2])
+async def test_a_swallowed_cancel_of_the_caller(retries: int) -> None:
+    """A hook in its caller's task that swallows a cancel swallows that one, as under a plain `await`; the next one comes out."""
+    swallowed: list[int] = []
+
+    async def swallows() -> None:
+        for _ in range(retries):
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+            swallowed.append(1)
+        await forever()
+
+    task = asyncio.create_task(run_with(0, swallows)())  # type: ignore[arg-type]
+    for number in range(retries):
+        await ticks(20)
+        task.cancel()
+        await until_true(lambda number=number: len(swallowed) > number)
+        assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_a_cancel_in_the_same_tick_as_the_librarys_own(first: bool) -> None:
+    """The caller is cancelled in the tick in which a hook fails and the others are cancelled: with the caller's message."""
+    fails_now = asyncio.Event()
+
+    async def fails() -> None:
+        await fails_now.wait()
+        if first:
+            task.cancel("outside")
+        else:
+            asyncio.get_running_loop().call_soon(task.cancel, "outside")
+        raise ValueError("of the hook")
+
+    task = asyncio.create_task(run_with(1, fails, forever)())  # type: ignore[arg-type]
+    await ticks(20)
+    fails_now.set()
+    with pytest.raises(asyncio.CancelledError, match="outside"):
+        await task
+
+
+async def test_a_scope_around_a_run_knows_its_own_cancel() -> None:
+    """A scope of anyio ends a run whose hooks clean up with errors: the scope catches what comes out."""
+
+    async def fails_in_cleanup() -> None:
+        try:
+            await forever()
+        finally:
+            raise ValueError("cleanup")
+
+    async def main() -> bool:
+        with anyio.move_on_after(0) as scope:
+            await run_with(0, fails_in_cleanup, fails_in_cleanup)()
+        return scope.cancelled_caught
+
+    assert await in_a_task(main)
