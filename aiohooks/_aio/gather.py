@@ -219,7 +219,7 @@ class Overlap:
         self._own_running = True
         self._failing = False
         self._cancelled = False
-        self._left_behind = False
+        self._left_behind: set[int] | None = None
         if batch.has_timeouts:
             self._start_timer(self._number, None)
 
@@ -278,8 +278,12 @@ class Overlap:
     def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
         """The number, description and task of each coroutine that has not ended."""
         own = [(self._number, self._caller)] if self._own_running else []
-        running = [(number, task) for number, task in self._tasks.items() if not task.done()]
+        running = [(number, self._tasks[number]) for number in self._unfinished_tasks()]
         return [(number, self._batch.describe(number), task) for number, task in (*own, *running)]
+
+    def _unfinished_tasks(self) -> list[int]:
+        left_behind = self._left_behind or ()
+        return [number for number, task in self._tasks.items() if not task.done() and number not in left_behind]
 
     def abandon(self) -> None:
         """Cancel the tasks and stop the timers without waiting: the caller is being thrown away."""
@@ -301,12 +305,16 @@ class Overlap:
         finally:
             if self._timers is not None:
                 self._stop_timer(number)
-            self._left -= 1
-            if not self._left and self._idle is not None:
-                wake(self._idle)
+            if self._left_behind is None or number not in self._left_behind:
+                self._child_ended()
+
+    def _child_ended(self) -> None:
+        self._left -= 1
+        if not self._left and self._idle is not None:
+            wake(self._idle)
 
     def _child_failed(self, number: int, error: BaseException) -> None:
-        if self._left_behind:
+        if self._left_behind is not None and number in self._left_behind:
             if not isinstance(error, asyncio.CancelledError):
                 _logger.error("%s failed after it had been left running", self._batch.describe(number), exc_info=error)
         elif not isinstance(error, asyncio.CancelledError):
@@ -393,16 +401,20 @@ class Overlap:
         self._expired[number] = describe_suspension(child or self._caller)
         if child is not None:
             child.cancel()
+            assert self._timers is not None
+            self._timers[number] = current_clock().call_later(
+                self._batch.grace_secs, functools.partial(self._give_up, [number], timed_out=True)
+            )
         else:
             self._cancel_own("hook timeout")
 
     async def _wait_for_cancelled_children(self) -> None:
         # An anyio scope repeats its cancel at every tick until the task has left it: hence the shield.
         loop = self._caller.get_loop()
-        grace = current_clock().call_later(self._batch.grace_secs, self._give_up)
+        grace = current_clock().call_later(self._batch.grace_secs, lambda: self._give_up(self._unfinished_tasks()))
         try:
             with anyio.CancelScope(shield=True):
-                while self._left and not self._left_behind:
+                while self._left:
                     self._idle = loop.create_future()
                     try:
                         await self._idle
@@ -411,12 +423,16 @@ class Overlap:
         finally:
             grace.cancel()
 
-    def _give_up(self) -> None:
-        names = ", ".join(what for _, what, _ in self.unfinished)
+    def _give_up(self, numbers: list[int], *, timed_out: bool = False) -> None:
+        """Leave tasks running that have ignored their cancellation."""
+        names = ", ".join(self._batch.describe(number) for number in numbers)
         _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self._batch.grace_secs)
-        self._left_behind, self._failing, self._results = True, True, [*self._results]
-        if self._idle is not None:
-            wake(self._idle)
+        self._left_behind = {*(self._left_behind or ()), *numbers}
+        for number in numbers:
+            if timed_out:
+                assert self._expired is not None
+                self._record(number, self._batch.timeout_error(number, self._expired[number]))
+            self._child_ended()
 
     def _give_up_own(self) -> None:
         name, grace_secs = self._batch.describe(self._number), self._batch.grace_secs
@@ -492,6 +508,8 @@ _MOST_LINKS = 100
 
 def _context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:
     """Return the very context in which `task` runs, or None if it cannot be had."""
+    if hasattr(asyncio, "_nest_patched"):
+        return None  # nest_asyncio runs other tasks while this one has entered its context
     mark = object()
     _probe.set(mark)
     context = _task_context(task)
