@@ -143,19 +143,29 @@ class CancelWatch:
         """
         if self.task is None or error is None or self.task.cancelling() - len(own) <= self.base:
             return None
-        is_cancel, known = isinstance(error, asyncio.CancelledError), False
+        is_cancel, known = isinstance(error, asyncio.CancelledError), -1
         link: BaseException | None = error
         for _ in range(_MOST_LINKS):
             if link is None:
                 break
             for one in self._deliveries or ():
                 if one.error is link:
-                    # If the count has fallen since, the coroutine has taken that cancel back and raised something of its own.
-                    if one.cancels > own.count(one.number) and (is_cancel or one.total <= self.task.cancelling()):
+                    if one.cancels > own.count(one.number) and (is_cancel or self._is_outstanding(one)):
                         return self._with_message_of_outside(one.error) if one.number in own else one.error
-                    known = True
+                    known = max(known, one.number)
             link = link.__context__
-        return error if isinstance(error, asyncio.CancelledError) and not known else None
+        if not is_cancel:
+            return None
+        # Some task groups raise the first cancel, whatever came after it; others a new error.
+        for one in self._deliveries or ():
+            if one.number > known >= 0 and one.cancels > own.count(one.number) and self._is_outstanding(one):
+                return one.error
+        return cast("asyncio.CancelledError", error) if known < 0 else None
+
+    def _is_outstanding(self, delivery: Delivery) -> bool:
+        """Return whether the count has not fallen since: the coroutine has not taken that cancel back."""
+        assert self.task is not None
+        return delivery.total <= self.task.cancelling()
 
     def _with_message_of_outside(self, error: asyncio.CancelledError) -> asyncio.CancelledError:
         """Return `error`, which stands for a cancel from outside and the scope's own, or one with the message of the former.

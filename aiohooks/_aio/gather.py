@@ -30,7 +30,7 @@ from aiohooks._aio.await_chain import describe_suspension
 from aiohooks._aio.cancel import CancelScope, CancelWatch, cancel_is_pending
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.run_scope import OVERLAPPING, RunScope, current_scope
-from aiohooks.errors import add_origin, flattened
+from aiohooks.errors import add_origin, flattened, raise_unchanged
 
 _logger = logging.getLogger("aiohooks")
 _probe: contextvars.ContextVar[object] = contextvars.ContextVar("aiohooks_probe")
@@ -458,8 +458,8 @@ class Overlap:
             if first is None:  # KeyboardInterrupt and the like pass as they are
                 first = next((error for error in errors if len(errors) == 1 or not isinstance(error, Exception)), None)
             if first is not None:
-                _keep_errors(first, [error for error in errors if error is not first])
-                raise first
+                keep_errors(first, [error for error in errors if error is not first])
+                raise_unchanged(first)
             if errors:
                 raise BaseExceptionGroup(f"{len(errors)} failures in one phase", flattened(errors))
         finally:
@@ -480,7 +480,7 @@ def _pause() -> Generator[None, None, None]:
     yield
 
 
-def _keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
+def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
     """Log what would be lost because `raised` wins, and put it at the end of its context."""
     if not errors:
         return

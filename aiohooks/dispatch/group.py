@@ -8,6 +8,7 @@ How a call is made depends on the method (`lifecycle.Point.how`): the `_answer_.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -17,9 +18,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
+from aiohooks._aio.gather import keep_errors
 from aiohooks._validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import HookCaller, OrderGroup, RegisteredHook, order_groups
+from aiohooks.dispatch.calls import HookCaller, OrderGroup, RegisteredHook, hook_cancelled_error, order_groups
 from aiohooks.dispatch.hook import HookRegistration, configure
 from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, registered_hooks
 from aiohooks.errors import (
@@ -239,7 +241,7 @@ class HookGroup(Generic[K]):
         try:
             for one in self._registered:
                 if _is_context(one.hook):
-                    await _call((OrderGroup("__aenter__", [one], self._grace_secs),), (), {})
+                    await _call((self._context_group(one, "__aenter__"),), (), {})
                     self._entered.append(one)
         except BaseException as error:
             await self._leave(error)
@@ -261,7 +263,11 @@ class HookGroup(Generic[K]):
     async def _leave(self, error: BaseException | None) -> None:
         self._state = "closed"
         failures: list[BaseException] = []
-        await shielded(self._leave_hooks(error, failures), grace_secs=self._grace_secs, what=f"the end of {self!r}")
+        try:
+            await shielded(self._leave_hooks(error, failures), grace_secs=self._grace_secs, what=f"the end of {self!r}")
+        except asyncio.CancelledError as cancelled:
+            keep_errors(cancelled, failures)
+            raise
         try:
             if error is not None:
                 for failure in failures:
@@ -282,9 +288,17 @@ class HookGroup(Generic[K]):
         while self._entered:
             one = self._entered.pop()
             try:
-                await _call((OrderGroup("__aexit__", [one], self._grace_secs, limit),), args, {})
+                await _call((self._context_group(one, "__aexit__", limit),), args, {})
+            except asyncio.CancelledError as cancelled:
+                # The end itself was cancelled: after the grace period, or by a third party. The others are left all the same.
+                failures.append(hook_cancelled_error(f"{one.name}.__aexit__", cancelled))
             except Exception as failure:
                 failures.append(failure)
+
+    def _context_group(self, registered: RegisteredHook, method: str, limit: float | None = None) -> OrderGroup:
+        """Return the call that enters or leaves a hook, whose error is never only logged."""
+        one = RegisteredHook(registered.name, registered.registration._replace(on_error="raise", disable_after=None))
+        return OrderGroup(method, [one], self._grace_secs, limit)
 
     def status(self) -> list[HookStatus]:
         """Return what has become of the calls of each hook."""

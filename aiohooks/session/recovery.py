@@ -203,34 +203,38 @@ class SessionSupervisor:
             BaseException: what the run ends with: `error`, if it is not recovered from; the failure of a background task
                 that is behind it; the last error, with the history as notes, when the policy gives up.
         """
-        committed, self._committed = self._committed, None
-        if committed is not None and committed.error is not error:
-            committed = None
-        interrupted, cause = run_lock.end_interrupt(error)
-        if isinstance(error, asyncio.CancelledError):
-            if not interrupted:
-                raise error
-            if cause is not None:
-                raise_unchanged(cause)
-        error = self._root_cause(error)
-        if not self.recovers(error):
-            for coord in (self.coord, self.root):
-                coord.raised = coord.raised or coord.failed_with(error)
-            if isinstance(error, StopRequestedError):
-                self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
-            raise_unchanged(error)
+        cause: BaseException | None = None
         try:
-            step = None if self.session is None else self.session.global_step.latest.step + 1
-            await self._replace(error, step if committed is None else committed.position.step)
-        except asyncio.CancelledError as cancelled:
-            # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
-            interrupted, cause = run_lock.end_interrupt(cancelled)
-            if not interrupted or not (cause or self.root.errors):
-                raise
-            self.root.raised = self.root.raised or cause is None
-            raise_unchanged(cause or self.root.errors[0])
+            committed, self._committed = self._committed, None
+            if committed is not None and committed.error is not error:
+                committed = None
+            interrupted, cause = run_lock.end_interrupt(error)
+            if isinstance(error, asyncio.CancelledError):
+                if not interrupted:
+                    raise error
+                if cause is not None:
+                    raise_unchanged(cause)
+            error = self._root_cause(error)
+            if not self.recovers(error):
+                for coord in (self.coord, self.root):
+                    coord.raised = coord.raised or coord.failed_with(error)
+                if isinstance(error, StopRequestedError):
+                    self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
+                raise_unchanged(error)
+            try:
+                step = None if self.session is None else self.session.global_step.latest.step + 1
+                await self._replace(error, step if committed is None else committed.position.step)
+            except asyncio.CancelledError as cancelled:
+                # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
+                interrupted, cause = run_lock.end_interrupt(cancelled)
+                if not interrupted or not (cause or self.root.errors):
+                    raise
+                self.root.raised = self.root.raised or cause is None
+                raise_unchanged(cause or self.root.errors[0])
 
-        return committed if committed is not None and self._has_commit(committed.position) else None
+            return committed if committed is not None and self._has_commit(committed.position) else None
+        finally:
+            del error, cause  # the traceback of what is raised has this frame
 
     def _has_commit(self, committed: Position) -> bool:
         """Return whether the new session continues behind a commit of an earlier one."""
@@ -264,7 +268,11 @@ class SessionSupervisor:
                 self.recovery_error = error
                 for note in self.history.notes(why):
                     add_note(error, note)
-                await self._close_session(f"recovery gave up: {safe_repr(error)}")
+                try:
+                    await self._close_session(f"recovery gave up: {safe_repr(error)}")
+                except asyncio.CancelledError:
+                    _logger.error("%s: recovery gave up: %s", self.root.label, why, exc_info=error)
+                    raise
                 raise error
             what = f"recovering from {safe_repr(error)}"
             _logger.warning("%s: %s", self.root.label, what)

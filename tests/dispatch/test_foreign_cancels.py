@@ -1,10 +1,10 @@
-"""Code of others inside hooks and steps cancels its task for reasons of its own: that is no cancel of the caller, and hides none."""
+"""Code of others in hooks and steps cancels its task for reasons of its own: that is no cancel of the caller, and hides none."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -19,7 +19,7 @@ from tests.support.waiting import fail, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
-Call = Callable[[], Awaitable[Any]]
+Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
 async def group_whose_child_fails() -> None:
@@ -113,7 +113,7 @@ def then(*calls: Call) -> Call:
 
 async def in_a_task(call: Call) -> Any:
     """Await `call()` in a task of its own, whose cancel count may be left as it likes."""
-    return await asyncio.create_task(call())  # type: ignore[arg-type]
+    return await asyncio.create_task(call())
 
 
 def run_with(place: int, call: Call, other: Call = ticks, **options: Any) -> Call:
@@ -144,8 +144,8 @@ async def test_a_step_goes_through(tool: Call) -> None:
         return 1
 
     graph = ah.Graph()
-    graph.operation(step, name="one")
-    graph.operation(step, name="two")
+    graph.operation(name="one")(step)
+    graph.operation(name="two")(step)
 
     async def main() -> None:
         async with ah.AsyncMonitoredSession(step, [PhaseHook("begin", tool), PhaseHook("end", lambda _: tool())]) as session:
@@ -167,7 +167,7 @@ async def test_a_step_goes_through(tool: Call) -> None:
 async def test_a_cancel_of_the_caller_wins(tool: Call, place: int) -> None:
     """The caller is cancelled after the hook has used the tool: that comes out, also if another hook fails with it."""
     for other in (forever, ticks):
-        task = asyncio.create_task(run_with(place, then(tool, forever), other)())  # type: ignore[arg-type]
+        task = asyncio.create_task(run_with(place, then(tool, forever), other)())
         await ticks(20)
         assert not task.done()
         task.cancel("outside")
@@ -208,7 +208,7 @@ async def test_a_time_limit_is_a_time_limit(tool: Call, place: int) -> None:
         await forever()
 
     with ManualClock() as clock:
-        task = asyncio.create_task(run_with(place, late, timeout=5)())  # type: ignore[arg-type]
+        task = asyncio.create_task(run_with(place, late, timeout=5)())
         await waiting.wait()
         await ticks()
         clock.advance(5)
@@ -242,7 +242,7 @@ async def test_a_stop_ends_a_wait_cleanly(tool: Call) -> None:
     async def main() -> None:
         async with ah.AsyncMonitoredSession(double, [PhaseHook("end", end)]) as session:
             asyncio.get_running_loop().call_soon(session.start_soon, stop, session)
-            await session.until(then(tool, forever)())  # type: ignore[arg-type]
+            await session.until(then(tool, forever)())
 
     async def stop(session: ah.AsyncMonitoredSession) -> None:
         await ticks(20)
@@ -272,7 +272,7 @@ async def test_a_failed_background_task_ends_the_run(tool: Call) -> None:
 
 
 async def test_errors_of_a_group_beside_a_failing_hook() -> None:
-    """A hook's task group fails in the cleanup that another hook's failure has caused: both errors come out, as one flat group."""
+    """A hook's task group fails in the cleanup that another hook's failure has caused: both errors come out, as a flat group."""
 
     async def cleans_up_badly() -> None:
         try:
@@ -302,11 +302,11 @@ async def test_a_swallowed_cancel_of_the_caller(retries: int) -> None:
             swallowed.append(1)
         await forever()
 
-    task = asyncio.create_task(run_with(0, swallows)())  # type: ignore[arg-type]
+    task = asyncio.create_task(run_with(0, swallows)())
     for number in range(retries):
         await ticks(20)
         task.cancel()
-        await until_true(lambda number=number: len(swallowed) > number)
+        await until_true(lambda: len(swallowed) > number)  # noqa: B023 - awaited before it changes
         assert not task.done()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -326,7 +326,7 @@ async def test_a_cancel_in_the_same_tick_as_the_librarys_own(first: bool) -> Non
             asyncio.get_running_loop().call_soon(task.cancel, "outside")
         raise ValueError("of the hook")
 
-    task = asyncio.create_task(run_with(1, fails, forever)())  # type: ignore[arg-type]
+    task = asyncio.create_task(run_with(1, fails, forever)())
     await ticks(20)
     fails_now.set()
     with pytest.raises(asyncio.CancelledError, match="outside"):
