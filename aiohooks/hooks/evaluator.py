@@ -100,7 +100,7 @@ class EvaluatorHook(SessionRunHook):
     With "inline", the loop waits for it. With "background", a task of the session's coordinator evaluates the values of the
     step at which it was due, one evaluation at a time and in order, while training continues. No evaluation is skipped
     because another was slow: at most `max_pending` may be unfinished, and a run at which one more is due waits. Each
-    unfinished evaluation keeps its values in memory.
+    unfinished evaluation keeps its values in memory. Each runs in a task of its own, inline as well.
 
     An error of an evaluation is raised in the run in which it happened or in the next one, or at the end. After a recovery
     the unfinished evaluations are repeated. When a run is resumed, an evaluation that was due and unfinished when it was
@@ -131,7 +131,8 @@ class EvaluatorHook(SessionRunHook):
             mode: whether the loop waits for the evaluation.
             at_begin: evaluate before the first run too; not if a run is resumed that has been evaluated.
             at_end: evaluate the last step at a clean end, unless it has been evaluated.
-            timeout_secs: how long one evaluation may take.
+            timeout_secs: how long one evaluation may take. One that ignores its cancellation for the session's grace period is
+                left running, with a warning.
             max_pending: how many evaluations may be unfinished in the background.
             snapshot: a plain function, called when an evaluation is due; for state outside the graph's variables, such as a
                 copy of a model's parameters.

@@ -152,8 +152,9 @@ async def test_a_client_that_disconnects_ends_its_stream() -> None:
         assert clock.pending == 0
 
 
-async def test_middleware_may_leave_the_count_of_cancels_too_high() -> None:
-    """Whatever middleware does to `cancelling()` while it sends, a disconnect ends the stream without a cancellation."""
+@pytest.mark.parametrize("reads", [True, False])
+async def test_middleware_may_leave_the_count_of_cancels_too_high(reads: bool) -> None:
+    """Whatever middleware does to `cancelling()` while it sends, a disconnect or the time limit ends the stream, as otherwise."""
 
     async def send_after_a_caught_cancel(app: Any, scope: Any, receive: Any, send: Any) -> None:
         async def counting(message: Any) -> None:
@@ -166,12 +167,17 @@ async def test_middleware_may_leave_the_count_of_cancels_too_high() -> None:
 
         await app(scope, receive, counting)
 
-    with ManualClock():
+    with ManualClock() as clock:
         async with running_service(FeedQueue()) as service:
-            stream = Exchange(partial(send_after_a_caught_cancel, service), "/events")
-            await until_true(lambda: stream.reply.events)
-            stream.disconnect()
+            stream = Exchange(partial(send_after_a_caught_cancel, service), "/events", reads=reads)
+            if reads:
+                await until_true(lambda: stream.reply.events)
+                stream.disconnect()
+            else:
+                await ticks(20)
+                clock.advance(30)
             await stream.task
+            assert not stream.reply.complete or reads
             assert service._streams == 0
 
 

@@ -151,7 +151,9 @@ _WRITE_TIMEOUT_SECS = 30.0
 """How long a client may take to read an event."""
 
 
-async def write_events(reporter: SessionReporter, refresh_secs: float, write: Callable[[bytes], Awaitable[None]]) -> None:
+async def write_events(
+    reporter: SessionReporter, refresh_secs: float, write: Callable[[bytes], Coroutine[Any, Any, None]]
+) -> None:
     """Write `progress` events until the session has ended, then one `end`: always the newest state, never a backlog.
 
     Raises:
@@ -169,13 +171,26 @@ async def write_events(reporter: SessionReporter, refresh_secs: float, write: Ca
                 store, changes = current, subscription
         report = reporter.progress()
         last = _has_ended(reporter, report["state"])
-        with TimeLimit(_WRITE_TIMEOUT_SECS, "writing an event"):
-            await write(b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report)))
+        await _in_time(write(b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report))))
         if last:
             return
         await sleep(refresh_secs)
         with contextlib.suppress(TimeoutError), TimeLimit(_KEEPALIVE_SECS, "the next step"):
             await _wait_for_change(reporter, changes)
+
+
+async def _in_time(writing: Coroutine[Any, Any, None]) -> None:
+    """Write an event within the time limit; in a task of its own, as it may be the code of others."""
+    task = asyncio.get_running_loop().create_task(writing)
+    try:
+        if not await wait_done([task], _WRITE_TIMEOUT_SECS):
+            raise TimeoutError(f"writing an event took longer than {_WRITE_TIMEOUT_SECS} s")
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(retrieve_exception)
+            await wait_done([task], None)
+    task.result()
 
 
 def _has_ended(reporter: SessionReporter, state: str) -> bool:
