@@ -80,9 +80,13 @@ async def test_the_last_event_has_the_end(how: str) -> None:
             assert stream.reply.complete
             kind, report = stream.reply.events[-1]
             assert [kind for kind, _ in stream.reply.events].count("end") == 1
-            expected = {"returns": ("finished", None, None), "stops": ("finished", None, "enough")}
+            expected = {
+                "returns": ("finished", None, None),
+                "stops": ("finished", None, "enough"),
+                "fails": ("failed", "OSError: out of paper", "the session failed: OSError('out of paper')"),
+            }
             found = (report["state"], report["failure"], report["stop_reason"])
-            assert (kind, found) == ("end", expected.get(how, ("failed", "OSError: out of paper", None)))
+            assert (kind, found) == ("end", expected[how])
 
 
 async def test_events_of_a_session_that_opens_late() -> None:
