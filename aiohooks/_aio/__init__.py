@@ -5,6 +5,7 @@ backoff         pauses between attempts
 fork            locks, threads and connections when the process forks
 run_scope       the run that the current code is part of
 await_chain     where a task is suspended
+long_waits      logs what a long wait is for
 cancel          cancel scopes, time limits, cleanup that must finish, worker threads
 gather          the lazy gather: coroutines overlap once one of them suspends
 """

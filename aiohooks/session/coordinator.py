@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, CancelWatch, current_task, drive, task_of, wait_done
 from aiohooks._aio.clock import current_clock, wake, wake_after
@@ -32,6 +32,8 @@ from aiohooks.session.status import SessionStatus, background_activities
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
+Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
+"""The task that a wait depends on, or several."""
 
 
 class Coordinator:
@@ -162,20 +164,28 @@ class Coordinator:
         except Exception as error:
             self.request_stop(error)
 
-    async def until(self, awaitable: Awaitable[T]) -> T:
+    async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None) -> T:
         """Await something; a stop or the failure of a background task also ends the wait.
 
         A coroutine is cancelled then; a task or future that was passed in is not.
+
+        Args:
+            awaitable: a coroutine, a task or a future.
+            producer: the task, or the tasks, without which the awaitable is never done: when all of them have ended, and what
+                they have left is used up, the wait ends. Give the wait itself then, such as `queue.get()`: a coroutine that
+                does other work after it would be cut off.
 
         Returns:
             The result of the awaitable.
 
         Raises:
-            StopRequestedError: a stop was requested, before or meanwhile; a clean end of a session.
-            BaseException: the error of the background task that failed, the same object.
+            StopRequestedError: a stop was requested, before or meanwhile, or the producers have finished or were cancelled; a
+                clean end of a session.
+            BaseException: the error of the background task, or the producer, that failed, the same object.
         """
         try:
             self.bind()
+            producers = _checked_producers(producer)
         except BaseException:
             close_unawaited(awaitable)
             raise
@@ -190,6 +200,7 @@ class Coordinator:
         scope = CancelScope(current_task(), watch)
         waits = self._root._waits
         waits.add(scope)
+        end = _EndOfProducers(producers, scope) if producers else None
         try:
             return await _until_cancelled(scope, watch, awaitable)
         except BaseException as raised:
@@ -197,6 +208,8 @@ class Coordinator:
             raise
         finally:
             waits.discard(scope)
+            if end is not None:
+                end.stop_watching()
 
     def failed_with(self, error: BaseException) -> bool:
         """Internal: return whether `error` is one of the failures."""
@@ -418,6 +431,66 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+_MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one, or to take a lock
+
+
+class _EndOfProducers:
+    """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take what they left."""
+
+    def __init__(self, producers: tuple[asyncio.Task[Any], ...], scope: CancelScope) -> None:
+        self._producers = producers
+        self._scope = scope
+        self._left = {one for one in producers if not one.done()}
+        self._pass: asyncio.Handle | None = None
+        self._is_over = False
+        for one in self._left:
+            one.add_done_callback(self._ended)
+        if not self._left:
+            self._wait(_MOST_PASSES)
+
+    def _ended(self, producer: asyncio.Task[Any]) -> None:
+        self._left.discard(producer)
+        if not self._left:
+            self._wait(_MOST_PASSES)
+
+    def _wait(self, passes: int) -> None:
+        if self._is_over:  # the callback of a producer was due when the wait ended
+            return
+        if passes:
+            self._pass = self._scope.task.get_loop().call_soon(self._wait, passes - 1)
+        else:
+            self._scope.cancel("the producers have ended", self._error())
+
+    def _error(self) -> BaseException:
+        ends: list[str] = []
+        for one in self._producers:
+            error = None if one.cancelled() else one.exception()
+            if error is not None and not is_clean_end(error):
+                return error
+            how = "was cancelled" if one.cancelled() else "has finished" if error is None else f"has ended: {safe_repr(error)}"
+            ends.append(f"producer {one.get_name()!r} {how}")
+        return StopRequestedError(", ".join(ends))
+
+    def stop_watching(self) -> None:
+        """The wait has ended."""
+        self._is_over = True
+        for one in self._left:
+            one.remove_done_callback(self._ended)
+        if self._pass is not None:
+            self._pass.cancel()
+            self._pass = None
+
+
+def _checked_producers(producer: Producer | None) -> tuple[asyncio.Task[Any], ...]:
+    if producer is None:
+        return ()
+    given: object = producer
+    producers = tuple(producer) if isinstance(given, Iterable) and not asyncio.isfuture(given) else (producer,)
+    if not producers or not all(isinstance(one, asyncio.Task) for one in producers):
+        raise InvalidArgumentError(f"producer is {producer!r}; give a task, or several in a list: what start_soon returns")
+    return cast("tuple[asyncio.Task[Any], ...]", producers)
 
 
 async def _until_cancelled(scope: CancelScope, watch: CancelWatch, awaitable: Awaitable[T]) -> T:

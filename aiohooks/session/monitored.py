@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import warnings
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from signal import Signals
 from threading import get_ident
@@ -29,13 +29,13 @@ from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, RunLock
 from aiohooks.session._shutdown import Shutdown
-from aiohooks.session.coordinator import Coordinator, close_unawaited
+from aiohooks.session.coordinator import Coordinator, Producer, close_unawaited
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus, session_status
-from aiohooks.session.steps import StepContext, Steps
+from aiohooks.session.steps import Feeds, StepContext, Steps
 from aiohooks.stores.base import StepStore
 
 T = TypeVar("T")
@@ -221,7 +221,7 @@ class AsyncMonitoredSession:
         finally:
             lock.release(scope)
 
-    def steps(self, fetches: Any = (), *, feeds: AsyncIterable[Any] | Iterable[Any] | None = None) -> Steps:
+    def steps(self, fetches: Any = (), *, feeds: Feeds | None = None, producer: Producer | None = None) -> Steps:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
         Ends at a stop or when the feeds end. A stop or a failed background task also ends the wait for the next feed.
@@ -229,11 +229,16 @@ class AsyncMonitoredSession:
         Args:
             fetches: what each run fetches and each turn of the loop gets.
             feeds: one element a run: the argument of a step function that has one parameter, otherwise a feed mapping. Left
-                out, runs are not fed and end at a stop only.
+                out, runs are not fed and end at a stop only. A queue is waited for.
+            producer: the task, or the tasks, that put into the queue: the loop ends when they have ended and it is empty.
+
+        Raises:
+            InvalidArgumentError: feeds that cannot be iterated over, or a producer without a queue. In an async generator,
+                wait with `session.until(queue.get(), producer=...)`.
         """
         if self._run_lock.loop is None:
             self._run_lock.check_entered()
-        return Steps(self, self._run_lock, fetches, feeds)
+        return Steps(self, self._run_lock, fetches, feeds, producer)
 
     # -- entering and leaving
 
@@ -340,17 +345,20 @@ class AsyncMonitoredSession:
             raise SessionClosedError("this session is closed; start tasks while it is open")
         return self._supervisor.root.start_soon(fn, *args, name=name)
 
-    async def until(self, awaitable: Awaitable[T]) -> T:
-        """Await something; a stop or the failure of a background task ends the wait too. See `Coordinator.until`."""
+    async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None) -> T:
+        """Await something; a stop, the failure of a background task, or the end of its producer ends the wait too.
+
+        See `Coordinator.until`.
+        """
         if self._run_lock.loop is None:
             close_unawaited(awaitable)
             self._run_lock.check_entered()
         publisher = self._run_lock.publisher
         if publisher is None or current_task() is not self._run_lock.owner:
-            return await self._supervisor.coord.until(awaitable)
+            return await self._supervisor.coord.until(awaitable, producer=producer)
         publisher.hold_up()  # whoever waits for this session's steps may have to do without
         try:
-            return await self._supervisor.coord.until(awaitable)
+            return await self._supervisor.coord.until(awaitable, producer=producer)
         finally:
             publisher.held_up -= 1
 

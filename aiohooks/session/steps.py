@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from aiohooks._validate import check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
+from aiohooks.session.coordinator import Producer
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.recovery import SessionSupervisor
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from aiohooks.session.monitored import AsyncMonitoredSession
 
 T = TypeVar("T")
+Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
+"""What the runs of a loop are fed with, one element each."""
 
 
 class StepContext:
@@ -95,7 +99,12 @@ class Steps:
     """Run the session once for each turn of the loop; made by `AsyncMonitoredSession.steps`."""
 
     def __init__(
-        self, session: AsyncMonitoredSession, run_lock: RunLock, fetches: Any, feeds: AsyncIterable[Any] | Iterable[Any] | None
+        self,
+        session: AsyncMonitoredSession,
+        run_lock: RunLock,
+        fetches: Any,
+        feeds: Feeds | None,
+        producer: Producer | None = None,
     ) -> None:
         self._session = session
         self._run_lock = run_lock
@@ -104,12 +113,22 @@ class Steps:
         self._parameter = operation.inputs[0] if operation is not None and len(operation.inputs) == 1 else None
         self._async_feeds: AsyncIterator[Any] | None = None
         self._feeds: Iterator[Any] | None = None
-        if isinstance(feeds, AsyncIterable):
+        self._queue: asyncio.Queue[Any] | None = None
+        self._producer = producer
+        if producer is not None and not isinstance(feeds, asyncio.Queue):
+            # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
+            raise InvalidArgumentError(
+                f"producer is for feeds out of an asyncio.Queue, and feeds is {feeds!r}; in an async generator, wait for the "
+                "producer with `await session.until(queue.get(), producer=...)`"
+            )
+        if isinstance(feeds, asyncio.Queue):
+            self._queue = feeds
+        elif isinstance(feeds, AsyncIterable):
             self._async_feeds = aiter(feeds)
         elif isinstance(feeds, Iterable):
             self._feeds = iter(feeds)
         elif feeds is not None:
-            raise InvalidArgumentError(f"feeds is {feeds!r}; give something to iterate over, sync or async")
+            raise InvalidArgumentError(f"feeds is {feeds!r}; give something to iterate over, sync or async, or an asyncio.Queue")
 
     def __aiter__(self) -> Steps:
         return self
@@ -128,6 +147,8 @@ class Steps:
     async def _next_feed(self) -> Any:
         if self._async_feeds is not None:
             feed = await self._session.until(anext(self._async_feeds))
+        elif self._queue is not None:
+            feed = await self._session.until(self._queue.get(), producer=self._producer)
         elif self._feeds is not None:
             try:
                 feed = next(self._feeds)
