@@ -1,0 +1,692 @@
+"""Runs one random program and records what passed between the library and the program's own code.
+
+Every call of the library, and every piece of the program that the library calls, is awaited under `Execution.watch`, which
+notes the cancels that are thrown in and how it ended. Nothing is judged here; that is the model's part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar
+
+import anyio
+
+import aiohooks as ah
+from aiohooks.errors import SessionClosedError
+from aiohooks.testing import ManualClock
+from tests.fuzz.random_programs.programs import OPERATIONS, Action, HookSpec, Program, Script
+from tests.fuzz.random_programs.records import HARNESS, Record, Recorder, SessionRecord, TrackedTask
+
+GRACE_SECS = 300.0
+MOST_TICKS = 3_000
+"""A program that has not ended after so many ticks hangs; the longest grace period fits in several times."""
+SEEN_BY_STEP = [contextvars.ContextVar[Any](f"hook_{number}", default=None) for number in range(8)]
+
+
+class PlainError(Exception):
+    """An error of the program."""
+
+
+class RecoverableError(ah.AbortedError):
+    """One that the session recovers from."""
+
+
+class CleanEndError(ah.OutOfRangeError):
+    """One that is a clean end."""
+
+
+class NotelessError(Exception):
+    """One that takes no note."""
+
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes")
+
+
+class Place:
+    """Where a script runs."""
+
+    __slots__ = ("context", "raw", "session", "step")
+
+    def __init__(self, session: SessionRecord | None = None, raw: Any = None, step: Any = None) -> None:
+        self.session, self.raw, self.step = session, raw, step
+
+
+class ScriptedHook(ah.SessionRunHook):
+    """A hook that runs the scripts of its spec; subclasses override what the spec has."""
+
+    kinds: ClassVar[dict[tuple[str, ...], type[ScriptedHook]]] = {}
+
+    def __init__(self, execution: Execution, session: SessionRecord, number: int) -> None:
+        self.execution, self.record, self.number = execution, session, number
+        self.spec = session.specs[number]
+        self.scripts = dict(self.spec.methods)
+        self.asked: tuple[int, int] | None = None
+
+    @classmethod
+    def kind(cls, names: tuple[str, ...]) -> type[ScriptedHook]:
+        """Return the subclass that overrides the named methods."""
+        if names not in cls.kinds:
+            methods = {name: getattr(_Methods, name) for name in names}
+            cls.kinds[names] = type(f"Hook_{'_'.join(names) or 'silent'}", (ScriptedHook,), methods)
+        return cls.kinds[names]
+
+    async def call(self, name: str, raw: Any = None, token: int = 0, attempt: int = 0) -> Any:
+        queued = self.spec.background and name in ("after_run", "notify")
+        record = Record("queued" if queued else "hook", name, self.record, 0 if queued else token, is_library=False)
+        record.hook, record.attempt = self, attempt
+        await self.execution.watch(record, self.execution.run(self.scripts[name], Place(self.record, raw)))
+        return record
+
+
+class _Methods:
+    async def begin(self: Any) -> None:
+        await self.call("begin")
+
+    async def after_create_session(self: Any, session: Any, coord: Any) -> None:
+        await self.call("after_create_session", session)
+
+    async def before_run(self: Any, context: Any) -> Any:
+        token = context.original_args.feed_dict["token"]
+        await self.call("before_run", context.session, token, context.attempt)
+        self.asked = (token, context.attempt)
+        if self.record.number == 0:
+            SEEN_BY_STEP[self.number].set(self.asked)
+        return ah.SessionRunArgs("a") if self.spec.fetches else None
+
+    async def after_run(self: Any, context: Any, values: Any) -> None:
+        token = context.original_args.feed_dict["token"]
+        if self.spec.fetches and self.asked == (token, context.attempt) and values.results != self.record.values.get(token):
+            self.execution.wrong.append(f"hook {self.number} got {values.results!r}, not {self.record.values.get(token)!r}")
+        await self.call("after_run", context.session, token, context.attempt)
+
+    async def end(self: Any, session: Any) -> None:
+        await self.call("end", session)
+
+    async def close(self: Any, exc: Any) -> None:
+        await self.call("close")
+
+
+class Watchers:
+    """A lifecycle of its own, for a `HookGroup`."""
+
+    async def notify(self, token: int) -> None:
+        """Tell something."""
+
+    async def ask(self, token: int) -> Any:
+        """Ask something."""
+
+
+class _MemberMethods:
+    async def __aenter__(self: Any) -> None:
+        await self.call("__aenter__")
+
+    async def __aexit__(self: Any, kind: Any, error: Any, traceback: Any) -> None:
+        await self.call("__aexit__")
+
+    async def notify(self: Any, token: int) -> None:
+        await self.call("notify", token=token)
+
+    async def ask(self: Any, token: int) -> Any:
+        await self.call("ask", token=token)
+        return self.number
+
+
+class Member:
+    """A hook of the group; subclasses have the methods of the spec."""
+
+    kinds: ClassVar[dict[tuple[str, ...], type[Member]]] = {}
+    __init__ = ScriptedHook.__init__
+    call = ScriptedHook.call
+
+    @classmethod
+    def kind(cls, names: tuple[str, ...]) -> Any:
+        if names not in cls.kinds:
+            methods = {name: vars(_MemberMethods)[name] for name in names}
+            cls.kinds[names] = type(f"Member_{'_'.join(names)}", (Member,), methods)
+        return cls.kinds[names]
+
+
+class Announced(ah.SessionRunHook):
+    """The first hook of every session: it notes each raw session, and is in no run."""
+
+    order = -100
+
+    def __init__(self, session: SessionRecord) -> None:
+        self.record = session
+
+    async def after_create_session(self, session: Any, coord: Any) -> None:
+        self.record.epoch += 1
+
+
+class Execution(Recorder):
+    """One run of a program."""
+
+    def __init__(self, program: Program, *, tracing: bool = False) -> None:
+        super().__init__(tracing=tracing)
+        self.program = program
+        self.group_record = SessionRecord(program.members, -1, recovers=False, graph=False)
+        self.group: Any = None
+        self.wrong: list[str] = []
+        """What the program itself found wrong."""
+        self.loop_errors: list[str] = []
+        self.left: list[str] = []
+        self.hung = False
+        self._tokens = itertools.count(1)
+        self._failures: dict[int, int] = {}
+
+    # -- running
+
+    def execute(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the program to its end, in a loop made for this."""
+        self.clock = ManualClock()
+        TrackedTask.numbers = itertools.count()
+        self.tasks: list[TrackedTask] = []
+        context = contextvars.copy_context()
+        root = context.run(self._start, loop)
+        loop.call_soon(self._tick, loop, root)
+        # A future of its own, as `run_until_complete` adds a callback to what it waits for.
+        loop.run_until_complete(self._done)
+        if root.done() and not root.cancelled():
+            root.exception()
+        for task in () if self.hung else asyncio.all_tasks(loop):
+            self.left.append(f"{task.get_name()} {_place(task)}")
+            task.cancel()
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any]:
+        self._done = loop.create_future()
+        self._context = self.clock.__enter__()
+        self.events = [loop.create_future() for _ in self.program.events]
+        record = Record("main", "main", None, is_library=False)
+        task = TrackedTask(self._main(record), loop=loop, name="caller 0", context=contextvars.copy_context())
+        task.is_caller = True
+        self.tasks.append(task)
+        task.add_done_callback(lambda _: None if self._done.done() else self._done.set_result(None))
+        return task
+
+    def _tick(self, loop: asyncio.AbstractEventLoop, root: asyncio.Task[Any]) -> None:
+        if self._done.done():
+            return
+        self.ticks += 1
+        for number, tick in enumerate(self.program.events):
+            if tick == self.ticks:
+                self.set_event(number)
+        for tick, who in self.program.cancels:
+            if tick == self.ticks and who < len(self.tasks) and self.tasks[who].cancel(HARNESS):
+                self.note(f"cancel caller {who}")
+        self.clock.advance(1)
+        if self.ticks >= MOST_TICKS:
+            self.hung = True
+            self.left = [f"{one!r}" for one in self.records if one.ended is None]
+            self._done.set_result(None)
+        loop.call_soon(self._tick, loop, root)
+
+    async def _main(self, record: Record) -> None:
+        with contextlib.suppress(BaseException):
+            await self.watch(record, self._with_group(self.program) if self.program.members else self._use(self.program))
+        for task in self.tasks[1:]:
+            await self._wait(task)
+
+    async def _with_group(self, program: Program) -> None:
+        members: list[Any] = []
+        session = self.group_record
+        for number, spec in enumerate(program.members):
+            member = Member.kind(tuple(name for name, _ in spec.methods))(self, session, number)
+            members.append(_configured(member, spec))
+        group = ah.HookGroup(Watchers, members, grace_secs=GRACE_SECS)
+
+        async def enter_and_leave() -> None:
+            async with group:
+                self.group = group
+                session.body = Record("body", "body of the group", None, is_library=False)
+                try:
+                    await self.watch(session.body, self._use(program))
+                finally:
+                    self.group = None
+
+        session.record = Record("group", "group", None, is_library=True)
+        await self.watch(session.record, enter_and_leave())
+
+    async def _use(self, program: Program) -> None:
+        session = self.session(program.hooks, recovers=program.recovers, graph=program.graph)
+        loop = asyncio.get_running_loop()
+
+        async def other(number: int) -> None:
+            record = Record("caller", f"caller {number}", session, is_library=False)
+            with contextlib.suppress(BaseException):
+                await self.watch(record, self.run(program.callers[number], Place(session)))
+
+        async def body() -> None:
+            for number in range(1, len(program.callers)):
+                context = contextvars.copy_context()
+                self.tasks.append(TrackedTask(other(number), loop=loop, name=f"caller {number}", context=context))
+                self.tasks[-1].is_caller = True
+            await self.run(program.callers[0], Place(session))
+            for task in self.tasks[1:] if program.joins else ():
+                await asyncio.wait([task])
+
+        await self.block(session, body())
+
+    async def block(self, session: SessionRecord, body: Coroutine[Any, Any, Any]) -> None:
+        """Enter the session, run `body` and leave the session."""
+
+        async def enter_and_leave() -> None:
+            try:
+                async with session.session:
+                    session.opened = next(self.count)
+                    session.body = Record("body", "body", session, is_library=False)
+                    try:
+                        await self.watch(session.body, body)
+                    finally:
+                        session.closing = session.closing or next(self.count)
+            finally:
+                body.close()
+
+        session.record = Record("session", f"session {session.number}", session, is_library=True)
+        try:
+            await self.watch(session.record, enter_and_leave())
+        finally:
+            if session.graph and session.session.global_step is not None:
+                step = session.session.global_step.latest.step
+                values = session.variables.snapshot()
+                session.final = (values.get("v"), values.get("w"), step)
+
+    async def _wait(self, task: asyncio.Task[Any]) -> None:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+
+    def clear(self) -> None:
+        """Break the reference cycles, so that tasks and errors go without the garbage collector."""
+        for one in self.records:
+            if one.outcome is not None:
+                one.outcome.__traceback__ = None
+        for session in (*self.sessions, self.group_record):
+            session.session = session.record = session.body = None
+        self.group = None
+        for task in self.tasks:
+            task.stack.clear()
+        for records in (
+            self.records,
+            self.sessions,
+            self.tasks,
+            self._by_session,
+            self._external,
+            self._absorbed,
+            self.logs,
+            self.events,
+        ):
+            records.clear()
+
+    # -- sessions
+
+    def session(self, hooks: Sequence[HookSpec], *, recovers: bool, graph: bool, step: Script = ()) -> SessionRecord:
+        """Make a session and its record."""
+        record = SessionRecord(hooks, len(self.sessions), recovers=recovers, graph=graph)
+        self.sessions.append(record)
+        registered: list[Any] = [Announced(record)]
+        for number, spec in enumerate(hooks):
+            hook = ScriptedHook.kind(tuple(name for name, _ in spec.methods))(self, record, number)
+            registered.append(_configured(hook, spec))
+        options: dict[str, Any] = {"stop_grace_period_secs": GRACE_SECS, "yield_secs": None}
+        if graph:
+            options["variables"] = record.variables
+        source = self._graph(record) if graph else self._step(record, step)
+        if recovers:
+            policy = ah.RecoveryPolicy(max_attempts=3, backoff=ah.Backoff(1.0, 2.0, jitter=False), no_progress_limit=2)
+            record.session = ah.AsyncMonitoredSession(source, registered, recovery=policy, **options)
+        else:
+            record.session = ah.AsyncSingularMonitoredSession(source, registered, **options)
+        return record
+
+    def _graph(self, session: SessionRecord) -> ah.Graph:
+        graph = ah.Graph()
+        graph.placeholder("token")
+        graph.variable("v", 0)
+        graph.variable("w", 0)
+
+        @graph.operation
+        async def a(token: int) -> Any:
+            return await self.operation("a", session, token)
+
+        @graph.operation
+        async def b(token: int) -> Any:
+            return await self.operation("b", session, token)
+
+        @graph.operation
+        async def raw(token: int) -> Any:
+            return await self.operation("raw", session, token)
+
+        @graph.operation(updates="w")
+        async def replace(w: int, token: int) -> Any:
+            await self.operation("replace", session, token)
+            return w + 1
+
+        @graph.train_op(adds_to="v")
+        async def train(a: Any, b: Any, token: int) -> int:
+            await self.operation("train", session, token)
+            return 1
+
+        return graph
+
+    def _step(self, session: SessionRecord, script: Script) -> Any:
+        async def step(token: int) -> dict[str, Any]:
+            if script:
+                return {"a": await self.operation("a", session, token, script), "b": 0, "train": 1}
+            values: dict[str, Any] = {name: await self.operation(name, session, token) for name in ("a", "b", "train")}
+            return values
+
+        return step
+
+    async def operation(self, name: str, session: SessionRecord, token: int, script: Script | None = None) -> Any:
+        record = Record("op", name, session, token, is_library=False)
+        if script is None:
+            script = self.program.operations[OPERATIONS.index(name)] if session.number == 0 else ()
+        seen = [one.get() for one in SEEN_BY_STEP]
+        await self.watch(record, self.run(script, Place(session)))
+        record.value = seen
+        if name == "a":
+            session.values[token] = (token, next(self.count))
+            return session.values[token]
+        return 1
+
+    # -- scripts
+
+    async def run(self, script: Script, place: Place) -> None:
+        """Run a script, action by action."""
+        for action in script:
+            await getattr(self, f"do_{action.kind}")(action, place)
+
+    async def child(self, script: Script, place: Place) -> None:
+        await self.watch(Record("child", "child", place.session, is_library=False), self.run(script, place))
+
+    async def do_turns(self, action: Action, place: Place) -> None:
+        for _ in range(action.n):
+            await asyncio.sleep(0)
+
+    async def do_wait(self, action: Action, place: Place) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        timer = self.clock.call_later(action.n, lambda: waiter.done() or waiter.set_result(None))
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+
+    async def do_event(self, action: Action, place: Place) -> None:
+        event = self.events[action.n % len(self.events)]
+        if not event.done():
+            await asyncio.wait([event])
+
+    async def do_set(self, action: Action, place: Place) -> None:
+        self.set_event(action.n % len(self.events))
+
+    def set_event(self, number: int) -> None:
+        if not self.events[number].done():
+            self.events[number].set_result(None)
+
+    async def do_fail(self, action: Action, place: Place) -> None:
+        """Raise an error of kind `n`, the first `m` times or always."""
+        self._failures[id(action)] = count = self._failures.get(id(action), 0) + 1
+        if action.m and count > action.m:
+            return
+        raise self.error(action.n)
+
+    def error(self, kind: int) -> Exception:
+        text = f"error {next(self.count)}#"
+        if kind == 4:
+            return ExceptionGroup(text, [self.error(0), self.error(1)])
+        kinds: tuple[type[Exception], ...] = (PlainError, RecoverableError, CleanEndError, NotelessError)
+        return kinds[kind](text)
+
+    async def do_group(self, action: Action, place: Place) -> None:
+        """`asyncio.TaskGroup`; with `m` its errors are handled."""
+
+        async def grouped() -> None:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for script in action.scripts[1:]:
+                        group.create_task(self.child((Action("turns", 1), *script), place))
+                    await self.run(action.scripts[0], place)
+            except* Exception:
+                if not action.m:
+                    raise
+
+        await self.watch(Record("user", "TaskGroup", place.session, is_library=False), grouped())
+
+    do_together = do_group
+
+    async def do_anyio_group(self, action: Action, place: Place) -> None:
+        """The task group of anyio; with `m` its errors are handled."""
+
+        async def grouped() -> None:
+            try:
+                async with anyio.create_task_group() as group:
+                    for script in action.scripts[1:]:
+                        group.start_soon(self.child, (Action("turns", 1), *script), place)
+                    await self.run(action.scripts[0], place)
+            except* Exception:
+                if not action.m:
+                    raise
+
+        await self.watch(Record("user", "anyio task group", place.session, is_library=False), grouped())
+
+    async def do_gather(self, action: Action, place: Place) -> None:
+        """`asyncio.gather` that leaves no task."""
+
+        async def gathered() -> None:
+            tasks = [asyncio.ensure_future(self.child(script, place)) for script in action.scripts]
+            try:
+                await asyncio.gather(*tasks, return_exceptions=bool(action.m))
+            finally:
+                for task in tasks:
+                    task.cancel()
+                while not all(task.done() for task in tasks):
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait(tasks)
+                for task in tasks:
+                    task.cancelled() or task.exception()
+
+        await self.watch(Record("user", "gather", place.session, is_library=False), gathered())
+
+    async def do_timeout(self, action: Action, place: Place) -> None:
+        """`asyncio.timeout` of `n` ticks; with `m` its error is handled."""
+
+        async def limited() -> None:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(None) as timeout:
+
+                def expire() -> None:
+                    if inside:
+                        timeout.reschedule(loop.time())
+
+                inside.append(None)
+                timer = self.clock.call_later(action.n, expire)
+                try:
+                    await self.run(action.scripts[0], place)
+                finally:
+                    inside.clear()
+                    timer.cancel()
+
+        inside: list[None] = []
+        record = Record("user", "timeout", place.session, is_library=False)
+        try:
+            await self.watch(record, limited())
+        except TimeoutError:
+            if not action.m:
+                raise
+
+    async def do_scope(self, action: Action, place: Place) -> None:
+        """`anyio.move_on_after` of `n` ticks."""
+
+        async def scoped() -> None:
+            with anyio.CancelScope() as scope:
+                timer = self.clock.call_later(action.n, scope.cancel)
+                try:
+                    await self.run(action.scripts[0], place)
+                finally:
+                    timer.cancel()
+
+        await self.watch(Record("user", "scope", place.session, is_library=False), scoped())
+
+    async def do_finally(self, action: Action, place: Place) -> None:
+        try:
+            await self.run(action.scripts[0], place)
+        finally:
+            await self.run(action.scripts[1], place)
+
+    async def do_catch(self, action: Action, place: Place) -> None:
+        with contextlib.suppress(Exception):
+            await self.run(action.scripts[0], place)
+
+    async def do_stale(self, action: Action, place: Place) -> None:
+        """Absorb a cancel of one's own, and leave the count too high, as `async_timeout` 4 does."""
+
+        async def absorb() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            count = task.cancelling()
+            task.cancel()
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if task.cancelling() > count + 1:  # another cancel came at the same time; whose, cannot be told any more
+                    raise
+
+        await self.watch(Record("user", "stale", place.session, is_library=False), absorb())
+
+    async def do_cancelled(self, action: Action, place: Place) -> None:
+        """Await something that was cancelled."""
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    async def do_third_party(self, action: Action, place: Place) -> None:
+        """Have one's own task cancelled by somebody else, at the next turn."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.get_loop().call_soon(lambda: task.cancel(HARNESS))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    # -- scripts that use the session
+
+    async def library(self, what: str, place: Place, coro: Coroutine[Any, Any, Any], token: int = 0) -> Any:
+        record = Record(what, what, place.session, token, is_library=True)
+        value = record.value = await self.watch(record, coro)
+        return value
+
+    async def do_until(self, action: Action, place: Place) -> None:
+        assert place.session is not None
+        awaited = Record("awaited", "awaited", place.session, is_library=False)
+        record = Record("until", "until", place.session, is_library=True)
+        record.value = awaited
+
+        async def wait() -> None:
+            await self.watch(awaited, self.run(action.scripts[0], place))
+
+        await self.watch(record, place.session.session.until(wait()))
+
+    async def do_background(self, action: Action, place: Place) -> None:
+        session = place.session
+        assert session is not None
+
+        async def task() -> None:
+            record = Record("background", "background task", session, is_library=False)
+            await self.watch(record, self.run(action.scripts[0], Place(session)))
+
+        with contextlib.suppress(SessionClosedError):
+            session.session.start_soon(task)
+
+    async def do_stop(self, action: Action, place: Place) -> None:
+        session = place.session
+        assert session is not None
+        session.stop_asked = session.stop_asked or next(self.count)
+        session.session.request_stop(f"stop {session.stop_asked}")
+        if not session.session.should_stop():
+            self.wrong.append("a stop was requested, and should_stop() is false")
+
+    async def do_raw(self, action: Action, place: Place) -> None:
+        session = place.session
+        if place.raw is None or session is None or not session.graph:
+            return
+        token = next(self._tokens)
+        fetches = ("raw", "train", "replace")[action.n]
+        await self.library("raw", place, place.raw.run(fetches, {"token": token}), token)
+        session.commits += action.n == 1
+        session.replaced += action.n == 2
+
+    async def do_session(self, action: Action, place: Place) -> None:
+        """A session inside: two hooks of `before_run`, one of `after_run`, and a step."""
+        first, second, third, step = (*action.scripts, (), (), (), ())[:4]
+        specs = [HookSpec((("before_run", first),)), HookSpec((("before_run", second), ("after_run", third), ("close", ())))]
+        session = self.session(specs, recovers=False, graph=False, step=(*step, Action("turns")))
+        await self.block(session, self.run((Action("run"),), Place(session)))
+
+    async def do_run(self, action: Action, place: Place) -> None:
+        session = place.session
+        assert session is not None
+        token = next(self._tokens)
+        fetches: Any = ("train", ["train", "a"], {"a": "a", "b": "b"})[action.n % 3]
+        value = await self.library("run", place, session.session.run(fetches, {"token": token}), token)
+        self.check_value(session, token, action.n % 3, value)
+
+    def check_value(self, session: SessionRecord, token: int, which: int, value: Any) -> None:
+        a = session.values.get(token)
+        expected: Any = (1, [1, a], {"a": a, "b": 1})[which]
+        if session.number == 0 and value != expected:
+            self.wrong.append(f"run {token} returned {value!r}, not {expected!r}")
+        session.commits += which != 2 or not session.graph
+
+    async def do_step_fn(self, action: Action, place: Place) -> None:
+        session = place.session
+        assert session is not None
+
+        async def fn(step: Any) -> None:
+            await self.child(action.scripts[0], Place(session, step.session, step))
+
+        await self.library("step_fn", place, session.session.run_step_fn(fn))
+
+    async def do_hooked(self, action: Action, place: Place) -> None:
+        session = place.session
+        if place.step is None or session is None:
+            await self.do_run(action, place)
+            return
+        token = next(self._tokens)
+        fetches: Any = ("train", ["train", "a"], {"a": "a", "b": "b"})[action.n % 3]
+        coro = place.step.run_with_hooks(fetches, {"token": token})
+        self.check_value(session, token, action.n % 3, await self.library("hooked", place, coro, token))
+
+    async def do_call(self, action: Action, place: Place) -> None:
+        """Call the group: `notify` of the composite, or `ask` of all members."""
+        group, session = self.group, self.group_record
+        if group is None:
+            return
+        token = next(self._tokens)
+        coro = group.call(Watchers.ask, token) if action.n else group.hooks.notify(token)
+        record = Record("call", "ask" if action.n else "notify", session, token, is_library=True)
+        answers = await self.watch(record, coro)
+        expected = [number for number, spec in enumerate(session.specs) if "ask" in dict(spec.methods)]
+        expected.sort(key=lambda number: session.specs[number].order)
+        logged = any(spec.on_error == "log" for spec in session.specs)
+        if action.n and answers != expected and not logged:
+            self.wrong.append(f"ask returned {answers}, not {expected}")
+
+    async def do_aclose(self, action: Action, place: Place) -> None:
+        session = place.session
+        assert session is not None
+        session.closing = session.closing or next(self.count)
+        await self.library("aclose", place, session.session.aclose())
+
+
+def _configured(hook: Any, spec: HookSpec) -> Any:
+    return ah.configure(
+        hook, order=spec.order, timeout=spec.timeout, on_error=spec.on_error, background=spec.background, max_pending=2
+    )
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    frames = task.get_stack(limit=1)
+    return f"in {frames[-1].f_code.co_name}:{frames[-1].f_lineno}" if frames else "nowhere"

@@ -1,0 +1,212 @@
+"""Injected bugs: each changes the library for a while, and the model must find it, as a violation of the law that it breaks.
+
+They are placed at the edge of what is tested - `run`, the methods of a hook, the store - so that they stay what they are
+while the library changes inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohooks as ah
+from aiohooks.graph.session import Session
+from aiohooks.graph.variables import Variables
+from aiohooks.session._run_lock import RunLock
+from tests.support.waiting import forever
+
+Method = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A method of the library, what replaces it, and the law that is broken then."""
+
+    owner: type
+    name: str
+    replace: Callable[[Method], Method]
+    law: str
+
+    @contextlib.contextmanager
+    def injected(self) -> Generator[None]:
+        """Have the bug in the library."""
+        original = vars(self.owner)[self.name]
+        setattr(self.owner, self.name, self.replace(original))
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.name, original)
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def _in_the_library(statement: str) -> None:
+    exec(statement, {"__name__": "aiohooks.bug", "task": asyncio.current_task()})
+
+
+def bug(owner: type, name: str, law: str) -> Callable[[Callable[..., Any]], None]:
+    """Register a replacement of `owner.name`: a function that gets the original method, and then its arguments."""
+
+    def add(fn: Callable[..., Any]) -> None:
+        def replace(original: Method) -> Method:
+            if asyncio.iscoroutinefunction(fn):
+
+                async def changed(*args: Any, **options: Any) -> Any:
+                    return await fn(original, *args, **options)
+
+                return changed
+            return lambda *args, **options: fn(original, *args, **options)
+
+        BUGS[fn.__name__] = Bug(owner, name, replace, law)
+
+    return add
+
+
+@bug(ah.AsyncMonitoredSession, "run", "cancel lost")
+async def run_swallows_a_cancel(run: Method, *args: Any) -> Any:
+    try:
+        return await run(*args)
+    except asyncio.CancelledError:
+        return None
+
+
+@bug(ah.AsyncMonitoredSession, "run", "cancel lost")
+async def error_wins_over_a_cancel(run: Method, *args: Any) -> Any:
+    try:
+        return await run(*args)
+    except asyncio.CancelledError as error:
+        raise ah.OutOfRangeError from error
+
+
+@bug(ah.AsyncMonitoredSession, "run", "cancel invented")
+async def error_becomes_a_cancel(run: Method, *args: Any) -> Any:
+    try:
+        return await run(*args)
+    except Exception as error:
+        raise asyncio.CancelledError from error
+
+
+@bug(ah.AsyncMonitoredSession, "run", "cancel count")
+async def count_is_reset(run: Method, *args: Any) -> Any:
+    try:
+        return await run(*args)
+    except asyncio.CancelledError:
+        _in_the_library("task.uncancel()")
+        raise
+
+
+@bug(ah.AsyncMonitoredSession, "run", "cancel count")
+async def own_cancel_is_left(run: Method, self: Any, *args: Any) -> Any:
+    _in_the_library("task.cancel()")
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    return await run(self, *args)
+
+
+@bug(ah.AsyncMonitoredSession, "run", "error lost")
+async def error_is_swallowed(run: Method, *args: Any) -> Any:
+    with contextlib.suppress(Exception):
+        return await run(*args)
+
+
+@bug(ah.AsyncMonitoredSession, "run", "error replaced")
+async def single_error_is_grouped(run: Method, *args: Any) -> Any:
+    try:
+        return await run(*args)
+    except Exception as error:
+        raise ExceptionGroup("one", [error]) from None
+
+
+@bug(ah.AsyncMonitoredSession, "run", "error invented")
+async def failure_of_the_librarys_own(run: Method, *args: Any) -> Any:
+    await run(*args)
+    raise RuntimeError("nothing has failed")
+
+
+@bug(ah.AsyncMonitoredSession, "run", "values")
+async def values_of_another_shape(run: Method, *args: Any) -> Any:
+    return [await run(*args)]
+
+
+@bug(ah.AsyncMonitoredSession, "run", "task left")
+async def task_is_left(run: Method, *args: Any) -> Any:
+    keep.append(asyncio.get_running_loop().create_task(forever()))
+    return await run(*args)
+
+
+keep: list[Any] = []
+
+
+@bug(ah.AsyncMonitoredSession, "run", "loop error")
+async def error_is_never_retrieved(run: Method, *args: Any) -> Any:
+    asyncio.get_running_loop().create_future().set_exception(ValueError())
+    return await run(*args)
+
+
+@bug(ah.AsyncMonitoredSession, "run", "deadlock")
+async def wake_up_is_lost(run: Method, *args: Any) -> Any:
+    await run(*args)
+    await asyncio.get_running_loop().create_future()
+
+
+@bug(ah.AsyncMonitoredSession, "until", "error lost")
+async def until_loses_the_error(until: Method, *args: Any) -> Any:
+    with contextlib.suppress(Exception):
+        return await until(*args)
+
+
+@bug(ah.AsyncMonitoredSession, "request_stop", "values")
+def stop_is_forgotten(request_stop: Method, *args: Any) -> None:
+    pass
+
+
+@bug(Variables, "put", "values")
+def variables_are_committed_twice(put: Method, self: Variables, values: dict[str, Any]) -> None:
+    put(self, {name: value + 1 for name, value in values.items()})
+
+
+@bug(Session, "run", "values")
+async def raw_run_is_repeated(run: Method, *args: Any, **options: Any) -> Any:
+    await run(*args, **options)
+    self, step = args[0], args[0].global_step.latest.step
+    self.variables.assign({"v": step + 1})
+    return await run(*args, **options)
+
+
+@bug(ah.AsyncMonitoredSession, "__aexit__", "error replaced")
+async def error_of_the_body_is_swallowed(leave: Method, *args: Any) -> bool:
+    await leave(*args)
+    return True
+
+
+@bug(ah.AsyncMonitoredSession, "__aexit__", "close")
+async def hooks_are_not_closed(leave: Method, self: Any, *args: Any) -> bool:
+    self._hooks.begun.clear()
+    return await leave(self, *args)  # type: ignore[no-any-return]
+
+
+@bug(ah.AsyncMonitoredSession, "__aexit__", "close")
+async def hooks_are_closed_twice(leave: Method, self: Any, *args: Any) -> bool:
+    begun = list(self._hooks.begun)
+    try:
+        return await leave(self, *args)  # type: ignore[no-any-return]
+    finally:
+        self._hooks.begun.extend(begun)
+        await self._hooks.close(None)
+
+
+@bug(ah.AsyncMonitoredSession, "__aexit__", "end")
+async def end_after_an_error(leave: Method, self: Any, kind: Any, error: Any, traceback: Any) -> bool:
+    result = await leave(self, None, None, None)
+    return bool(result)
+
+
+@bug(RunLock, "acquire", "turns")
+def runs_overlap(acquire: Method, self: Any) -> Any:
+    scope = acquire(self)
+    self.turns.taken = False
+    return scope

@@ -1,0 +1,204 @@
+"""The reference model: what the records of one execution must look like.
+
+From what went in at each boundary - which calls of the program failed, who cancelled which task, who asked for a stop - it
+says what must have come out. It knows nothing of how the library does it, nor of the order in which tasks run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from aiohooks.errors import (
+    HookCancelledError,
+    HookTimeoutError,
+    RecoveryExhaustedError,
+    SessionClosedError,
+    StopRequestedError,
+    is_clean_end,
+)
+from tests.fuzz.random_programs.execution import Execution, RecoverableError
+from tests.fuzz.random_programs.records import Record, SessionRecord, flat, reachable
+
+Cancelled = asyncio.CancelledError
+ENDED = (StopRequestedError, SessionClosedError, RecoveryExhaustedError)
+
+
+def violations(execution: Execution) -> list[str]:
+    """Return what is wrong; each text begins with the law that does not hold."""
+    if execution.hung:
+        return [f"deadlock: {', '.join(execution.left)}"]
+    found = [f"values: {one}" for one in execution.wrong]
+    found += [f"task left: {one}" for one in execution.left]
+    found += [f"loop error: {one}" for one in execution.loop_errors]
+    for record in execution.records:
+        if record.is_library:
+            found += cancel_laws(record)
+            if record.what in ("run", "raw", "hooked", "call"):
+                found += run_laws(execution, record)
+            elif record.what == "until":
+                found += until_laws(record)
+    found += group_laws(execution, execution.group_record)
+    for session in execution.sessions:
+        found += hook_laws(execution, session)
+        found += session_laws(execution, session)
+    return [*found, *lost_errors(execution)]
+
+
+def cancel_laws(record: Record) -> Iterator[str]:
+    """A cancel is neither lost nor invented, and the library leaves the task's count as it was."""
+    cancelled = isinstance(record.outcome, Cancelled)
+    if record.kept and not cancelled:
+        yield f"cancel lost: {record!r}"
+    if cancelled and not (record.was_cancelled if record.is_outermost else record.thrown):
+        yield f"cancel invented: {record!r}"
+    if record.is_outermost and (record.stray or record.count_error):
+        yield f"cancel count: off by {record.count_error}{', a stray cancel is left' if record.stray else ''}: {record!r}"
+
+
+def run_laws(execution: Execution, run: Record) -> Iterator[str]:
+    """A run ends with the errors of the calls of its last attempt: one as it is, several as a flat group; or it returns."""
+    session, out = run.session, run.outcome
+    assert session is not None
+    own = execution.of(session)
+    calls = [one for one in own if one.token == run.token and not one.is_library]
+    if run.what == "run":  # a recovery announces a new session to the hooks; what fails then is the run's outcome, too
+        calls += [
+            one for one in own if one.name == "after_create_session" and run.began < one.began and one.before(run, ended=True)
+        ]
+    last = max((one.epoch for one in calls), default=0)
+    calls = [one for one in calls if one.epoch == last]
+    failed = [one for one in calls if one.failed]
+    if isinstance(out, Cancelled):
+        return
+    if out is None:
+        if failed:
+            yield f"error lost: {run!r}, but {failed}"
+        if run.what == "run" and session.stop_asked and session.stop_asked < run.began:
+            yield f"stop lost: {run!r}, but a stop was requested before"
+        yield from context_laws(run, calls)
+        return
+    errors = flat([one.outcome for one in failed if not isinstance(one.outcome, Cancelled)])
+    background = [one.outcome for one in own if one.what in ("background", "queued") and one.outcome is not None]
+    closing = session.closing is not None and run.ended is not None and session.closing < run.ended
+    if run.was_cancelled or closing or any(one is error for one in background for error in reachable([out])):
+        return  # something else came out; the errors of the calls are found somewhere, see `lost_errors`
+    if len(failed) == 1 and errors and out is not failed[0].outcome:
+        yield f"error replaced: {run!r}, but {failed}"
+    if any(not any(one is error for error in flat([out])) for one in errors):
+        yield f"error lost: {run!r}, but {failed}"
+    ended = session.stop_asked or background or any(one.what == "run" and one.outcome for one in own)
+    for error in flat([out]):
+        timed_out = isinstance(error, HookTimeoutError) and any(spec.timeout for spec in session.specs)
+        third_party = isinstance(error, HookCancelledError) and any(isinstance(one.outcome, Cancelled) for one in failed)
+        if not (any(error is one for one in errors) or timed_out or third_party or (ended and isinstance(error, ENDED))):
+            yield f"error invented: {error!r} in {run!r}, but {failed}"
+
+
+def until_laws(until: Record) -> Iterator[str]:
+    """A wait ends with what it waited for, and does not begin after a stop."""
+    awaited, stopped = until.value, until.session and until.session.stop_asked
+    if until.outcome is None and awaited.outcome is not None:
+        yield f"error lost: {until!r}, but {awaited!r}"
+    if stopped and stopped < until.began and (until.outcome is None or awaited.ended is not None):
+        yield f"stop lost: {until!r}, but a stop was requested before"
+
+
+def context_laws(run: Record, calls: list[Record]) -> Iterator[str]:
+    """A step sees the context variables of its hooks; hooks of a lower order are done before those of a higher one begin."""
+    hooks = [(one.hook.spec.order, one.hook.number, one) for one in calls if one.hook is not None]
+    for train in [one for one in calls if one.name == "train" and one.value is not None]:
+        for _, number, one in hooks:
+            seen = train.value[number]
+            if one.name == "before_run" and one.outcome is None and seen != (run.token, one.attempt):
+                yield f"context: the step of {run!r} saw {seen} of hook {number}"
+    for order, _, one in hooks:
+        for other_order, _, other in hooks:
+            if order < other_order and one.name == other.name and not one.before(other):
+                yield f"order: {one.name} of order {other_order} began before order {order} was done: {run!r}"
+
+
+def hook_laws(execution: Execution, session: SessionRecord) -> Iterator[str]:
+    """Each begun hook is closed once, in reverse order, after all else; `end` is for clean ends; runs take turns."""
+    own, block, body = execution.of(session), session.record, session.body
+    assert block is not None
+    calls = [(one.hook.number, one) for one in own if one.hook is not None]
+    closed = any(one.what == "aclose" and body is not None and one.began < (body.ended or 0) for one in own)
+    failed = body is not None and body.outcome is not None and not is_clean_end(body.outcome) and not closed
+    gave_up = any(one.what == "background" or isinstance(one.outcome, RecoverableError) for one in own)
+    for number, spec in enumerate(session.specs):
+        records = [one for other, one in calls if other == number]
+        names, methods = [one.name for one in records], dict(spec.methods)
+        if "begin" in methods and "begin" not in names and names:
+            yield f"close: hook {number} got {names}, and no begin"
+        if "close" in methods and (session.epoch or "begin" in names) and names.count("close") != 1:
+            yield f"close: called {names.count('close')} times for hook {number}"
+        if names.count("begin") > 1 or names.count("end") > 1 or ("end" in names and failed):
+            yield f"end: hook {number} got {names}, the body ended with {body!r}"
+        if "end" in methods and "end" not in names and body and not (failed or block.was_cancelled or block.thrown or gave_up):
+            yield f"end: hook {number} got {names}, the body ended with {body!r}"
+        close = next((one for one in records if one.name == "close"), block)
+        for one in records:
+            if one is not close and not (one.before(close) if close is not block else one.before(block, ended=True)):
+                yield f"task left: {one!r} was still running when {close!r} began"
+        if not close.before(block, ended=True) and close is not block:
+            yield f"task left: {close!r} after the session"
+    closes = [number for number, one in calls if one.name == "close"]
+    if closes != sorted(closes, reverse=True):
+        yield f"close: hooks were closed in the order {closes}"
+    runs = [[one for one in own if one.token == run.token and not one.is_library] for run in own if run.what == "run"]
+    for first in runs:
+        for second in runs:
+            if first and second and first[0].began < second[0].began and not all(one.before(second[0]) for one in first):
+                yield f"turns: {second[0]!r} began during {first}"
+
+
+def session_laws(execution: Execution, session: SessionRecord) -> Iterator[str]:
+    """The body's error comes out of the block unchanged; errors of `end` and `close` come out; variables equal the step."""
+    own, block, body = execution.of(session), session.record, session.body
+    assert block is not None
+    if body is not None and body.outcome is not None and not is_clean_end(body.outcome):
+        yield from same_error(block, body)
+    failed = [one for one in own if one.name in ("begin", "end", "close") and one.failed]
+    if failed and block.outcome is None and not any(one.what == "aclose" and one.outcome for one in own):
+        yield f"error lost: {block!r}, but {failed}"
+    if session.final is not None:
+        value, replaced, step = session.final
+        if value is not None and (value != step or replaced != session.replaced):
+            yield f"values: the variable is {value}, the step {step}; another is {replaced} after {session.replaced} runs"
+        if step < session.commits:
+            yield f"values: {session.commits} runs have returned, the step is {step}"
+
+
+def group_laws(execution: Execution, group: SessionRecord) -> Iterator[str]:
+    """Members that were entered are left once, in reverse order; the error of the block stays itself."""
+    calls = [(one.hook.number, one) for one in execution.of(group) if one.hook is not None]
+    entered = [number for number, one in calls if one.name == "__aenter__" and one.outcome is None]
+    left = [number for number, one in calls if one.name == "__aexit__"]
+    if left != entered[::-1]:
+        yield f"close: members {entered} were entered, {left} left"
+    if group.record is not None and group.body is not None and group.body.outcome is not None:
+        yield from same_error(group.record, group.body)
+
+
+def same_error(block: Record, body: Record) -> Iterator[str]:
+    """The error of the body comes out of the block, or a cancel."""
+    if block.outcome is not body.outcome and not isinstance(block.outcome, Cancelled):
+        yield f"error replaced: {block!r}, but {body!r}"
+
+
+def lost_errors(execution: Execution) -> Iterator[str]:
+    """Every error that a call of the program ended with has come out of a call of the library, or was logged."""
+    failed = [one for one in execution.records if one.what in ("hook", "queued", "op", "background") and one.outcome is not None]
+    if not failed:
+        return
+    reached, text = execution.reported()
+    known: set[object] = set()
+    for one in failed:
+        if one.is_logged and one.hook in known:
+            continue  # only the first one of a hook is logged, the others are counted
+        known.add(one.hook)
+        for error in [] if isinstance(one.outcome, Cancelled) else flat([one.outcome]):
+            ended = one.what == "background" and is_clean_end(error)
+            if not (ended or any(error is other for other in reached) or (str(error) and repr(error) in text)):
+                yield f"error lost: {one!r}"

@@ -1,0 +1,308 @@
+"""What passes between the library and a program's own code, as records; and tasks that know who cancelled them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sys
+import types
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import aiohooks as ah
+from tests.fuzz.random_programs.programs import HookSpec
+
+if TYPE_CHECKING:
+    from tests.fuzz.random_programs.execution import ScriptedHook
+
+HARNESS = "cancelled by the harness"
+
+
+class TrackedTask(asyncio.Task[Any]):
+    """A task that tells the library's cancels from those of others."""
+
+    pending: int | None = None
+    """If somebody else than the library has cancelled it, and that was not thrown in yet: the depth from which."""
+    balance = 0
+    """The cancels of others, without those taken back by others."""
+    numbers: ClassVar[Iterator[int]] = itertools.count()
+    is_caller = False
+    is_stale = False
+    """Whether its count is too high for good; constructs that read the count may go wrong then, without any library."""
+
+    def __init__(self, coro: Any, **options: Any) -> None:
+        self.stack: list[Record] = []
+        """The calls that it is in, the outermost first."""
+        self.number = next(TrackedTask.numbers)
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self.number  # asyncio and anyio keep tasks in sets: their order is to be the same in every run
+
+    def cancel(self, msg: Any = None) -> bool:
+        accepted = super().cancel(msg)
+        if accepted and not _called_by_library():
+            self.balance += 1
+            # A TaskGroup or timeout of the program may be behind it, at the latest the innermost one.
+            depths = [depth for depth, one in enumerate(self.stack) if one.what == "user"]
+            certain = msg == HARNESS or not depths
+            self.set_pending(-1 if certain else depths[-1])
+            for one in self.stack[0 if certain else depths[0] :]:
+                one.was_cancelled = True
+        return accepted
+
+    def set_pending(self, depth: int) -> None:
+        self.pending = depth if self.pending is None else min(depth, self.pending)
+
+    def uncancel(self) -> int:
+        if not _called_by_library():
+            self.balance -= bool(self.cancelling())
+            if self.cancelling() <= 1 and sys.version_info >= (3, 13):
+                self.pending = None  # it takes back one that is still to be thrown in, too
+        return super().uncancel()
+
+
+def _called_by_library() -> bool:
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("aiohooks")
+
+
+def make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    """Make a tracked task: a task factory."""
+    return TrackedTask(coro, loop=loop, **options)
+
+
+class Record:
+    """One call: of the library by the program, or the other way round."""
+
+    __slots__ = (
+        "attempt", "began", "count", "count_error", "depth", "ended", "epoch", "external", "hook", "is_library", "is_outermost",
+        "kept", "name", "outcome", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
+    )  # fmt: skip
+
+    def __init__(self, what: str, name: str, session: SessionRecord | None, token: int = 0, *, is_library: bool) -> None:
+        self.what, self.name, self.session, self.token, self.is_library = what, name, session, token, is_library
+        self.hook: ScriptedHook | None = None
+        self.attempt = 0
+        self.epoch = -1 if session is None else session.epoch
+        self.began = 0
+        self.ended: int | None = None
+        self.outcome: BaseException | None = None
+        self.value: Any = None
+        self.task: asyncio.Task[Any] | None = None
+        self.thrown = False
+        """Whether a CancelledError was thrown in."""
+        self.was_cancelled = False
+        """Whether somebody else than the library may have cancelled the task from outside meanwhile."""
+        self.depth = 0
+        self.is_outermost = False
+        """Whether it is a call of the library by a caller, and in no other: only the caller can have cancelled it."""
+        self.external: list[BaseException] = []
+        """Those that were thrown in because somebody else than the library had cancelled the task."""
+        self.kept: list[BaseException] = []
+        """Those of them that no code of the program had absorbed when this ended."""
+        self.count = 0
+        """The task's cancel count at the beginning."""
+        self.count_error = 0
+        """By how much the library has changed the task's cancel count."""
+        self.stray = False
+        """Whether the library has left a cancel that will be thrown in later."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error that is not only logged."""
+        return self.outcome is not None and not self.is_logged
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether errors of this call are only logged."""
+        return self.hook is not None and self.hook.spec.on_error == "log"
+
+    def before(self, other: Record, *, ended: bool = False) -> bool:
+        """Whether it ended before `other` began, or ended."""
+        limit = other.ended if ended else other.began
+        return self.ended is not None and limit is not None and self.ended < limit
+
+    def __repr__(self) -> str:
+        outcome = "running" if self.ended is None else "returned" if self.outcome is None else f"{self.outcome!r}"
+        return f"{self.name}{f' of run {self.token}' if self.token else ''}: {outcome}"
+
+
+class SessionRecord:
+    """What happened to one session."""
+
+    def __init__(self, hooks: Sequence[HookSpec], number: int, *, recovers: bool, graph: bool) -> None:
+        self.specs, self.number, self.recovers, self.graph = hooks, number, recovers, graph
+        self.session: Any = None
+        self.variables: ah.Variables = ah.Variables()
+        self.record: Record | None = None
+        """The whole block."""
+        self.epoch = 0
+        """How many raw sessions were announced to the hooks."""
+        self.opened: int | None = None
+        self.body: Record | None = None
+        self.closing: int | None = None
+        """When the first close began."""
+        self.stop_asked: int | None = None
+        self.commits = 0
+        self.replaced = 0
+        self.values: dict[int, Any] = {}
+        """What operation `a` gave last, for each run."""
+        self.final: tuple[Any, Any, int] | None = None
+
+
+class Recorder:
+    """Keeps the records of one execution, in order."""
+
+    def __init__(self, *, tracing: bool = False) -> None:
+        self.records: list[Record] = []
+        self.logs: list[logging.LogRecord] = []
+        self.sessions: list[SessionRecord] = []
+        self.ticks = 0
+        self.trace: list[str] | None = [] if tracing else None
+        self.count: Iterator[int] = itertools.count(1)
+        """Numbers for whatever happens."""
+        self._external: list[tuple[asyncio.Task[Any], BaseException, int]] = []
+        self._absorbed: list[BaseException] = []
+        self._by_session: dict[int, list[Record]] = {}
+
+    def watch(self, record: Record, coro: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        """Await `coro`, and record what is thrown in and how it ends."""
+        return _watched(self, record, coro)
+
+    def begin(self, record: Record) -> None:
+        task = record.task = asyncio.current_task()
+        record.began = next(self.count)
+        self.records.append(record)
+        if isinstance(task, TrackedTask):
+            record.depth = len(task.stack)
+            record.is_outermost = (
+                record.is_library
+                and task.is_caller
+                and not any(
+                    one.what in ("hook", "queued", "op") or (one.is_library and one.what not in ("session", "group"))
+                    for one in task.stack
+                )
+            )
+            record.count, record.count_error = task.cancelling(), task.cancelling() - task.balance
+            task.stack.append(record)
+        if self.trace is not None:
+            self.note(f"{record.name}{f' of run {record.token}' if record.token else ''} begins")
+
+    def thrown(self, record: Record, error: BaseException) -> None:
+        """Note a cancel that is thrown in; the outermost record of its task sees it first."""
+        task = record.task
+        record.thrown = True
+        if isinstance(task, TrackedTask):
+            if task.pending is not None:
+                self._external.append((task, error, task.pending))
+                task.pending = None
+            if any(task is owner and error is one and depth < record.depth for owner, one, depth in self._external):
+                record.external.append(error)
+        if self.trace is not None:
+            self.note(f"{record.name} is cancelled{' from outside' if error in record.external else ''}")
+
+    def ended(self, record: Record, error: BaseException | None) -> None:
+        record.ended, record.outcome = next(self.count), error
+        task = record.task
+        if isinstance(task, TrackedTask):
+            task.stack.remove(record)
+            must_cancel = bool(getattr(task, "_must_cancel", False))
+            if record.what == "user":
+                task.is_stale |= task.cancelling() > record.count and not isinstance(error, asyncio.CancelledError)
+                if task.is_stale and (must_cancel or isinstance(error, asyncio.CancelledError)):
+                    for one in task.stack:
+                        one.was_cancelled = True
+            if not must_cancel:
+                task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
+            if record.is_library:
+                record.count_error = task.cancelling() - task.balance - record.count_error
+                record.stray = must_cancel and task.pending is None
+            elif must_cancel:
+                if any("scope" in one.name or "anyio" in one.name for one in task.stack):
+                    # A cancel that asyncio has repeated has not the message by which anyio knows its own.
+                    for one in task.stack:
+                        one.was_cancelled = True
+                task.set_pending(-1 if record.external else record.depth)  # left behind by the program's own code
+        if record.external and not isinstance(error, asyncio.CancelledError):
+            if record.is_library:
+                record.kept = [one for one in record.external if not any(one is other for other in self._absorbed)]
+            self._absorbed += record.external
+        if self.trace is not None:
+            self.note(repr(record))
+
+    def note(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.ticks:5} {text}")
+
+    def of(self, session: SessionRecord) -> list[Record]:
+        """Return the records of a session."""
+        if not self._by_session:
+            for one in self.records:
+                if one.session is not None:
+                    self._by_session.setdefault(one.session.number, []).append(one)
+        return self._by_session.get(session.number, [])
+
+    def reported(self) -> tuple[list[BaseException], str]:
+        """Return the errors that came out of the library or were logged, and the texts of notes and log."""
+        results = [one.outcome for one in self.records if one.is_library and one.outcome is not None]
+        logged = [one.exc_info[1] for one in self.logs if one.exc_info and one.exc_info[1] is not None]
+        found = reachable([*results, *logged])
+        texts = [one.getMessage() for one in self.logs]
+        texts += [note for error in found for note in getattr(error, "__notes__", ())]
+        texts += [f"{one.session.stop_reason}" for one in self.sessions]
+        return found, "\n".join(texts)
+
+
+def flat(errors: Iterable[BaseException | None]) -> list[BaseException]:
+    """Return the errors with the members of groups in place of the groups."""
+    found: list[BaseException] = []
+    for error in errors:
+        if isinstance(error, BaseExceptionGroup):
+            found += flat(error.exceptions)
+        elif error is not None:
+            found.append(error)
+    return found
+
+
+def reachable(errors: Iterable[BaseException]) -> list[BaseException]:
+    """Return the errors, and all that are their causes, contexts and members."""
+    found: dict[int, BaseException] = {}
+    todo = list(errors)
+    while todo:
+        error = todo.pop()
+        if id(error) not in found:
+            found[id(error)] = error
+            todo += [one for one in (error.__cause__, error.__context__) if one is not None]
+            todo += getattr(error, "exceptions", ())
+    return list(found.values())
+
+
+@types.coroutine
+def _watched(recorder: Recorder, record: Record, coro: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    recorder.begin(record)
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                waiting = coro.send(None) if error is None else coro.throw(error)
+            except StopIteration as stop:
+                recorder.ended(record, None)
+                return stop.value
+            try:
+                yield waiting
+                error = None
+            except GeneratorExit:
+                coro.close()
+                raise
+            except BaseException as thrown:
+                if isinstance(thrown, asyncio.CancelledError):
+                    recorder.thrown(record, thrown)
+                error = thrown
+    except GeneratorExit:
+        raise
+    except BaseException as raised:
+        recorder.ended(record, raised)
+        raise
+    finally:
+        error = None
