@@ -159,8 +159,13 @@ class Graph:
 
         Args:
             name: its name, also as a parameter of operations.
-            initial: its initial value, or a function without arguments that returns it.
+            initial: its initial value, or a plain function without arguments that returns it.
         """
+        if is_coroutine_function(initial):
+            raise GraphError(
+                f"the initial value of {name!r} is {initial!r}, a coroutine function, which is not awaited; "
+                "give a plain function, and assign what must be awaited in the init_fn of a Scaffold"
+            )
         return self._add(Variable(self, name, initial))
 
     @overload

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 _MOST_PLANS = 1024
-_MOST_CONFLICTS = 100
-"""How often a run is repeated because of others that commit; a run that never comes through must not repeat indefinitely."""
+_MOST_ATTEMPTS = 100
+"""How often a run is tried while others replace the variables that it replaces; it must not be repeated indefinitely."""
 
 
 class Session:
@@ -147,6 +147,7 @@ class Session:
         run_metadata: object = None,
         build: Build | None = None,
         raw: bool = False,
+        attempt: int = 1,
     ) -> Any:
         """Make a run under the caller's `drive`; `build` makes the result of the values of a tuple of leaves."""
         if self._closed:
@@ -163,62 +164,59 @@ class Session:
             plan, own_build, feed_dict = self._plan(fetches, feed_dict, raw)
             build = build or own_build
         store = self.global_step
-        conflicts = 0
-        while True:
-            values = plan.template.copy()
-            if feed_dict:
-                for slot, key in plan.fed:
-                    value = values[slot] = feed_dict[key]
-                    if isinstance(value, Node):
-                        canonical_feeds(self.graph, {key: value})  # raises
-            for slot, name in plan.variables:
-                values[slot] = self.variables.read(name)
-            for slot in plan.step_slots:
-                values[slot] = store.latest.step
-            gather.batch = OperationCalls(self, plan, values)
-            failure: BaseException | None = None
-            try:
-                for call, is_async, slot, name, _ in plan.operations:
-                    result = call(values)
-                    if is_async:
-                        result = await result
-                    elif type(result) is types.CoroutineType:
-                        _refuse_coroutine(name, result)
-                    values[slot] = result
-                    if gather.overlap is not None:
-                        break
-            except BaseException as error:
-                failure = error
-            try:
-                if failure is not None or gather.overlap is not None:
-                    await gather.finish(failure)
-            finally:
-                failure = gather.batch = None
-            # Made before the commit: what cannot be made must change nothing.
-            fetched = plan.take_fetched(values)
-            made = build(fetched) if build is not None else tuple(fetched) if kind is tuple else fetched[0]
-            if plan.changes_variables or not store.inline:
-                if not await self._commit(plan, values):
-                    conflicts += 1
-                    self._check_repeat(plan, conflicts)
-                    continue
-            elif plan.steps:
-                self.committed_step = store.advance_nowait(plan.steps)
-            else:
-                self.committed_step = store.latest.step
-            return made
+        values = plan.template.copy()
+        if feed_dict:
+            for slot, key in plan.fed:
+                value = values[slot] = feed_dict[key]
+                if isinstance(value, Node):
+                    canonical_feeds(self.graph, {key: value})  # raises
+        for slot, name in plan.variables:
+            values[slot] = self.variables.read(name)
+        for slot in plan.step_slots:
+            values[slot] = store.latest.step
+        gather.batch = OperationCalls(self, plan, values)
+        failure: BaseException | None = None
+        try:
+            for call, is_async, slot, name, _ in plan.operations:
+                result = call(values)
+                if is_async:
+                    result = await result
+                elif type(result) is types.CoroutineType:
+                    _refuse_coroutine(name, result)
+                values[slot] = result
+                if gather.overlap is not None:
+                    break
+        except BaseException as error:
+            failure = error
+        try:
+            if failure is not None or gather.overlap is not None:
+                await gather.finish(failure)
+        finally:
+            failure = gather.batch = None
+        # Made before the commit: what cannot be made must change nothing.
+        fetched = plan.take_fetched(values)
+        made = build(fetched) if build is not None else tuple(fetched) if kind is tuple else fetched[0]
+        if plan.changes_variables or not store.inline:
+            if not await self._commit(plan, values):
+                self._check_repeat(plan, attempt)
+                return await self._run(gather, fetches, feed_dict, options, run_metadata, build, raw, attempt + 1)
+        elif plan.steps:
+            self.committed_step = store.advance_nowait(plan.steps)
+        else:
+            self.committed_step = store.latest.step
+        return made
 
     def _check_open(self) -> None:
         if self._closed:
             raise SessionClosedError("this session is closed; use the session that the latest after_create_session got")
 
-    def _check_repeat(self, plan: Plan, conflicts: int) -> None:
-        """Raise if a run is not repeated after so many conflicts."""
+    def _check_repeat(self, plan: Plan, attempt: int) -> None:
+        """Raise if a run is not repeated after this attempt, in which it was overtaken."""
         self._check_open()  # after a recovery, another session has the variables
-        if conflicts > _MOST_CONFLICTS:
+        if attempt == _MOST_ATTEMPTS:
             names = ", ".join(repr(name) for _, name in plan.replaced)
             raise UpdateConflictError(
-                f"this run replaces {names} (updates=), and in each of its {conflicts} attempts another one had done so since it "
+                f"this run replaces {names} (updates=), and in each of its {attempt} attempts another one had done so since it "
                 "began; add to a variable with adds_to=, or let the runs take turns"
             )
 
@@ -274,9 +272,7 @@ class Session:
         for slot, name in plan.replaced:
             if self.variables.read(name) is not values[slot]:  # values are not changed in place: another one is another object
                 return False
-        new = self.variables.prepare(
-            [(name, values[slot]) for name, slot in plan.updates], [(name, values[slot]) for name, slot in plan.additions]
-        )
+        new = self.variables.prepare(plan.updates, plan.additions, values)
         if not plan.steps:
             self.variables.put(new)
             self.committed_step = store.latest.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.clock import wake, wake_after
@@ -130,11 +130,16 @@ class Variables:
         """Internal: return one value."""
         return self._values[name]
 
-    def prepare(self, updates: Iterable[tuple[str, Any]], additions: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """Internal: return the new values of a run; an addition that fails raises here, before anything is changed."""
-        values = dict(updates)
-        for name, amount in additions:
-            values[name] = values.get(name, self._values[name]) + amount
+    def prepare(
+        self, updates: Iterable[tuple[str, int]], additions: Iterable[tuple[str, int]], results: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Internal: return the new values of a run, given which of its results change which variables.
+
+        An addition that fails raises here, before anything is changed.
+        """
+        values = {name: results[place] for name, place in updates}
+        for name, place in additions:
+            values[name] = values.get(name, self._values[name]) + results[place]
         return values
 
     def put(self, values: Mapping[str, Any]) -> None:

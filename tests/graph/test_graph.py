@@ -12,7 +12,7 @@ import pytest
 import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting_graph, do_nothing
 
 # -- names
 
@@ -123,6 +123,12 @@ def test_a_train_operation_trains_steps(steps: Any) -> None:
     """`train_op(steps=...)` is a whole number, at least 1."""
     with refused(ah.errors.InvalidArgumentError, f"steps is {steps!r}", "1 or more"):
         ah.Graph().train_op(steps=steps)(lambda: 1)
+
+
+def test_an_initial_value_that_must_be_awaited_is_refused() -> None:
+    """The initial value of a variable may be a plain function; the error names the variable, and where to await."""
+    with refused(ah.errors.GraphError, "'weights'", "do_nothing", "coroutine function", "init_fn of a Scaffold"):
+        ah.Graph().variable("weights", do_nothing)
 
 
 async def test_a_plain_function_that_returns_a_coroutine_is_refused() -> None:

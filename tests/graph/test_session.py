@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.hooks import SessionRecorder, five_hooks
+from tests.support.hooks import RequestingHook, SessionRecorder, five_hooks
 from tests.support.sessions import counting_graph
 from tests.support.waiting import parked, ticks, until_true
 
@@ -288,11 +288,11 @@ async def test_a_run_that_never_comes_through_is_refused() -> None:
 
     graph.operation(name="overtake", updates="v")(lambda v: v + 1)
     session = ah.Session(graph)
-    with refused(ah.errors.UpdateConflictError, "replaces 'v'", "each of its 101 attempts", "adds_to=") as caught:
+    with refused(ah.errors.UpdateConflictError, "replaces 'v'", "each of its 100 attempts", "adds_to=") as caught:
         await session.run("train")
     assert isinstance(caught.value, ah.AbortedError)
-    assert attempts == list(range(101))
-    assert (session.variables.snapshot(), session.global_step.latest.step) == ({"v": 101}, 0)
+    assert attempts == list(range(100))
+    assert (session.variables.snapshot(), session.global_step.latest.step) == ({"v": 100}, 0)
 
 
 async def test_a_run_of_a_closed_session_is_not_repeated() -> None:
@@ -306,6 +306,28 @@ async def test_a_run_of_a_closed_session_is_not_repeated() -> None:
     with refused(ah.errors.SessionClosedError, "this session is closed"):
         await run
     assert (read, session.variables.snapshot()["v"]) == ([1], 7)
+
+
+@pytest.mark.parametrize("hooks", [0, 1])
+async def test_workers_that_share_variables_lose_no_updates(hooks: int) -> None:
+    """Monitored sessions that replace one variable in overlapping runs count all their steps in it."""
+    graph, variables, steps = ah.Graph(), ah.Variables(), ah.MemoryStepStore()
+    graph.variable("count", 0)
+
+    @graph.train_op(updates="count")
+    async def train(count: int) -> int:
+        await ticks(2)
+        return count + 1
+
+    async def work(number: int) -> None:
+        requests = [RequestingHook({"count": "count"}) for _ in range(hooks)]
+        async with ah.AsyncMonitoredSession(graph, requests, global_step=steps, variables=variables) as session:
+            for _ in range(5):
+                await ticks(number)
+                await session.run("train")
+
+    await asyncio.gather(*map(work, range(3)))
+    assert (variables.snapshot(), steps.latest.step) == ({"count": 15}, 15)
 
 
 async def test_hooks_that_overlap_lose_no_updates() -> None:
