@@ -47,7 +47,10 @@ def task_wait(task: asyncio.Task[Any]) -> TaskWait:
     awaited: Any = task.get_coro()
     while awaited is not None and len(frames) < _MOST_FRAMES:
         if isinstance(awaited, asyncio.Future):
-            return TaskWait(tuple(frames), awaited)
+            inner_task = _watched_task(frames)
+            if inner_task is None:
+                return TaskWait(tuple(frames), awaited)
+            awaited = inner_task.get_coro()
         frame, inner = _link(awaited)
         if frame is not None:
             frames.append(frame)
@@ -60,6 +63,15 @@ def describe_suspension(task: asyncio.Task[Any]) -> str:
     wait = task_wait(task)
     awaits = "" if wait.awaits is None else f"waiting for {wait.awaits}, "
     return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
+
+
+def _watched_task(frames: Sequence[types.FrameType]) -> asyncio.Task[Any] | None:
+    """Return the task for which the innermost frames wait without awaiting it: what such code calls `watched_task`."""
+    for frame in frames[-2:]:
+        task = frame.f_locals.get("watched_task")
+        if isinstance(task, asyncio.Task) and not task.done():
+            return cast("asyncio.Task[Any]", task)
+    return None
 
 
 def _link(awaited: Any) -> tuple[types.FrameType | None, Any]:

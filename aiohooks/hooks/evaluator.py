@@ -373,32 +373,32 @@ class EvaluatorHook(SessionRunHook):
             call: Coroutine[Any, Any, Any] = to_thread(self._eval_fn, evaluation, grace_secs=grace_secs)
         else:
             call = _awaited(self._eval_fn, evaluation)
-        task = asyncio.get_running_loop().create_task(call, name=what, context=context)
+        watched_task = asyncio.get_running_loop().create_task(call, name=what, context=context)
         late_at: str | None = None
         try:
-            if not await wait_done([task], self._timeout_secs):
-                late_at = describe_suspension(task)
-                task.cancel()
-                await wait_done([task], grace_secs)
+            if not await wait_done([watched_task], self._timeout_secs):
+                late_at = describe_suspension(watched_task)
+                watched_task.cancel()
+                await wait_done([watched_task], grace_secs)
         except asyncio.CancelledError as cancelled:
-            task.cancel()
+            watched_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await shielded(wait_done([task], grace_secs), grace_secs=grace_secs, what=f"the end of {what}")
-            if task.done() and not task.cancelled():
-                cancelled.__context__ = task.exception()
+                await shielded(wait_done([watched_task], grace_secs), grace_secs=grace_secs, what=f"the end of {what}")
+            if watched_task.done() and not watched_task.cancelled():
+                cancelled.__context__ = watched_task.exception()
             raise
         finally:
-            if not task.done():
+            if not watched_task.done():
                 _logger.warning("%s still runs %s s after its cancellation; continuing without it", what, grace_secs)
-                task.add_done_callback(retrieve_exception)
+                watched_task.add_done_callback(retrieve_exception)
         for variable, value in context.items():  # what the function has set is seen by the step, as with any hook
             if value is not before.get(variable):
                 variable.set(value)
-        if not task.done() or (task.cancelled() and late_at is not None):
+        if not watched_task.done() or (watched_task.cancelled() and late_at is not None):
             assert late_at is not None
             raise hook_timeout_error(what, self._timeout_secs, late_at, "give it more with timeout_secs=")
         try:
-            return task.result()
+            return watched_task.result()
         except asyncio.CancelledError as error:
             raise hook_cancelled_error(what, error) from error
 

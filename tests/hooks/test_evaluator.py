@@ -302,7 +302,7 @@ async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     with ManualClock() as clock:
         await results_of(EvaluatorHook(evaluate, every=ah.Every(steps=9)), 1)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "aiohooks.hooks"] == [
         "evaluation at step 1: accuracy = 0.123457, count = 5 (2.000 sec)"
     ]
 

@@ -98,8 +98,12 @@ async def test_the_timeout_of_the_registration(mode: Any) -> None:
         looping = asyncio.create_task(loop())
         await ticks(30)
         clock.advance(5)
-        with refused(ah.errors.HookTimeoutError, "EvaluatorHook.after_run"):
+        with refused(ah.errors.HookTimeoutError, "EvaluatorHook.after_run") as caught:
             await looping
+    if mode == "inline":
+        assert any("at GatedEvaluation.__call__" in note for note in caught.value.__notes__), (
+            "the line where the evaluation waits"
+        )
     assert gate.cancelled == [1]
 
 
