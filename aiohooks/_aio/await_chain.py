@@ -68,9 +68,9 @@ def describe_suspension(task: asyncio.Task[Any]) -> str:
 def _watched_task(frames: Sequence[types.FrameType]) -> asyncio.Task[Any] | None:
     """Return the task for which the innermost frames wait without awaiting it: what such code calls `watched_task`."""
     for frame in frames[-2:]:
-        task = frame.f_locals.get("watched_task")
-        if isinstance(task, asyncio.Task) and not task.done():
-            return cast("asyncio.Task[Any]", task)
+        task: asyncio.Task[Any] | None = frame.f_locals.get("watched_task")
+        if task is not None and not task.done():
+            return task
     return None
 
 
