@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from aiohooks._aio.cancel import drive, wait_done
+from aiohooks._aio.cancel import current_task, drive, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.run_scope import leave_run
 from aiohooks.dispatch.calls import HookCaller, Method, OrderGroup, RegisteredHook, bound_method, hook_cancelled_error
@@ -45,14 +45,15 @@ class BackgroundCalls:
         queue = self._queues.get(registered)
         return 0 if queue is None else queue.size
 
-    async def drain(self, hooks: Iterable[RegisteredHook] | None = None) -> None:
-        """Wait until the queues of `hooks`, by default of all, are empty; leave their failures to the next call."""
-        for registered, queue in tuple(self._queues.items()):
-            if hooks is None or registered in hooks:
+    async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
+        """Wait until the queues of `hooks` are empty, except that of the running call; leave their failures to the next call."""
+        for registered in hooks:
+            queue = self._queues.get(registered)
+            if queue is not None and queue.task is not current_task():
                 await queue.wait_until(0)
 
-    async def end(self, secs: float) -> list[BaseException]:
-        """Give the queues `secs` to become empty, then drop what is left; return the failures that no call has raised."""
+    async def finish(self, secs: float) -> None:
+        """Give the queues `secs` to become empty, then drop what is left."""
         tasks = [asyncio.ensure_future(queue.wait_until(0)) for queue in self._queues.values() if queue.size]
         try:
             await wait_done(tasks, secs)
@@ -62,6 +63,10 @@ class BackgroundCalls:
             for queue in self._queues.values():
                 queue.drop()
         await wait_done([queue.task for queue in self._queues.values() if queue.task is not None], self._grace_secs)
+
+    async def end(self, secs: float) -> list[BaseException]:
+        """Finish the queues, and return the failures that no call has raised."""
+        await self.finish(secs)
         return [error for queue in self._queues.values() for error in queue.take_errors()]
 
 

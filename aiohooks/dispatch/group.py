@@ -65,7 +65,7 @@ class HookGroup(Generic[K]):
 
     def __init__(
         self,
-        kind: type[K],
+        kind: Callable[..., K],
         hooks: Iterable[object] = (),
         *,
         results: Mapping[str, How] | How | None = None,
@@ -75,7 +75,7 @@ class HookGroup(Generic[K]):
         """Check the hooks.
 
         Args:
-            kind: the lifecycle: a class of one's own, or of a framework.
+            kind: the lifecycle: a class of one's own, or of a framework. (Type checkers refuse an abstract one as a `type`.)
             hooks: objects with methods of `kind`, or registrations made by `configure`. They need not derive from it.
             results: how the answers of several hooks become one, by the name of the method, for a class that is not one's own;
                 or one way for all methods that return something. See `point`.
@@ -308,7 +308,7 @@ class HookGroup(Generic[K]):
         return f"<HookGroup {self._name}: {', '.join(one.name for one in self._registered) or 'no hooks'}>"
 
 
-def compose(kind: type[K], hooks: Iterable[object], *, results: Mapping[str, How] | How | None = None) -> K:
+def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping[str, How] | How | None = None) -> K:
     """Return one object of the class `kind` that stands for several hooks; a framework's runner takes it like a single one.
 
     It is the `hooks` of a `HookGroup`; see there for the arguments and the errors.

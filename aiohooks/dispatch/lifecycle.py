@@ -66,7 +66,7 @@ class Lifecycle:
     """The methods of a class that hooks can implement."""
 
     def __init__(
-        self, kind: type[Any], results: Mapping[str, How] | How | None = None, *, generators: bool = True, hint: str = ""
+        self, kind: Callable[..., Any], results: Mapping[str, How] | How | None = None, *, generators: bool = True, hint: str = ""
     ) -> None:
         """Read the public methods of `kind`.
 

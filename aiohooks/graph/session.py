@@ -77,6 +77,8 @@ class Session:
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
         self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
         """Internal: return the hooks that are saved in checkpoints; set by the monitored session."""
+        self.drain_hooks: Callable[[], Awaitable[None]] = _nothing_to_drain
+        """Internal: wait for the background calls of these hooks; set by the monitored session."""
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
         self.restored: Restored | None = None
@@ -336,6 +338,10 @@ def gathered_run(session: Session) -> GatheredRun:
         return values if build is None else build(values)
 
     return run
+
+
+async def _nothing_to_drain() -> None:
+    """Wait for no hook: a session that is used alone has none."""
 
 
 def _refuse_coroutine(name: str, result: Any) -> Any:

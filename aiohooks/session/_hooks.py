@@ -117,6 +117,11 @@ class HookSet:
         self._stateful = found
         return found
 
+    async def drain_stateful(self) -> None:
+        """Wait for the background calls of the hooks that are kept in checkpoints."""
+        stateful = self.stateful().values()
+        await self.background.drain([one for one in self.registered if any(one.hook is hook for hook in stateful)])
+
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one; each counts as begun from the moment it is started."""
         for registered in self.registered:

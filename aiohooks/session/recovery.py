@@ -303,7 +303,7 @@ class SessionSupervisor:
         self.store = session.global_step
         self.coord = Coordinator(parent=self.root, is_recoverable=self._policy.recovers)
         if isinstance(created, Session):
-            created.stateful_hooks = self._hooks.stateful
+            created.stateful_hooks, created.drain_hooks = self._hooks.stateful, self._hooks.drain_stateful
             restore_hooks(created)
         await self._hooks.after_create_session(session, self.coord)
 
@@ -315,6 +315,7 @@ class SessionSupervisor:
         coord = self.coord
 
         async def close() -> None:
+            await self._hooks.background.finish(self._grace_secs)  # they are calls for this session
             coord.close()
             coord.disown("its session was replaced")
             await end_tasks([coord], 0, self._grace_secs, why, f"{self.root.label}, recovering")

@@ -205,3 +205,31 @@ def errors(error: ah.StepTimeoutError, reset: ah.errors.StepResetError) -> None:
     assert_type(reset.old, tuple[int, int])
     caught: TimeoutError = error
     assert_type(caught.__traceback__, TracebackType | None)
+
+
+class AgentHooks:
+    """A lifecycle of a user."""
+
+    async def on_start(self, name: str) -> None: ...
+
+    @ah.point("first")
+    async def decide(self, name: str, *, times: int = 1) -> float | None: ...
+
+
+async def check_hook_groups(hooks: list[object]) -> None:
+    """A group stands for an object of its class, to the type checkers as well."""
+    async with ah.HookGroup(AgentHooks, [*hooks, ah.configure(object(), background=True, max_pending=3)], name="x") as group:
+        assert_type(group, ah.HookGroup[AgentHooks])
+        assert_type(group.hooks, AgentHooks)
+        assert_type(await group.hooks.decide("x"), float | None)
+        assert_type(await group.call(AgentHooks.decide, "x", times=2), list[float | None])
+        assert_type(await group.call(AgentHooks.on_start, "x"), list[None])
+        await group.call(AgentHooks.on_start, 5)  # type: ignore[arg-type]
+        await group.hooks.on_strt("x")  # type: ignore[attr-defined]
+
+        @group.on(AgentHooks.on_start)
+        async def log(name: str) -> None: ...
+
+        assert_type(group.status(), list[ah.dispatch.HookStatus])
+        assert_type(ah.compose(AgentHooks, hooks, results={"decide": "first"}), AgentHooks)
+        ah.point("last")  # type: ignore[arg-type]

@@ -1,0 +1,265 @@
+"""Background calls of a group and of a session: in order, beside what follows, bounded, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.sessions import counting_graph, double
+from tests.support.waiting import forever, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+class Lifecycle:
+    async def on(self, number: int) -> None: ...
+
+    @ah.point("first")
+    async def ask(self) -> int | None: ...
+
+
+class Observer:
+    """Calls a function, and records the numbers of its calls that have begun and ended."""
+
+    def __init__(self, call: Callable[[int], Awaitable[Any]]) -> None:
+        self.began: list[int] = []
+        self.ended: list[int] = []
+        self._call = call
+
+    async def on(self, number: int) -> None:
+        self.began.append(number)
+        await self._call(number)
+        self.ended.append(number)
+
+    async def ask(self) -> int | None:
+        return 5
+
+
+async def test_calls_run_beside_what_follows_in_order() -> None:
+    """The caller does not wait; one call of a hook runs at a time; leaving the group waits for all. Answers are not queued."""
+    gate = asyncio.Event()
+    observer = Observer(lambda _: gate.wait())
+    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)]) as group:
+        for number in range(3):
+            await group.hooks.on(number)
+        await ticks()
+        assert (observer.began, observer.ended) == ([0], [])
+        assert group.status()[0].pending == 3
+        assert await group.hooks.ask() == 5
+        gate.set()
+    assert observer.ended == [0, 1, 2]
+
+
+async def test_a_full_queue_makes_the_caller_wait() -> None:
+    """With `max_pending` calls queued or active the next one waits for room; a cancelled caller queues nothing."""
+    gates = [asyncio.Event() for _ in range(5)]
+    observer = Observer(lambda number: gates[number].wait())
+    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=2)]) as group:
+        await group.hooks.on(0)
+        await group.hooks.on(1)
+        cancelled = asyncio.create_task(group.hooks.on(2))
+        waiting = asyncio.create_task(group.hooks.on(3))
+        await ticks()
+        cancelled.cancel()
+        await ticks()
+        assert cancelled.cancelled()
+        assert not waiting.done()
+        gates[0].set()
+        await waiting
+        for gate in gates:
+            gate.set()
+    assert observer.ended == [0, 1, 3]
+
+
+async def test_calls_see_the_context_of_their_caller() -> None:
+    """Each call runs in a copy of the context in which it was queued."""
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
+    seen: list[int] = []
+
+    async def look(_: int) -> None:
+        await asyncio.sleep(0)
+        seen.append(variable.get())
+        variable.set(-1)
+
+    async with ah.HookGroup(Lifecycle, [ah.configure(Observer(look), background=True)]) as group:
+        for number in range(3):
+            variable.set(number)
+            await group.hooks.on(number)
+    assert seen == [0, 1, 2]
+    assert variable.get() == 2
+
+
+async def test_a_failure_comes_out_of_the_next_call() -> None:
+    """Or when the group is left; the calls behind it are made all the same, and errors of several are one group."""
+
+    async def fails(number: int) -> None:
+        await asyncio.sleep(0)
+        if number != 1:
+            raise ValueError(f"call {number}")
+
+    observer = Observer(fails)
+    with pytest.raises(ExceptionGroup) as at_the_end:  # noqa: PT012 - the block is what raises
+        async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)]) as group:
+            await group.hooks.on(0)
+            await ticks(10)
+            with pytest.raises(ValueError, match="call 0") as raised:
+                await group.hooks.on(99)
+            assert raised.value.__notes__ == ["raised by Observer.on"]
+            for number in (1, 2, 3):
+                await group.hooks.on(number)
+    assert [str(error) for error in at_the_end.value.exceptions] == ["call 2", "call 3"]
+    assert observer.began == [0, 1, 2, 3]
+
+
+async def test_a_failure_that_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With `on_error="log"` no call raises it, and `disable_after` counts it."""
+
+    async def fails(number: int) -> None:
+        raise ValueError(f"call {number}")
+
+    observer = Observer(fails)
+    registration = ah.configure(observer, background=True, on_error="log", disable_after=2)
+    async with ah.HookGroup(Lifecycle, [registration]) as group:
+        for number in range(4):
+            await group.hooks.on(number)
+    assert observer.began == [0, 1]
+    assert "Observer.on failed; continuing, as its on_error says" in caplog.text
+
+
+async def test_the_time_limit_is_that_of_the_call() -> None:
+    """A queued call waits without a limit; an active one that exceeds it fails."""
+    with ManualClock() as clock:
+        observer = Observer(forever)
+        with refused(ah.errors.HookTimeoutError, "Observer.on", "5 s"):
+            async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, timeout=5)]) as group:
+                await group.hooks.on(0)
+                await ticks()
+                clock.advance(5)
+
+
+async def test_leaving_drops_what_takes_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    """After the grace period the active call is cancelled and the queued ones are dropped; a warning says how many."""
+    observer = Observer(forever)
+    with ManualClock() as clock:
+
+        async def main() -> None:
+            async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)], grace_secs=9) as group:
+                await group.hooks.on(0)
+                await group.hooks.on(1)
+
+        task = asyncio.create_task(main())
+        await until_true(lambda: observer.began)
+        await ticks(10)
+        clock.advance(9)
+        await task
+    assert (observer.began, observer.ended) == ([0], [])
+    assert [record.getMessage() for record in caplog.records] == ["Observer has 2 background calls left, which are dropped"]
+
+
+async def test_a_call_that_a_third_party_cancels() -> None:
+    """It is reported like a failure, and the next one is made."""
+
+    async def cancels_itself(number: int) -> None:
+        if number == 0:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await forever()
+
+    observer = Observer(cancels_itself)
+    with refused(ah.errors.HookCancelledError, "Observer.on was cancelled, and not by its caller"):
+        async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)]) as group:
+            await group.hooks.on(0)
+            await group.hooks.on(1)
+    assert observer.ended == [1]
+
+
+# -- in a session
+
+
+class Watching(ah.SessionRunHook):
+    """Counts the runs that it has seen the end of, when a gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.steps: list[int] = []
+        self.events: list[str] = []
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        return ah.SessionRunArgs("loss")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await self.gate.wait()
+        self.steps.append(run_context.global_step)
+        self.events.append(f"after_run {run_values.results}")
+
+    async def end(self, session: ah.Session) -> None:
+        self.events.append("end")
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.events.append("close")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": list(self.steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
+    """A background hook's `after_run` does not hold up the runs; all are complete before its `end`, or its `close`."""
+    hook = Watching()
+    with pytest.raises(OSError) if fails else ManualClock():  # noqa: PT011
+        async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True)]) as session:
+            for batch in range(3):
+                await session.run("loss", {"batch": batch})
+            assert hook.steps == []
+            asyncio.get_running_loop().call_soon(hook.gate.set)
+            if fails:
+                raise OSError("of the block")
+    assert hook.steps == [1, 2, 3]
+    assert hook.events == ["after_run 0", "after_run 2", "after_run 4", *([] if fails else ["end"]), "close"]
+
+
+async def test_a_background_failure_comes_out_of_a_later_run() -> None:
+    """As an error of that run, with its note; a session that recovers from it repeats that run."""
+
+    class Failing(ah.SessionRunHook):
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            if run_context.global_step == 1:
+                raise ah.AbortedError("lost")
+
+    hooks = [ah.configure(Failing(), background=True)]
+    async with ah.AsyncSingularMonitoredSession(double, hooks) as session:
+        await session.run("loss")
+        await ticks()
+        with pytest.raises(ah.AbortedError, match="lost"):
+            await session.run("loss")
+        await session.run("loss")
+    with pytest.raises(ah.AbortedError, match="lost"):
+        async with ah.AsyncSingularMonitoredSession(double, [ah.configure(Failing(), background=True)]) as session:
+            await session.run("loss")
+
+
+async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:
+    """A save waits for the background calls of the hooks that it holds: the restored state has seen every run before it."""
+    hook = Watching()
+    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), save_on_end=False)
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.configure(hook, background=True), saver]) as session:
+        run = asyncio.create_task(session.run("train"))
+        await ticks(20)
+        assert not run.done()
+        hook.gate.set()
+        await run
+    restored = await ah.Saver(tmp_path, read_only=True).restore()
+    assert restored is not None
+    assert restored.state["hooks"]["Watching"] == {"steps": [1]}
