@@ -208,6 +208,8 @@ class RunLock:
         def interrupt() -> None:
             self.interrupt("the session is closed", SessionClosedError("the session was closed during this run"))
 
+        label = self._supervisor.root.label
+
         async def wait() -> None:
             for last_time in (False, True):
                 if not self.turns.taken:  # it ended before this began
@@ -218,13 +220,12 @@ class RunLock:
                     return
                 except TimeoutError:
                     if last_time:
-                        label = self._supervisor.root.label
                         _logger.warning("%s: run still active %s s after its cancellation; closing anyway", label, grace_secs)
                     interrupt()
 
         if immediately:
             interrupt()
-        await shielded(wait(), grace_secs=grace_secs, what="the wait for the last run", on_cancel=interrupt)
+        await shielded(wait(), grace_secs=grace_secs, what=f"the wait for the last run of {label}", on_cancel=interrupt)
 
     def check_entered(self) -> None:
         """Raise if the session was never entered, or belongs to another loop."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohooks._aio.cancel import cancel_count, current_task, shielded
 from aiohooks._aio.long_waits import LongWaitLog
-from aiohooks._aio.run_scope import begin_run, current_run, current_scope
+from aiohooks._aio.run_scope import begin_run, current_run, current_scope, in_own_context, shares_context
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
@@ -65,24 +65,26 @@ class Shutdown:
         """
         raise_unchanged(await self._complete_after(self._close, error) or error)
 
-    async def wait(self) -> None:
-        """Wait until another task has ended the session.
+    async def wait(self, error: BaseException | None) -> bool:
+        """Wait until another task has ended the session; return whether `error`, with which the block was left, is swallowed.
 
         Raises:
-            CancelledError: the caller was cancelled; like that of the other task this ends background tasks immediately, and is
-                raised when the session has ended, or after the grace period.
+            CancelledError: the caller was cancelled. It is raised when the session has ended, or after the grace period.
         """
-        await shielded(
-            self._complete.wait(),
-            grace_secs=self._grace_secs,
-            what="the wait for the end of a session",
-            on_cancel=self._cancel_tasks,
-        )
+        swallow = self.swallows(error)
+        try:
+            await shielded(self._complete.wait(), grace_secs=self._grace_secs, what=f"the wait for the end of {self._label}")
+        except asyncio.CancelledError as cancelled:
+            self._keep(None if swallow else error, cancelled)
+            raise
+        return swallow
 
     async def _complete_after(
         self, end: Callable[[BaseException | None], Awaitable[BaseException | None]], error: BaseException | None
     ) -> BaseException | None:
         """Await `end(error)`: the session is closing meanwhile, and closed afterwards, whatever happens."""
+        if shares_context():
+            return await in_own_context(self._complete_after(end, error))
         lock, outer, before = self._run_lock, current_run(), current_scope.get()
         lock.set_state("closing")
         scope = begin_run(lock, None if outer is None else outer.publisher)  # a hook that closes the session would deadlock

@@ -311,8 +311,7 @@ class AsyncMonitoredSession:
             raise SessionClosedError("this session is still opening; raise an error in the hook to end it")
         lock.check_closer()
         if lock.state == "closing":
-            await shutdown.wait()
-            return shutdown.swallows(error)
+            return await shutdown.wait(error)
         return await shutdown.end(error)
 
     # -- stopping
@@ -328,7 +327,7 @@ class AsyncMonitoredSession:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a stop was requested; None if it was not."""
+        """Why a stop was requested, or the session ended without one: its failure. None after a clean end without a stop."""
         return self._supervisor.root.stop_reason
 
     @property

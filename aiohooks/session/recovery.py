@@ -324,4 +324,4 @@ class SessionSupervisor:
             except Exception as error:
                 _logger.warning("%s: closing its raw session failed", self.root.label, exc_info=error)
 
-        await shielded(close(), grace_secs=self._grace_secs, what="closing a session")
+        await shielded(close(), grace_secs=self._grace_secs, what=f"closing the raw session of {self.root.label}")

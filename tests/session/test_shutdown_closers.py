@@ -174,6 +174,48 @@ async def test_closing_a_session_that_fails_to_open() -> None:
         await opening
 
 
+async def test_the_error_of_a_block_is_kept_when_its_wait_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """A block that fails while another task closes, and is cancelled then: the error is the context of the cancel, and logged."""
+    hook, error = SlowEnd(), OSError("late")
+    closers: list[asyncio.Task[None]] = []
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            closers.append(asyncio.create_task(session.aclose()))
+            await hook.started.wait()
+            raise error
+
+    body = asyncio.create_task(use())
+    await hook.started.wait()
+    await ticks()
+    body.cancel()
+    await ticks()
+    hook.released.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await body
+    assert caught.value.__context__ is error
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error]
+    await asyncio.wait(closers)
+
+
+async def test_a_session_that_is_closed_inside_a_hook_of_another() -> None:
+    """Overlapping hooks may close one session: the second one waits, it does not count as part of the first one's closing."""
+    hook = SlowEnd()
+    inner = ah.AsyncMonitoredSession(double, [hook])
+    await inner.__aenter__()
+    closed: list[list[str]] = []
+
+    async def closes(run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0, hook.released.set)
+        await inner.aclose()
+        closed.append(list(hook.done))
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", closes), PhaseHook("before_run", closes)]) as outer:
+        await outer.run("loss")
+    assert closed == [["end", "close"]] * 2
+
+
 # -- calls that would wait for themselves
 
 
