@@ -30,7 +30,7 @@ from tests.fuzz.cancel_sweep.fixture import (
 from tests.fuzz.cancel_sweep.probe import HANG_SECS, Probe
 from tests.fuzz.cancel_sweep.runner import Scenario
 from tests.fuzz.cancel_sweep.scenarios.checkpoints import CheckpointFixture, WatchedSaver
-from tests.fuzz.cancel_sweep.scenarios.evaluations import check_every_step_evaluated, check_no_timers, evaluator
+from tests.fuzz.cancel_sweep.scenarios.evaluations import WatchedEvaluator, check_every_step_evaluated, check_no_timers, evaluator
 from tests.fuzz.cancel_sweep.scenarios.stores import StoreFixture, WatchedStore, lead_and_train
 from tests.fuzz.cancel_sweep.scenarios.version_gates import gate_of
 
@@ -598,7 +598,7 @@ async def place_at_the_gate_is_lost(fixture: Fixture) -> None:
         await fixture.run_together(one=enter, two=enter, three=enter, four=enter, helper_trainer=publish)
 
 
-class EvaluationDroppingHook(ah.EvaluatorHook):
+class EvaluationDroppingHook(WatchedEvaluator):
     async def _evaluate_first(self) -> None:
         try:
             await super()._evaluate_first()

@@ -8,24 +8,36 @@ from typing import Any
 
 import aiohooks as ah
 from tests.fuzz.cancel_sweep.fixture import EVERY_STEP, THREAD_HANG_SECS, Broken, Fixture, advance_time, fails, scenario
+from tests.fuzz.cancel_sweep.probe import Probe
 
 
 async def train(fixture: Fixture, hook: ah.SessionRunHook, runs: int = 2) -> None:
     await fixture.train(hooks=[*fixture.hooks, hook], runs=runs)
 
 
-def evaluator(fixture: Fixture, **options: Any) -> ah.EvaluatorHook:
+class WatchedEvaluator(ah.EvaluatorHook):
+    """An evaluator whose worker is cancelled too, not only the task of the evaluation."""
+
+    probe: Probe
+
+    async def _work(self, *args: Any) -> None:
+        await self.probe.watch("worker", super()._work, *args)
+
+
+def evaluator(fixture: Fixture, **options: Any) -> WatchedEvaluator:
     """Make an evaluator whose function performs the fixture's action, and checks that it gets the values of its step."""
+    action = "evaluation" if options.get("mode") == "background" else "evaluate"
 
     async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, int]:
-        label = "evaluation" if options.get("mode") == "background" else "evaluate"
-        await fixture.probe.watch(label, functools.partial(fixture.perform_action, label, 1))
+        await fixture.probe.watch("evaluate", functools.partial(fixture.perform_action, action, 1))
         weight: int = await evaluation.run("w")
         if weight != evaluation.step:
             fixture.add_violation(f"the evaluation at step {evaluation.step} got the variable of step {weight}")
         return {"weight": weight}
 
-    return ah.EvaluatorHook(evaluate, every=EVERY_STEP, **options)
+    hook = WatchedEvaluator(evaluate, every=EVERY_STEP, **options)
+    hook.probe = fixture.probe
+    return hook
 
 
 def check_every_step_evaluated(fixture: Fixture, hook: ah.EvaluatorHook) -> None:
