@@ -20,7 +20,6 @@ import logging
 import math
 import sys
 import time
-from collections.abc import AsyncIterator
 
 import numpy as np
 import numpy.typing as npt
@@ -100,8 +99,8 @@ async def train(
             say(f"continuing from step {first}, the newest checkpoint in {options.checkpoint_dir}")
         batches: asyncio.Queue[Feeds] = asyncio.Queue(maxsize=2)
         # The session owns this task: if it fails, the loop below raises its error instead of waiting indefinitely.
-        session.start_soon(put_batches, session, batches, data, [options.seed, number], first)
-        async for step, _ in session.steps(("global_step", "train"), feeds=take_batches(batches)):
+        producer = session.start_soon(put_batches, session, batches, data, [options.seed, number], first)
+        async for step, _ in session.steps(("global_step", "train"), feeds=batches, producer=producer):
             runs += 1
             if runs == 1:
                 say(f"{name}: asked to start at step {start_at}, started at step {step}")
@@ -159,12 +158,6 @@ async def put_batches(
     for number in itertools.count(first):
         chosen = np.random.default_rng([*seed, number]).integers(0, len(data["images"]), BATCH_SIZE)
         await session.until(batches.put({name: array[chosen] for name, array in data.items()}))
-
-
-async def take_batches(batches: asyncio.Queue[Feeds]) -> AsyncIterator[Feeds]:
-    """Yield the batches of the queue, without end."""
-    while True:
-        yield await batches.get()
 
 
 def load_images(seed: int) -> tuple[Feeds, Feeds]:
