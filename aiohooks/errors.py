@@ -435,8 +435,13 @@ def raise_unchanged(error: BaseException) -> NoReturn:
     try:
         raise error
     finally:
-        error.__context__ = context
+        set_context(error, context)
         del error, context  # its traceback refers to this frame
+
+
+def set_context(error: BaseException, context: BaseException | None) -> None:
+    """Set the context of an error, also of one that refuses attributes, such as a frozen dataclass."""
+    BaseException.__setattr__(error, "__context__", context)
 
 
 def add_note(error: BaseException, text: str) -> None:

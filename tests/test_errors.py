@@ -21,7 +21,8 @@ from aiohooks import errors
 from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
-from tests.support.waiting import forever
+from tests.support.sessions import run_once
+from tests.support.waiting import fail, forever, parked
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
@@ -195,3 +196,25 @@ async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
     with pytest.raises(type(error)) as caught:
         await use()
     assert caught.value is error
+
+
+@pytest.mark.every_python
+@pytest.mark.parametrize("make", [FrozenError, OddNotesError, DeafError])
+async def test_an_error_that_refuses_attributes_beside_another_one(make: Callable[[], Exception]) -> None:
+    """A cancellation that wins over it has it as its context; an error that wins over it stays itself."""
+    errors = [make(), make()]
+
+    async def fail_in_cleanup(*_: object) -> None:
+        try:
+            await forever()
+        finally:
+            raise errors[0]
+
+    task = await parked(run_once([PhaseHook("before_run", fail_in_cleanup)]))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert cancelled.value.__context__ is errors[0]
+    with pytest.raises(make) as caught:
+        await run_once([PhaseHook("close", lambda _: fail(errors[0])), PhaseHook("before_run", lambda _: fail(errors[1]))])
+    assert caught.value is errors[1]

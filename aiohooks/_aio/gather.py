@@ -30,7 +30,7 @@ from aiohooks._aio.await_chain import describe_suspension
 from aiohooks._aio.cancel import CancelScope, CancelWatch, cancel_is_pending
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.run_scope import OVERLAPPING, RunScope, current_scope
-from aiohooks.errors import add_origin, flattened, raise_unchanged
+from aiohooks.errors import add_origin, flattened, raise_unchanged, set_context
 
 _logger = logging.getLogger("aiohooks")
 _probe: contextvars.ContextVar[object] = contextvars.ContextVar("aiohooks_probe")
@@ -496,11 +496,11 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
             if link.__context__ is None:
                 break
             if link.__context__ is raised:
-                link.__context__ = None
+                set_context(link, None)
                 break
             link = link.__context__
     if all(error is not last for error in errors):
-        last.__context__ = errors[0] if len(errors) == 1 else BaseExceptionGroup("hooks failed", errors)
+        set_context(last, errors[0] if len(errors) == 1 else BaseExceptionGroup("hooks failed", errors))
 
 
 _MOST_LINKS = 100

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohooks._aio.cancel import cancel_count, current_task, shielded
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.run_scope import begin_run, current_run, current_scope, in_own_context, shares_context
-from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr
+from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
 from aiohooks.session.coordinator import Coordinator, end_tasks
@@ -266,7 +266,7 @@ class Shutdown:
             return
         _logger.error("%s: %s, and then %s", self._label, _why(error), safe_repr(raised), exc_info=error)
         if raised.__context__ is None:
-            raised.__context__ = error
+            set_context(raised, error)
         elif raised.__context__ is not error:
             add_note(raised, f"before that, {_why(error)}")
 
