@@ -7,9 +7,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.cancel import CancelScope, CancelWatch, TimeLimit, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aiohooks.session.recovery import SessionSupervisor
 
 _logger = logging.getLogger("aiohooks")
+T = TypeVar("T")
 
 DEFAULT_YIELD_SECS = 0.005
 """After how long without a turn the event loop gets one before the next run, where the user does not say."""
@@ -151,6 +152,17 @@ class RunLock:
         except BaseException:
             self.turns.release()
             raise
+
+    async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Await a wait in which the session makes no steps: whoever waits for these may have to do without."""
+        publisher = self.publisher
+        if publisher is None or current_task() is not self.owner:
+            return await wait
+        publisher.hold_up()
+        try:
+            return await wait
+        finally:
+            publisher.held_up -= 1
 
     def acquire(self) -> RunScope:
         """Begin a run: the lock is free, or has been waited for.

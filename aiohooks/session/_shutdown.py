@@ -50,6 +50,10 @@ class Shutdown:
             BaseException: the error of a background task, or of `end` or `close` of a hook, unless `error` is reported already.
         """
         swallow = self.swallows(error)
+        if swallow:
+            why = f"the block was left by {safe_repr(error)}"
+            self._supervisor.root.record_end(why)
+            _logger.info("%s: %s, which is a clean end", self._label, why)
         outcome = await self._complete_after(self._end, None if swallow else error)
         if outcome is None:
             return swallow

@@ -117,13 +117,17 @@ class Coordinator:
         self._reason = self._reason or reason or "a stop was requested"
         self.stopped = True  # after the reason: another thread may read both in between
 
+    def record_end(self, reason: str) -> None:
+        """Internal: keep why the session ends if no stop was requested; nothing is stopped yet."""
+        self._reason = self._reason or reason
+
     def should_stop(self) -> bool:
         """Return whether a stop was requested; never waits, never raises."""
         return self.stopped or self._root.stopped
 
     @property
     def stop_reason(self) -> str | None:
-        """The first reason; None if no stop was requested."""
+        """The first reason; None if no stop was requested, and the session's block was not left by a clean-end exception."""
         return self._root._reason
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
@@ -183,6 +187,15 @@ class Coordinator:
                 clean end of a session.
             BaseException: the error of the background task, or the producer, that failed, the same object.
         """
+        return await self.until_in(CancelScope, awaitable, producer)
+
+    async def until_in(
+        self,
+        make_scope: Callable[[asyncio.Task[Any], CancelWatch], CancelScope],
+        awaitable: Awaitable[T],
+        producer: Producer | None,
+    ) -> T:
+        """Internal: `until` in a scope of another class, which is told what ends the wait."""
         try:
             self.bind()
             producers = _checked_producers(producer)
@@ -197,7 +210,7 @@ class Coordinator:
         if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
         watch = CancelWatch()
-        scope = CancelScope(current_task(), watch)
+        scope = make_scope(current_task(), watch)
         waits = self._root._waits
         waits.add(scope)
         end = _EndOfProducers(producers, scope) if producers else None
@@ -461,7 +474,9 @@ class _EndOfProducers:
         if passes:
             self._pass = self._scope.task.get_loop().call_soon(self._wait, passes - 1)
         else:
-            self._scope.cancel("the producers have ended", self._error())
+            CancelScope.cancel(
+                self._scope, "the producers have ended", self._error()
+            )  # also if a recovery goes on beside the wait
 
     def _error(self) -> BaseException:
         ends: list[str] = []

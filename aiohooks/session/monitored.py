@@ -224,7 +224,8 @@ class AsyncMonitoredSession:
     def steps(self, fetches: Any = (), *, feeds: Feeds | None = None, producer: Producer | None = None) -> Steps:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
-        Ends at a stop or when the feeds end. A stop or a failed background task also ends the wait for the next feed.
+        Ends at a stop or when the feeds end. A stop or a failed background task also ends the wait for the next feed; a failure
+        from which the session recovers does not, but is recovered from meanwhile.
 
         Args:
             fetches: what each run fetches and each turn of the loop gets.
@@ -238,7 +239,7 @@ class AsyncMonitoredSession:
         """
         if self._run_lock.loop is None:
             self._run_lock.check_entered()
-        return Steps(self, self._run_lock, fetches, feeds, producer)
+        return Steps(self, self._supervisor, self._run_lock, fetches, feeds, producer)
 
     # -- entering and leaving
 
@@ -327,7 +328,10 @@ class AsyncMonitoredSession:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a stop was requested, or the session ended without one: its failure. None after a clean end without a stop."""
+        """Why a stop was requested, or the session ended without one: its failure, or the exception that left the block cleanly.
+
+        None after a block that was left without an exception or a stop.
+        """
         return self._supervisor.root.stop_reason
 
     @property
@@ -352,14 +356,7 @@ class AsyncMonitoredSession:
         if self._run_lock.loop is None:
             close_unawaited(awaitable)
             self._run_lock.check_entered()
-        publisher = self._run_lock.publisher
-        if publisher is None or current_task() is not self._run_lock.owner:
-            return await self._supervisor.coord.until(awaitable, producer=producer)
-        publisher.hold_up()  # whoever waits for this session's steps may have to do without
-        try:
-            return await self._supervisor.coord.until(awaitable, producer=producer)
-        finally:
-            publisher.held_up -= 1
+        return await self._run_lock.wait_between_runs(self._supervisor.coord.until(awaitable, producer=producer))
 
     # -- its parts
 

@@ -61,7 +61,7 @@ class SessionStatus:
         runs: number of runs begun.
         running: whether a run is in progress.
         queued: number of tasks that wait for their turn to run.
-        stop_reason: why a stop was requested; None if it was not.
+        stop_reason: why a stop was requested, or which exception ended the block cleanly; None if neither happened.
         recoveries: number of times the session was replaced.
         failure: the first failure, as text; None if there is none.
         name: the session's name.

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
+from aiohooks._aio.cancel import CancelScope, CancelWatch
 from aiohooks._validate import check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
@@ -101,12 +102,14 @@ class Steps:
     def __init__(
         self,
         session: AsyncMonitoredSession,
+        supervisor: SessionSupervisor,
         run_lock: RunLock,
         fetches: Any,
         feeds: Feeds | None,
         producer: Producer | None = None,
     ) -> None:
         self._session = session
+        self._supervisor = supervisor
         self._run_lock = run_lock
         self._fetches = fetches
         operation = session.graph.step_operation
@@ -144,11 +147,28 @@ class Steps:
         except StopRequestedError:
             raise StopAsyncIteration from None
 
+    async def _wait_for_feed(self, wait: Awaitable[Any]) -> Any:
+        """Wait for the next feed. A recovery goes on beside the wait, as cancelling it would end a generator of feeds."""
+        coord = self._supervisor.coord
+        return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, self._producer))
+
+    def _feed_scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
+        return _FeedScope(task, watch, self._supervisor, self._start_recovery)
+
+    def _start_recovery(self) -> None:
+        """Start a task that does what the next run would do before it begins."""
+        if self._run_lock.state == "open":
+            self._supervisor.root.start_soon(self._session.run_step_fn, _do_nothing, name="recovery")
+
     async def _next_feed(self) -> Any:
+        if self._async_feeds is not None or self._queue is not None:
+            supervisor = self._supervisor
+            if supervisor.coord.errors and supervisor.recovers(supervisor.coord.errors[0]):
+                await self._session.run_step_fn(_do_nothing)
         if self._async_feeds is not None:
-            feed = await self._session.until(anext(self._async_feeds))
+            feed = await self._wait_for_feed(anext(self._async_feeds))
         elif self._queue is not None:
-            feed = await self._session.until(self._queue.get(), producer=self._producer)
+            feed = await self._wait_for_feed(self._queue.get())
         elif self._feeds is not None:
             try:
                 feed = next(self._feeds)
@@ -157,3 +177,26 @@ class Steps:
         else:
             return None
         return feed if self._parameter is None else {self._parameter: feed}
+
+
+async def _do_nothing(context: StepContext) -> None:
+    pass
+
+
+class _FeedScope(CancelScope):
+    """The wait for a feed: a failure from which the session recovers does not end it, but starts the recovery."""
+
+    __slots__ = ("_start_recovery", "_supervisor")
+
+    def __init__(
+        self, task: asyncio.Task[Any], watch: CancelWatch, supervisor: SessionSupervisor, start_recovery: Callable[[], None]
+    ) -> None:
+        super().__init__(task, watch)
+        self._supervisor = supervisor
+        self._start_recovery = start_recovery
+
+    def cancel(self, why: str, cause: BaseException | None = None) -> None:
+        if cause is not None and self._supervisor.recovers(cause):
+            self._start_recovery()
+        else:
+            super().cancel(why, cause)

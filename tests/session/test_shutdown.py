@@ -10,6 +10,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double
 from tests.support.waiting import fail, forever, ticks, until_true
 
@@ -368,3 +369,35 @@ async def test_a_failing_block_ends_the_run_of_another_task() -> None:
         await use()
     with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
         await runs[0]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [ah.OutOfRangeError("no more"), StopIteration("stray"), StopAsyncIteration(), ah.StopRequestedError("enough")],
+    ids=repr,
+)
+async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(end: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """A block that is left cleanly by an exception says by which: in `stop_reason`, and in the log at level INFO."""
+    seen: list[bool] = []
+
+    async def see(session: ah.Session) -> None:
+        seen.append(monitored.coord.should_stop())
+
+    caplog.set_level(logging.INFO, "aiohooks")
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("end", see)], name="trainer") as monitored:
+        raise end
+    reason = f"the block was left by {end!r}"
+    assert (monitored.stop_reason, monitored.status().stop_reason) == (reason, reason)
+    assert caplog.messages == [f"session 'trainer': {reason}, which is a clean end"]
+    assert seen == [False]  # it is no stop: hooks and tasks are not interrupted by it
+
+
+async def test_a_stop_keeps_its_reason_when_an_exception_ends_the_block() -> None:
+    """The reason of a stop is not replaced by the exception that then ends the block; leaving it without one has no reason."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        session.request_stop("enough")
+        await session.run("loss")
+    assert session.stop_reason == "enough"
+    async with ah.AsyncMonitoredSession(double) as session:
+        await session.run("loss")
+    assert session.stop_reason is None
