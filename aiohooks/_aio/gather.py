@@ -272,6 +272,8 @@ class Overlap:
             error = None
             if self._marked:
                 current_scope.set(None)
+            # The traceback of what is raised has this frame, and the caller's task will have what is raised.
+            del self._caller, self._watch, self._scope
         self._batch.complete()
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -249,3 +251,76 @@ async def test_an_outer_cancel_wins_over_a_hooks_error() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert sorted(ended) == list(HOOKS)
+
+
+# -- nothing is lost, nothing is kept
+
+
+async def test_errors_that_a_cancel_hides_are_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is cancelled and hooks fail in their cleanup: each error is logged, and in the context of what is raised."""
+    errors = {number: OSError(f"hook {number}") for number in HOOKS}
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise errors[number]
+
+    task = asyncio.create_task(run_once(five_hooks(act)))
+    await ticks(10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await task
+    logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert {id(error) for error in errors.values()} <= {id(error) for error in logged}
+    chain: list[BaseException] = []
+    link = raised.value.__context__
+    while link is not None:
+        chain += link.exceptions if isinstance(link, BaseExceptionGroup) else [link]
+        link = link.__context__
+    assert all(error in chain for error in errors.values())
+
+
+@pytest.mark.parametrize("how", ["inline", "own", "child", "cancelled", "time limit"])
+async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
+    """What a failed run referred to is freed when its error is, without the garbage collector."""
+
+    class Big:
+        pass
+
+    big: weakref.ref[Big]
+
+    async def act(number: int, phase: str) -> None:
+        nonlocal big
+        if phase == "before_run" and number == (3 if how == "child" else 0):
+            held = Big()
+            big = weakref.ref(held)
+            if how in ("cancelled", "time limit"):
+                await elapse(100)
+            elif how != "inline":
+                await ticks()
+            raise ValueError("no")
+        if how == "child":
+            await asyncio.sleep(0)
+
+    hooks = [ah.configure(hook, timeout=5 if how == "time limit" else None) for hook in five_hooks(act)]
+    gc.collect()
+    gc.disable()
+    try:
+        with ManualClock() as clock:
+            async with ah.AsyncMonitoredSession(double, hooks) as session:
+                for _ in range(3):
+                    task = asyncio.create_task(session.run("double"))
+                    await ticks(3)
+                    if how == "cancelled":
+                        task.cancel()
+                    elif how == "time limit":
+                        clock.advance(5)
+                    await asyncio.wait([task])
+                    assert task.cancelled() if how == "cancelled" else isinstance(task.exception(), (ValueError, TimeoutError))
+                    del task
+                    await ticks()
+                    assert big() is None
+    finally:
+        gc.enable()

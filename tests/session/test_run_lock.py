@@ -315,3 +315,42 @@ async def test_a_stop_may_be_requested_from_any_thread() -> None:
         with refused(ah.StopRequestedError, "the thread says so"):
             await waiting
         assert session.should_stop()
+
+
+async def test_runs_of_one_step_function_take_turns() -> None:
+    """A step function that makes two runs with hooks at the same time gets both, one after the other, each with its own calls."""
+    events: list[str] = []
+
+    class Recording(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            events.append(f"before {run_context.original_args.fetches}")
+            await asyncio.sleep(0)
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            await asyncio.sleep(0)
+            events.append(f"after {run_context.original_args.fetches}")
+
+    async def both(context: ah.session.StepContext) -> list[Any]:
+        return await asyncio.gather(context.run_with_hooks("loss"), context.run_with_hooks("double"))
+
+    async with ah.AsyncMonitoredSession(double, [Recording(), Recording()]) as session:
+        assert await session.run_step_fn(both) == [2, {"loss": 2, "batch": 1}]
+        assert await session.run("loss") == 2
+    assert events[:8] == 2 * ["before loss"] + 2 * ["after loss"] + 2 * ["before double"] + 2 * ["after double"]
+
+
+async def test_a_cancelled_run_of_a_step_function_gives_its_turn_back() -> None:
+    """One of two runs at the same time is cancelled by the step function itself: the other one is made."""
+
+    async def one_of_two(context: ah.session.StepContext) -> Any:
+        tasks = [asyncio.create_task(context.run_with_hooks("loss")) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        tasks[1].cancel()
+        return [one if isinstance(one, int) else type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)]
+
+    async def waits(run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits)]) as session:
+        assert await session.run_step_fn(one_of_two) == [asyncio.CancelledError, asyncio.CancelledError, 2]

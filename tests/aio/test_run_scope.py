@@ -1,0 +1,168 @@
+"""A run belongs to the code that it calls, and not to what overlaps with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.checks import refused
+from tests.support.hooks import BeforeRunHook, PhaseHook
+from tests.support.sessions import double
+from tests.support.waiting import ticks
+
+pytestmark = pytest.mark.every_python
+
+
+class Calls:
+    async def on(self) -> None: ...
+
+
+class Running:
+    """Runs a session, after some turns of the loop."""
+
+    def __init__(self, session: ah.AsyncMonitoredSession, turns: int) -> None:
+        self.session, self.turns = session, turns
+
+    async def on(self) -> None:
+        await ticks(self.turns)
+        await self.session.run("double")
+
+
+async def slow_double(batch: int = 1) -> dict[str, int]:
+    await asyncio.sleep(0)
+    return {"loss": 2 * batch}
+
+
+@pytest.mark.parametrize("turns", [(0, 0), (0, 1), (1, 0), (2, 2)], ids=str)
+@pytest.mark.parametrize("how", ["hooks", "group", "operations"])
+async def test_overlapping_hooks_run_one_other_session(turns: tuple[int, int], how: str) -> None:
+    """Two hooks of a session, two hooks of a group or two operations that overlap each make a run of one other session."""
+    async with ah.AsyncMonitoredSession(slow_double, name="other") as other:
+        calls = [Running(_Named(other), count) for count in turns]  # type: ignore[arg-type]
+        if how == "group":
+            await ah.compose(Calls, calls).on()
+        elif how == "hooks":
+            async with ah.AsyncMonitoredSession(double, [BeforeRunHook(one.on) for one in calls]) as session:
+                await session.run("double")
+        else:
+            graph = ah.Graph()
+            for number, one in enumerate(calls):
+                graph.operation(name=f"operation{number}")(one.on)
+            async with ah.AsyncMonitoredSession(graph) as session:
+                await session.run(["operation0", "operation1"])
+        await other.run("loss")
+        assert other.global_step.latest.step == 3
+
+
+class _Named:
+    """A session whose step is fetched by another name."""
+
+    def __init__(self, session: ah.AsyncMonitoredSession) -> None:
+        self.run = lambda _: session.run("loss")
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+async def test_a_run_inside_a_hook_of_that_run_is_still_refused(deeper: bool) -> None:
+    """Also through a group, another session or a task of its own, in whichever task the hook runs: it would wait for itself."""
+    session: ah.AsyncMonitoredSession
+
+    async def runs_again() -> None:
+        with refused(ah.errors.NestedRunError, "run was called from inside a run of the same session"):
+            await session.run("double")
+
+    async def through_a_group() -> None:
+        class Again:
+            async def on(self) -> None:
+                await runs_again()
+
+        await ah.compose(Calls, [Again(), Again()]).on()
+
+    async def through_a_session() -> None:
+        async with ah.AsyncMonitoredSession(double, [BeforeRunHook(runs_again)]) as inner:
+            await inner.run("double")
+
+    async def in_a_task() -> None:
+        await asyncio.create_task(runs_again())
+
+    ways: list[Any] = [through_a_group, through_a_session, in_a_task] if deeper else [runs_again, runs_again]
+    async with ah.AsyncMonitoredSession(double, [BeforeRunHook(ticks), *(BeforeRunHook(way) for way in ways)]) as session:
+        await session.run("double")
+    async with ah.AsyncMonitoredSession(double, [BeforeRunHook(way) for way in ways]) as session:
+        await session.run("double")
+
+
+async def test_a_run_inside_a_hook_keeps_context_variables() -> None:
+    """What the hooks of the inner run set is seen by the hook that made it, and by the steps after it."""
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
+    seen: list[str] = []
+
+    async def sets(_: object) -> None:
+        await asyncio.sleep(0)
+        variable.set("set")
+
+    async def looks() -> int:
+        seen.append(variable.get())
+        return 1
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", sets)]) as inner:
+
+        async def runs_inner() -> None:
+            await inner.run("double")
+            seen.append(variable.get())
+
+        async with ah.AsyncMonitoredSession(looks, [BeforeRunHook(runs_inner)]) as session:
+            await session.run("looks")
+    assert seen == ["set", "set"]
+
+
+async def test_a_publisher_is_not_taken_for_one_that_waits() -> None:
+    """Overlapping hooks that run one other session do not make its publisher look as if it waited for itself."""
+    steps = ah.MemoryStepStore()
+    async with ah.AsyncMonitoredSession(slow_double, global_step=steps) as other:
+
+        async def waits() -> None:
+            await steps.wait_for(2)
+
+        async def runs() -> None:
+            await ticks(3)
+            await other.run("loss")
+
+        hooks = [BeforeRunHook(call) for call in (waits, runs, runs)]
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            await session.run("double")
+
+
+def test_hooks_under_nest_asyncio() -> None:
+    """A hook that runs the loop again from inside it, with nest_asyncio, neither hangs nor disturbs the hooks beside it."""
+    program = """
+import asyncio, nest_asyncio, aiohooks as ah
+
+class Calls:
+    async def on(self) -> None: ...
+
+class Nested:
+    async def on(self):
+        await asyncio.sleep(0)
+        asyncio.get_event_loop().run_until_complete(asyncio.sleep(0.01))
+
+class Waiting:
+    async def on(self):
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+
+async def main():
+    for hooks in ([Nested(), Waiting()], [Waiting(), Nested()]):
+        await ah.compose(Calls, hooks).on()
+    print("done")
+
+nest_asyncio.apply()
+asyncio.run(main())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.stdout, ran.returncode) == ("done\n", 0), ran.stderr

@@ -1,0 +1,152 @@
+"""A hook that ignores its cancellation has the grace period; then the others continue without it, and its end is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.hooks import BeforeRunHook
+from tests.support.sessions import double
+from tests.support.waiting import fail, ticks, until_true
+
+pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
+
+places = pytest.mark.parametrize("place", [0, 1], ids=["in the caller's task", "in its own"])
+
+
+class Uncancellable:
+    """Waits until it is released, whatever is cancelled."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.released = asyncio.Event()
+        self.cancels = 0
+        self.error = error
+        self.task: asyncio.Task[Any] | None = None
+
+    async def wait(self) -> None:
+        while not self.released.is_set():
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                self.cancels += 1
+        self.task = asyncio.current_task()
+        if self.error is not None:
+            raise self.error
+
+
+def hooks_with(place: int, call: Any, **options: Any) -> list[Any]:
+    hooks: list[Any] = [BeforeRunHook(ticks), BeforeRunHook(ticks)]
+    hooks[place] = ah.configure(BeforeRunHook(call), **options)
+    return hooks
+
+
+@places
+@pytest.mark.parametrize("logged", [False, True])
+async def test_a_time_limit_that_is_ignored(place: int, logged: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The time limit and the grace period pass: the run ends with HookTimeoutError, or continues if that is only logged.
+
+    The hook is left running in a task that is not the caller's; a later error of it is logged.
+    """
+    hook = Uncancellable(OSError("late"))
+    given = hooks_with(place, hook.wait, timeout=5, on_error="log" if logged else "raise")
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(double, given, stop_grace_period_secs=9) as session:
+            run = asyncio.create_task(session.run("loss"))
+            await ticks()
+            clock.advance(5)
+            await ticks()
+            assert hook.cancels == 1
+            assert not run.done()
+            clock.advance(9)
+            if logged:
+                assert await run == 2
+            else:
+                with refused(ah.errors.HookTimeoutError, f"BeforeRunHook#{place + 1}.before_run", "5 s"):
+                    await run
+            assert run.cancelling() == 0
+            hook.released.set()
+            await until_true(lambda: hook.task is not None)
+            await ticks()
+            assert hook.task is not run
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (
+        f"BeforeRunHook#{place + 1}.before_run at step 1 still runs 9 s after its cancellation; continuing without it" in messages
+    )
+    assert any(record.exc_info and record.exc_info[1] is hook.error for record in caplog.records)
+
+
+async def test_the_late_error_of_a_hook_that_was_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """Another hook fails, and this one ignores its cancel for longer than the grace period: its error is logged when it comes."""
+    hook = Uncancellable(OSError("late"))
+    given = [BeforeRunHook(lambda: fail(ValueError("first"))), BeforeRunHook(hook.wait)]
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(double, given, stop_grace_period_secs=9) as session:
+            run = asyncio.create_task(session.run("loss"))
+            await until_true(lambda: hook.cancels)
+            await ticks()
+            clock.advance(9)
+            with pytest.raises(ValueError, match="first"):
+                await run
+            hook.released.set()
+            await until_true(lambda: hook.task is not None)
+            await ticks()
+    assert any(record.exc_info and record.exc_info[1] is hook.error for record in caplog.records)
+
+
+async def test_a_hook_in_its_callers_task_that_ignores_its_cancel(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a time limit it runs in its caller's task like any awaited code, which has to wait: a warning says so."""
+    hook = Uncancellable()
+    given = [BeforeRunHook(hook.wait), BeforeRunHook(lambda: fail(ValueError("first")))]
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(double, given, stop_grace_period_secs=9) as session:
+            run = asyncio.create_task(session.run("loss"))
+            await until_true(lambda: hook.cancels)
+            clock.advance(9)
+            await ticks()
+            assert "still runs 9 s after its cancellation, in its caller's task, which waits for it" in caplog.text
+            hook.released.set()
+            with pytest.raises(ValueError, match="first"):
+                await run
+
+
+@places
+async def test_a_group_is_called_inside_itself_under_a_time_limit(place: int) -> None:
+    """A hook that calls its own group: the call that is left behind is the one whose time limit has passed."""
+
+    class Calls:
+        async def on(self, depth: int) -> None: ...
+
+    hook = Uncancellable()
+    group: ah.HookGroup[Calls]
+
+    class Nesting:
+        async def on(self, depth: int) -> None:
+            if depth:
+                with refused(ah.errors.HookTimeoutError, "Nesting"):
+                    await group.hooks.on(depth - 1)
+            else:
+                await hook.wait()
+
+    class Quick:
+        async def on(self, depth: int) -> None:
+            await asyncio.sleep(0)
+
+    hooks: list[Any] = [Quick(), Quick()]
+    hooks[place] = Nesting()
+    group = ah.HookGroup(Calls, [ah.configure(one, timeout=5 + 10 * number) for number, one in enumerate(hooks)], grace_secs=2)
+    with ManualClock() as clock:
+        outer = asyncio.create_task(group.hooks.on(0))
+        await ticks()
+        clock.advance(15)
+        await ticks()
+        clock.advance(2)
+        with refused(ah.errors.HookTimeoutError, "Nesting.on"):
+            await outer
+        hook.released.set()
+        await until_true(lambda: hook.task is not None)
