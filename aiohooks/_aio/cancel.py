@@ -256,12 +256,16 @@ class CancelScope:
         """The deliveries of the scope's own cancels that have not been taken back."""
         return self._own
 
-    def uncancel(self, error: BaseException | None = None) -> bool:
-        """Take the own cancels back; return whether `error`, with which the block ends, is a cancel from outside."""
-        if self._watch is None:
-            outside = self.task.cancelling() - len(self._own) > self._base
-        else:
-            outside = self._watch.outside_cancel(error, self._own) is not None
+    def uncancel(self, error: BaseException | None = None) -> asyncio.CancelledError | None:
+        """Take the own cancels back; return the cancel from outside with which the block ends, or None.
+
+        It is `error`, with which the block ends, unless one came in the same tick as the scope's own.
+        """
+        outside: asyncio.CancelledError | None = None
+        if self._watch is not None:
+            outside = self._watch.outside_cancel(error, self._own)
+        elif self.task.cancelling() - len(self._own) > self._base:
+            outside = error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None

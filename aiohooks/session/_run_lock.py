@@ -205,12 +205,17 @@ class RunLock:
             self._scope.cancel(why, cause)
 
     def end_interrupt(self, error: BaseException | None = None) -> tuple[bool, BaseException | None]:
-        """Take back the cancel of `interrupt`; return whether `error` comes from it and not from outside, and its cause."""
+        """Take back the cancel of `interrupt`.
+
+        Returns:
+            Whether `error` comes from it and not from outside; and its cause, or the cancel from outside.
+        """
         scope = self._scope
         if scope is None:
-            return False, None
+            return False, error
         self._scope = self.watch.interrupt = self.caller.interrupt = None
-        return not scope.uncancel(error), scope.cause
+        outside = scope.uncancel(error)
+        return outside is None, scope.cause if outside is None else outside
 
     async def close(self, immediately: bool, grace_secs: float) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""

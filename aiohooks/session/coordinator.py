@@ -513,8 +513,9 @@ async def _until_cancelled(scope: CancelScope, watch: CancelWatch, awaitable: Aw
     try:
         result = await drive(_wait(awaitable), watch)
     except asyncio.CancelledError as error:
-        if scope.uncancel(error) or scope.cause is None:
-            raise
+        outside = scope.uncancel(error)
+        if outside is not None or scope.cause is None:
+            raise_unchanged(outside or error)
     except BaseException:
         scope.uncancel()
         raise

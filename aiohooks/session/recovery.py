@@ -208,12 +208,9 @@ class SessionSupervisor:
             committed, self._committed = self._committed, None
             if committed is not None and committed.error is not error:
                 committed = None
-            interrupted, cause = run_lock.end_interrupt(error)
-            if isinstance(error, asyncio.CancelledError):
-                if not interrupted:
-                    raise error
-                if cause is not None:
-                    raise_unchanged(cause)
+            _, cause = run_lock.end_interrupt(error)
+            if isinstance(error, asyncio.CancelledError) and cause is not None:
+                raise_unchanged(cause)
             error = self._root_cause(error)
             if not self.recovers(error):
                 for coord in (self.coord, self.root):
@@ -228,7 +225,7 @@ class SessionSupervisor:
                 # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
                 interrupted, cause = run_lock.end_interrupt(cancelled)
                 if not interrupted or not (cause or self.root.errors):
-                    raise
+                    raise_unchanged(cause or cancelled)
                 self.root.raised = self.root.raised or cause is None
                 raise_unchanged(cause or self.root.errors[0])
 

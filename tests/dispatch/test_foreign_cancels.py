@@ -348,3 +348,31 @@ async def test_a_scope_around_a_run_knows_its_own_cancel() -> None:
         return scope.cancelled_caught
 
     assert await in_a_task(main)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("where", ["run", "until"])
+async def test_a_cancel_in_the_same_tick_as_a_background_failure(where: str, first: bool) -> None:
+    """The caller is cancelled in the tick in which a failed background task ends its run, or its wait: with its own message."""
+    fails_now = asyncio.Event()
+
+    async def fails() -> None:
+        await fails_now.wait()
+        if first:
+            task.cancel("outside")
+        else:
+            asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, task.cancel, "outside")
+        raise ValueError("of the background task")
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [BeforeRunHook(forever)]) as session:
+            session.start_soon(fails)
+            await (session.run("double") if where == "run" else session.until(forever()))
+
+    task = asyncio.create_task(main())
+    await ticks(20)
+    fails_now.set()
+    with pytest.raises((asyncio.CancelledError, ValueError), match=r"outside|background") as raised:
+        await task
+    if first:
+        assert isinstance(raised.value, asyncio.CancelledError)

@@ -331,7 +331,7 @@ async def test_runs_of_one_step_function_take_turns() -> None:
             events.append(f"after {run_context.original_args.fetches}")
 
     async def both(context: ah.session.StepContext) -> list[Any]:
-        return await asyncio.gather(context.run_with_hooks("loss"), context.run_with_hooks("double"))
+        return list(await asyncio.gather(context.run_with_hooks("loss"), context.run_with_hooks("double")))
 
     async with ah.AsyncMonitoredSession(double, [Recording(), Recording()]) as session:
         assert await session.run_step_fn(both) == [2, {"loss": 2, "batch": 1}]
