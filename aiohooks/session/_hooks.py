@@ -152,7 +152,11 @@ class HookSet:
 
     async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
         """Call `close` of the begun hooks, once and in reverse order, also after one that fails; append their errors."""
-        errors += await self.background.end(self.grace_secs)
+        ended: asyncio.CancelledError | None = None
+        try:
+            errors += await self.background.end(self.grace_secs)
+        except asyncio.CancelledError as error:  # as below: the hooks are closed all the same
+            ended = error
         while self.begun:
             registered = self.begun.pop()
             # Unlike the other methods, this one always has a time limit.
@@ -166,6 +170,8 @@ class HookSet:
                 errors.append(cancelled)
             except BaseException as error:
                 errors.append(error)
+        if ended is not None:
+            raise ended
 
     async def _call_one(self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None) -> None:
         if LIFECYCLE.overrides(registered.hook, method):

@@ -197,14 +197,21 @@ class Shutdown:
         for coord in self._coordinators:
             coord.close(failure)
         cancelled: asyncio.CancelledError | None = None
+
+        async def complete(part: Awaitable[object], what: str | None = None) -> None:
+            nonlocal cancelled
+            try:
+                with self._log_long_wait(what):
+                    await part
+            except asyncio.CancelledError as raised:
+                cancelled = raised
+            except BaseException as raised:
+                errors.append(raised)
+
+        why = failure or f"the session has ended, and its grace period of {self._grace_secs} s is over"
+        secs = self._grace_secs if error is None else 0
         try:
-            await end_tasks(
-                self._coordinators,
-                self._grace_secs if error is None else 0,
-                self._grace_secs,
-                failure or f"the session has ended, and its grace period of {self._grace_secs} s is over",
-                f"{self._label}, closing",
-            )
+            await end_tasks(self._coordinators, secs, self._grace_secs, why, f"{self._label}, closing")
         except asyncio.CancelledError as raised:
             cancelled = raised
         background = self._background_failure(primary)
@@ -214,23 +221,12 @@ class Shutdown:
             coord.disown("the session has ended")
         session, supervisor.session = supervisor.session, None
         if session is not None:
-            try:
-                with self._log_long_wait("the raw session"):
-                    await session.aclose()
-            except Exception as raised:
-                errors.append(raised)
-            except asyncio.CancelledError as raised:
-                cancelled = raised
-        with self._log_long_wait():
-            await self._hooks.close(error or background, errors)
-        with self._log_long_wait("its creator and step store"):
-            if isinstance(supervisor.creator, ChiefSessionCreator):
-                try:
-                    await supervisor.creator.aclose()
-                except Exception as raised:
-                    errors.append(raised)
-            if supervisor.store is not None:
-                await supervisor.store.flush(_FLUSH_SECS)
+            await complete(session.aclose(), "the raw session")
+        await complete(self._hooks.close(error or background, errors))
+        if isinstance(supervisor.creator, ChiefSessionCreator):
+            await complete(supervisor.creator.aclose(), "its creator")
+        if supervisor.store is not None:
+            await complete(supervisor.store.flush(_FLUSH_SECS), "its step store")
         if self._complete.is_set():  # it took longer than the grace period after a cancellation
             for late in errors:
                 _logger.error("%s: closing failed, after the session had ended", self._label, exc_info=late)

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double, recovery_policy
+from tests.support.sessions import counting_graph, double, recovery_policy
 from tests.support.waiting import fail, fails_after, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -239,6 +239,43 @@ async def test_an_error_that_ends_the_program_comes_out_of_close(error: BaseExce
         assert repr(raised.__context__) == "ValueError('the body')"
     if first == "close":
         assert raised.__notes__[-1] == "and then: OSError('close failed')"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), OSError("connection")], ids=repr)
+@pytest.mark.parametrize("part", ["session", "store"])
+async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(error: BaseException, part: str) -> None:
+    """Whatever the raw session or the step store raises: the hooks are closed, and the error comes out."""
+
+    class Store(ah.MemoryStepStore):
+        async def flush(self, timeout: float | None = None) -> None:
+            if part == "store":
+                raise error
+            await super().flush(timeout)
+
+    class Broken(ah.Session):
+        async def aclose(self) -> None:
+            await super().aclose()
+            if part == "session":
+                raise error
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            return Broken(self.graph, global_step=Store())
+
+    hook = RecordingHook()
+
+    async def use() -> BaseException | None:
+        try:
+            async with ah.AsyncMonitoredSession(Creator(), [hook]):
+                pass
+        except BaseException as caught:
+            return caught
+        return None
+
+    assert await use() is error
+    assert hook.closed_with == [None]
 
 
 # -- errors stay as they are

@@ -146,6 +146,34 @@ async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing() -> No
     assert hook.closed_with == [None]
 
 
+async def test_a_background_call_that_is_uncancellable_does_not_keep_hooks_from_closing() -> None:
+    """The grace period of a cancelled caller ends while the session waits for a background call: hooks are closed."""
+    uncancellable, hook = UncancellableHook(), RecordingHook()
+    with ManualClock() as clock:
+
+        async def main() -> None:
+            observer = ah.configure(PhaseHook("after_run", uncancellable.wait), background=True)
+            async with ah.AsyncMonitoredSession(double, [hook, observer], stop_grace_period_secs=9) as session:
+                await session.run("loss")
+                raise OSError("broken")
+
+        ending = asyncio.create_task(main())
+        await ticks(20)
+        clock.advance(5)
+        ending.cancel()
+        await ticks(20)
+        clock.advance(4)  # the call is cancelled
+        await until_true(lambda: uncancellable.cancels)
+        assert hook.closed_with == []
+        clock.advance(5)  # the closing is cancelled
+        await asyncio.wait([ending])
+        assert ending.cancelled()
+        assert repr(hook.closed_with) == "[OSError('broken')]"
+        uncancellable.released.set()
+        await until_true(lambda: uncancellable.done)
+        await ticks()
+
+
 async def test_a_closing_that_others_cancel_continues() -> None:
     """A third party that cancels the closing does not keep the session from being closed; the hook's part is reported."""
     hook = RecordingHook()
