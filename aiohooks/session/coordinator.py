@@ -195,7 +195,7 @@ class Coordinator:
         awaitable: Awaitable[T],
         producer: Producer | None,
     ) -> T:
-        """Internal: `until` in a scope of another class, which is told what ends the wait."""
+        """Internal: `until` in a scope of another class, which gets what ends the wait."""
         try:
             self.bind()
             producers = _checked_producers(producer)
@@ -476,7 +476,7 @@ class _EndOfProducers:
         else:
             CancelScope.cancel(
                 self._scope, "the producers have ended", self._error()
-            )  # also if a recovery goes on beside the wait
+            )  # also during a recovery
 
     def _error(self) -> BaseException:
         ends: list[str] = []

@@ -148,7 +148,7 @@ class Steps:
             raise StopAsyncIteration from None
 
     async def _wait_for_feed(self, wait: Awaitable[Any]) -> Any:
-        """Wait for the next feed. A recovery goes on beside the wait, as cancelling it would end a generator of feeds."""
+        """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
         coord = self._supervisor.coord
         return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, self._producer))
 

@@ -15,7 +15,7 @@ from tests.benchmarks.rows_hooks import HOOKS, WAIT_SECS, NoOpHook
 
 
 class Events:
-    """A lifecycle of somebody else's: it derives from nothing of ours."""
+    """A lifecycle of another author's: it derives from nothing of ours."""
 
     async def on_event(self, event: str) -> None:
         """Called for each event."""

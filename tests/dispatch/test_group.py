@@ -156,7 +156,7 @@ async def test_hooks_of_a_lower_order_complete_a_call_first() -> None:
 
 
 def test_in_order_keeps_the_other_attributes() -> None:
-    """`in_order` changes the order alone, and begins where it is told to."""
+    """`in_order` changes the order alone, and begins where the caller says."""
     a, b = Answering("a"), Answering("b")
     registrations = ah.in_order([ah.configure(a, timeout=5, order=99), b], first=-3)
     assert [(one.hook, one.order, one.timeout) for one in registrations] == [(a, -3, 5), (b, -2, None)]

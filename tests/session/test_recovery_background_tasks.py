@@ -108,7 +108,7 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
 
 
 class FailingTasks(ah.SessionRunHook):
-    """Starts a background task in every session; those of the first sessions fail when they are told to."""
+    """Starts a background task in every session; those of the first sessions fail when the test says so."""
 
     def __init__(self, failures: int, error: BaseException, recover: Callable[[], object] = lambda: None) -> None:
         self.fail = asyncio.Event()

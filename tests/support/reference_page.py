@@ -71,8 +71,10 @@ def sections() -> dict[str, dict[str, Any]]:
     """
     defined_in = {one.name: one.module for one in imports("aiohooks") if one.name is not None}
     found: dict[str, dict[str, Any]] = {package: {} for package in PACKAGES}
-    for package in PACKAGES:
-        module = importlib.import_module(package)
+    modules = {package: importlib.import_module(package) for package in PACKAGES}
+    for name in modules["aiohooks"].__all__:
+        getattr(modules["aiohooks"], name)  # which gives each its public path
+    for package, module in modules.items():
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):
