@@ -444,13 +444,18 @@ def set_context(error: BaseException, context: BaseException | None) -> None:
     BaseException.__setattr__(error, "__context__", context)
 
 
-def add_note(error: BaseException, text: str) -> None:
-    """Add a note to a passing error. Unlike its own `add_note` this never raises, as the error matters more than the note."""
+def add_note(error: BaseException, text: str) -> bool:
+    """Add a note to a passing error. Unlike its own `add_note` this never raises, as the error matters more than the note.
+
+    Returns:
+        Whether the error has the note now.
+    """
     try:
         error.add_note(text)
     except Exception:
         # A frozen dataclass takes the entry, though not the attribute. `__notes__` that are no list stay as they are.
         vars(error).setdefault("__notes__", [text])
+    return text in notes_of(error)
 
 
 def notes_of(error: BaseException) -> list[str]:

@@ -21,7 +21,15 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
 from aiohooks._aio.gather import keep_errors
 from aiohooks._validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import HookCaller, OrderGroup, RegisteredHook, hook_cancelled_error, order_groups
+from aiohooks.dispatch.calls import (
+    HookCaller,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    bound_method,
+    hook_cancelled_error,
+    order_groups,
+)
 from aiohooks.dispatch.hook import HookRegistration, configure
 from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, registered_hooks
 from aiohooks.errors import (
@@ -241,10 +249,13 @@ class HookGroup(Generic[K]):
         try:
             for one in self._registered:
                 if _is_context(one.hook):
-                    await _call((self._context_group(one, "__aenter__"),), (), {})
-                    self._entered.append(one)
+                    await _call((self._context_group(one, "__aenter__", bind=self._enter),), (), {})
         except BaseException as error:
-            await self._leave(error)
+            try:
+                await self._leave(error)
+            except asyncio.CancelledError as cancelled:
+                keep_errors(cancelled, [error])
+                raise
             raise
         return self
 
@@ -295,10 +306,23 @@ class HookGroup(Generic[K]):
             except Exception as failure:
                 failures.append(failure)
 
-    def _context_group(self, registered: RegisteredHook, method: str, limit: float | None = None) -> OrderGroup:
+    def _enter(self, registered: RegisteredHook, method: str) -> Method:
+        async def enter() -> None:
+            await registered.hook.__aenter__()
+            self._entered.append(registered)  # here: it may have left a cancel of the caller for the next await
+
+        return enter
+
+    def _context_group(
+        self,
+        registered: RegisteredHook,
+        method: str,
+        limit: float | None = None,
+        bind: Callable[[RegisteredHook, str], Method] = bound_method,
+    ) -> OrderGroup:
         """Return the call that enters or leaves a hook, whose error is never only logged."""
-        one = RegisteredHook(registered.name, registered.registration._replace(on_error="raise", disable_after=None))
-        return OrderGroup(method, [one], self._grace_secs, limit)
+        plain = registered.registration._replace(on_error="raise", disable_after=None, background=False)
+        return OrderGroup(method, [RegisteredHook(registered.name, plain)], self._grace_secs, limit, bind)
 
     def status(self) -> list[HookStatus]:
         """Return what has become of the calls of each hook."""

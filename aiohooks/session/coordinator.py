@@ -474,9 +474,7 @@ class _EndOfProducers:
         if passes:
             self._pass = self._scope.task.get_loop().call_soon(self._wait, passes - 1)
         else:
-            CancelScope.cancel(
-                self._scope, "the producers have ended", self._error()
-            )  # also during a recovery
+            CancelScope.cancel(self._scope, "the producers have ended", self._error())  # also during a recovery
 
     def _error(self) -> BaseException:
         ends: list[str] = []

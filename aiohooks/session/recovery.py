@@ -252,10 +252,15 @@ class SessionSupervisor:
         if isinstance(error, asyncio.CancelledError):
             return cause
         if self._policy.recovers(cause) or self._policy.recovers(error):
-            add_note(cause, f"the run failed with it: {safe_repr(error)}")
+            self._note_hidden(cause, f"the run failed with it: {safe_repr(error)}", error)
             return cause
-        add_note(error, f"a background task had failed before: {safe_repr(cause)}")
+        self._note_hidden(error, f"a background task had failed before: {safe_repr(cause)}", cause)
         return error
+
+    def _note_hidden(self, raised: BaseException, note: str, hidden: BaseException) -> None:
+        """Note an error at the one that is raised in its place, or log it if that takes no notes."""
+        if not add_note(raised, note):
+            _logger.error("%s: %s", self.root.label, note, exc_info=hidden)
 
     async def _replace(self, error: BaseException, step: int | None) -> None:
         """Replace the session after `error` of the run of `step`; None means the error of a creation."""

@@ -614,3 +614,40 @@ async def test_contexts_cannot_be_added_to_an_open_group() -> None:
         assert await group.hooks.before_model("x") == "a"
     with refused(ah.errors.HookGroupClosedError, "has been left"):
         group.add(Answering("b"))
+
+
+async def test_a_hook_is_left_if_its_entering_has_left_a_cancel_behind() -> None:
+    """A hook that is entered and then finds the caller cancelled is left: what it has opened is closed."""
+    events: list[str] = []
+
+    class Cancelling(Resource):
+        async def __aenter__(self) -> None:
+            await super().__aenter__()
+            task.cancel("outside")
+
+    async def main() -> None:
+        async with ah.HookGroup(AgentHooks, [Cancelling("a", events), Resource("b", events)]):
+            await forever()
+
+    task = asyncio.create_task(main())
+    with pytest.raises(asyncio.CancelledError, match="outside"):
+        await task
+    assert events[0] == "enter a"
+    assert events[-1] == "leave a"
+
+
+async def test_a_cancel_while_a_failed_group_is_left() -> None:
+    """A hook cannot be entered, and the caller is cancelled while the others are left: the error is in the cancel's context."""
+    events: list[str] = []
+
+    async def main() -> None:
+        async with ah.HookGroup(AgentHooks, [Resource("a", events), Resource("b", events, "enter")]):
+            pass
+
+    task = asyncio.create_task(main())
+    while "leave a" not in events:  # noqa: ASYNC110 - no event is set when it is left
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await task
+    assert isinstance(raised.value.__context__, OSError)

@@ -98,7 +98,7 @@ def answering(count: int, name: str = "hook") -> list[Answering]:
 
 
 async def of_all(call: Callable[[int], Awaitable[Any]]) -> list[Any]:
-    """Call from a thousand tasks at the same time, each with its own context variable; return the results, and the errors, in order."""
+    """Call from a thousand tasks at the same time, each with its own context variable; return results and errors, in order."""
 
     async def caller(number: int) -> Any:
         whose.set(number)
@@ -109,7 +109,7 @@ async def of_all(call: Callable[[int], Awaitable[Any]]) -> list[Any]:
 
 
 async def test_each_call_has_its_own_answers_and_context() -> None:
-    """A thousand calls at the same time: each gets the answers to its own argument, in order, and sees what its hooks have set."""
+    """A thousand calls at the same time: each gets the answers to its own argument, in order, and sees what its hooks set."""
     hooks = answering(5)
     group = ah.HookGroup(Lifecycle, hooks)
 
