@@ -59,6 +59,7 @@ class Shutdown:
             return swallow
         if outcome is error:
             return False
+        self._supervisor.name_session(outcome)
         raise_unchanged(outcome)
 
     async def end_opening(self, error: BaseException) -> None:
@@ -67,7 +68,9 @@ class Shutdown:
         Raises:
             BaseException: `error`, unless one of the closing wins over it.
         """
-        raise_unchanged(await self._complete_after(self._close, error) or error)
+        outcome = await self._complete_after(self._close, error) or error
+        self._supervisor.name_session(outcome)
+        raise_unchanged(outcome)
 
     async def wait(self, error: BaseException | None) -> bool:
         """Wait until another task has ended the session; return whether `error`, with which the block was left, is swallowed.

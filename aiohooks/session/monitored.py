@@ -101,7 +101,7 @@ class AsyncMonitoredSession:
         self._shutdown = Shutdown(self._supervisor, self._hooks, self._run_lock, stop_grace_period_secs)
         signals = policy_of(handle_signals)
         self._signals = None if signals is None else StopOnSignal(signals, self._supervisor.root, self._run_lock.interrupt)
-        self._name = name
+        self._name = self._supervisor.name = name
         # Made of parts, so that the coordinator does not keep the session itself alive.
         self._status = partial(session_status, self._run_lock, self._supervisor, self._hooks, name)
         self._supervisor.root.get_status = self._status
@@ -207,6 +207,7 @@ class AsyncMonitoredSession:
                 return await drive(self._run_once(caller, request, attempt), caller)
             finally:
                 caller.reset()
+                self._supervisor.forget_commit()  # the function is repeated as a whole
 
         try:
             lock.watch, attempt = CancelWatch(), 1

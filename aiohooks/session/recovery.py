@@ -19,6 +19,7 @@ from aiohooks.errors import (
     UnavailableError,
     add_note,
     is_clean_end,
+    notes_of,
     raise_unchanged,
     safe_repr,
 )
@@ -86,8 +87,6 @@ NEVER = RecoveryPolicy((), max_attempts=0)
 class CommittedRun:
     """A run that failed after it had been committed."""
 
-    error: BaseException
-    """What it failed with."""
     result: Any
     """What `run` would have returned."""
     position: Position
@@ -147,6 +146,8 @@ class SessionSupervisor:
     def __init__(self, creator: SessionCreator, hooks: HookSet, policy: RecoveryPolicy, grace_secs: float) -> None:
         self.root: Coordinator = Coordinator()
         self.coord: Coordinator = self.root
+        self.name: str | None = None
+        """The session's name, if it was given one."""
         self.session: Session | None = None
         self.run: GatheredRun
         """Makes a run of the session under the caller's `drive`."""
@@ -155,7 +156,7 @@ class SessionSupervisor:
         self.recovery_error: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
-        self._committed: CommittedRun | None = None
+        self._committed: tuple[BaseException, CommittedRun] | None = None  # and the error that followed
         self.creator: SessionCreator = creator
         self._hooks = hooks
         self._policy = policy
@@ -187,11 +188,23 @@ class SessionSupervisor:
         """Return whether a new session can help: a failed task of the whole session cannot be started again."""
         return self._policy.recovers(error) and not self.root.failed_with(error)
 
+    def name_session(self, error: BaseException) -> None:
+        """Add the session's name, if it was given one, to an error that it raises; nothing to a cancellation or a clean end."""
+        if self.name is None or isinstance(error, asyncio.CancelledError) or is_clean_end(error):
+            return
+        note = f"in session {self.name!r}"
+        if note not in notes_of(error):
+            add_note(error, note)
+
     def note_commit(self, session: Session, result: Any, error: BaseException) -> None:
         """Note that a run failed with `error` after it had been committed, for a policy that returns its result."""
         if self._policy.after_commit == "return":
             epoch = session.global_step.latest.epoch
-            self._committed = CommittedRun(error, result, Position(epoch, session.committed_step))
+            self._committed = error, CommittedRun(result, Position(epoch, session.committed_step))
+
+    def forget_commit(self) -> None:
+        """Forget a commit that nobody returns."""
+        self._committed = None
 
     async def recover(self, error: BaseException, run_lock: RunLock) -> CommittedRun | None:
         """Replace the session after `error` came out of a run.
@@ -205,9 +218,9 @@ class SessionSupervisor:
         """
         cause: BaseException | None = None
         try:
-            committed, self._committed = self._committed, None
-            if committed is not None and committed.error is not error:
-                committed = None
+            noted, self._committed = self._committed, None
+            committed = noted[1] if noted is not None and noted[0] is error else None
+            noted = None
             _, cause = run_lock.end_interrupt(error)
             if isinstance(error, asyncio.CancelledError) and cause is not None:
                 raise_unchanged(cause)
@@ -217,6 +230,7 @@ class SessionSupervisor:
                     coord.raised = coord.raised or coord.failed_with(error)
                 if isinstance(error, StopRequestedError):
                     self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
+                self.name_session(error)
                 raise_unchanged(error)
             try:
                 step = None if self.session is None else self.session.global_step.latest.step + 1
@@ -270,6 +284,7 @@ class SessionSupervisor:
                 self.recovery_error = error
                 for note in self.history.notes(why):
                     add_note(error, note)
+                self.name_session(error)
                 try:
                     await self._close_session(f"recovery gave up: {safe_repr(error)}")
                 except asyncio.CancelledError:

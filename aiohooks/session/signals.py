@@ -83,12 +83,18 @@ class StopOnSignal:
         self._interrupt = interrupt
         self._timers: list[TimerHandle] = []
 
+    @property
+    def label(self) -> str:
+        """The session's name for messages."""
+        return self._root.label
+
     def install(self) -> Callable[[], None]:
         """Install the signal handlers, and return the function that removes them."""
         if threading.current_thread() is not threading.main_thread():
             _logger.warning(
-                "handle_signals has no effect outside the main thread, the only one that gets signals; "
-                "leave it out, and call request_stop() of the session from there"
+                "%s: handle_signals has no effect outside the main thread, the only one that gets signals; "
+                "leave it out, and call request_stop() of the session from there",
+                self.label,
             )
             return lambda: None
         self.task = current_task()
@@ -145,7 +151,7 @@ class _SignalHandlers:
     def add_session(self, session: StopOnSignal) -> None:
         for number in session.policy.signals:
             if number not in self._previous:
-                self._install(number)
+                self._install(number, session.label)
         self._sessions.append(session)
         # A session that is opened while the others end because of a signal has missed it.
         if self._stopped:
@@ -171,23 +177,24 @@ class _SignalHandlers:
                 # the runner cancel the remaining tasks and wait for them.
                 self._loop.call_soon(_exit, self._exit_code)
 
-    def _install(self, number: signal.Signals) -> None:
+    def _install(self, number: signal.Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
         if previous is signal.SIG_IGN:
             return  # the parent process wants it ignored, as `nohup` and the `&` of a script do
         if previous is None:
-            _logger.warning("%s is handled outside of Python, and is left alone", number.name)
+            _logger.warning("%s: %s is handled outside of Python, and is left alone", label, number.name)
             return
         try:
             signal.signal(number, self._handle)
         except (ValueError, OSError) as error:
-            _logger.warning("%s cannot be handled here, and is left alone: %s", number.name, error)
+            _logger.warning("%s: %s cannot be handled here, and is left alone: %s", label, number.name, error)
             return
         self._previous[number] = previous
         if previous is not signal.SIG_DFL and previous is not signal.default_int_handler and not _is_of_runner(previous):
             _logger.warning(
-                "%s has a handler already, %r, and the session replaces it while it is open; "
+                "%s: %s has a handler already, %r, and the session replaces it while it is open; "
                 "in a server that handles the signals leave handle_signals out",
+                label,
                 number.name,
                 previous,
             )
@@ -234,8 +241,8 @@ class _SignalHandlers:
 
     def _end_grace_period(self) -> None:
         if self._cancelled_by is None and self._sessions:
-            names = ", ".join(session.task.get_name() for session in self._sessions if session.task is not None)
-            _logger.warning("the grace period after %s is over; cancelling %s", self._received[0].name, names)
+            labels = ", ".join(session.label for session in self._sessions)
+            _logger.warning("the grace period after %s is over; cancelling %s", self._received[0].name, labels)
             self._cancel_sessions(self._received[0])
 
     def _cancel_sessions(self, number: signal.Signals) -> None:

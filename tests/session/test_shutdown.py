@@ -401,3 +401,29 @@ async def test_a_stop_keeps_its_reason_when_an_exception_ends_the_block() -> Non
     async with ah.AsyncMonitoredSession(double) as session:
         await session.run("loss")
     assert session.stop_reason is None
+
+
+@pytest.mark.parametrize("phase", ["begin", "before_run", "step", "end", "close"])
+async def test_errors_name_the_session(phase: str) -> None:
+    """An error of a session that was given a name says once in which one it was raised."""
+    error = ValueError("wrong")
+
+    async def raise_error(*_: object) -> None:
+        raise error
+
+    async def step() -> dict[str, int]:
+        if phase == "step":
+            raise error
+        return {"loss": 1}
+
+    async def main(name: str | None) -> None:
+        async with ah.AsyncMonitoredSession(step, [PhaseHook(phase, raise_error)], name=name) as session:
+            await session.run("loss")
+
+    with pytest.raises(ValueError, match="wrong"):
+        await main(None)
+    unnamed = list(getattr(error, "__notes__", []))
+    with pytest.raises(ValueError, match="wrong") as caught:
+        await main("trainer")
+    assert caught.value is error
+    assert [note for note in error.__notes__ if note not in unnamed] == ["in session 'trainer'"]

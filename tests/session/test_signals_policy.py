@@ -113,7 +113,7 @@ async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogC
     signal.signal(USER, earlier)
     assert running.cancelled()
     assert hook.phases()[-1] == "close"
-    assert "the grace period after SIGUSR1 is over; cancelling Task-" in caplog.text
+    assert "the grace period after SIGUSR1 is over; cancelling session 'Task-" in caplog.text
 
 
 def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
