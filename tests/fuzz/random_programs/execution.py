@@ -561,6 +561,9 @@ class Execution(Recorder):
         """Await something that was cancelled."""
         future = asyncio.get_running_loop().create_future()
         future.cancel()
+        if isinstance(task := asyncio.current_task(), TrackedTask) and task.is_stale:
+            for one in task.stack:
+                one.was_cancelled = True  # by its count it was, and this is the error
         await future
 
     async def do_third_party(self, action: Action, place: Place) -> None:

@@ -185,6 +185,7 @@ class Recorder:
                 )
             )
             record.count, record.count_error = task.cancelling(), task.cancelling() - task.balance
+            record.was_cancelled = bool(getattr(task, "_must_cancel", False))
             task.stack.append(record)
         if self.trace is not None:
             self.note(f"{record.name}{f' of run {record.token}' if record.token else ''} begins")
