@@ -552,7 +552,9 @@ class Execution(Recorder):
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
-                if task.cancelling() > count + 1:  # another cancel came at the same time; whose, cannot be told any more
+                if task.cancelling() > count + 1:
+                    if isinstance(task, TrackedTask):
+                        task.excuse()  # another cancel came at the same time; whose, cannot be told any more
                     raise
 
         await self.watch(Record("user", "stale", place.session, is_library=False), absorb())
@@ -562,8 +564,7 @@ class Execution(Recorder):
         future = asyncio.get_running_loop().create_future()
         future.cancel()
         if isinstance(task := asyncio.current_task(), TrackedTask) and task.is_stale:
-            for one in task.stack:
-                one.was_cancelled = True  # by its count it was, and this is the error
+            task.excuse()  # by its count it was cancelled, and this is the error
         await future
 
     async def do_third_party(self, action: Action, place: Place) -> None:

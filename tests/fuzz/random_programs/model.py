@@ -79,6 +79,7 @@ def run_laws(execution: Execution, run: Record) -> Iterator[str]:
         yield from context_laws(run, calls)
         return
     errors = flat([one.outcome for one in failed if not isinstance(one.outcome, Cancelled)])
+    queued = [one for one in own if one.what == "queued"]
     background = [one.outcome for one in own if one.what in ("background", "queued") and one.outcome is not None]
     closing = session.closing is not None and run.ended is not None and session.closing < run.ended
     if run.was_cancelled or closing or any(one is error for one in background for error in reachable([out])):
@@ -90,7 +91,9 @@ def run_laws(execution: Execution, run: Record) -> Iterator[str]:
     ended = session.stop_asked or background or any(one.what == "run" and one.outcome for one in own)
     for error in flat([out]):
         timed_out = isinstance(error, HookTimeoutError) and any(spec.timeout for spec in session.specs)
-        third_party = isinstance(error, HookCancelledError) and any(isinstance(one.outcome, Cancelled) for one in failed)
+        third_party = isinstance(error, HookCancelledError) and any(
+            isinstance(one.outcome, Cancelled) for one in [*failed, *queued]
+        )
         if not (any(error is one for one in errors) or timed_out or third_party or (ended and isinstance(error, ENDED))):
             yield f"error invented: {error!r} in {run!r}, but {failed}"
 
@@ -125,7 +128,9 @@ def hook_laws(execution: Execution, session: SessionRecord) -> Iterator[str]:
     calls = [(one.hook.number, one) for one in own if one.hook is not None]
     closed = any(one.what == "aclose" and body is not None and one.began < (body.ended or 0) for one in own)
     failed = body is not None and body.outcome is not None and not is_clean_end(body.outcome) and not closed
-    gave_up = any(one.what == "background" or isinstance(one.outcome, RecoverableError) for one in own)
+    gave_up = any(one.what == "aclose" and one.was_cancelled for one in own) or any(
+        one.what == "background" or isinstance(one.outcome, RecoverableError) for one in own
+    )
     for number, spec in enumerate(session.specs):
         records = [one for other, one in calls if other == number]
         names, methods = [one.name for one in records], dict(spec.methods)
@@ -195,8 +200,8 @@ def lost_errors(execution: Execution) -> Iterator[str]:
     reached, text = execution.reported()
     known: set[object] = set()
     for one in failed:
-        if one.is_logged and one.hook in known:
-            continue  # only the first one of a hook is logged, the others are counted
+        if one.is_logged and one.hook and (one.hook in known or one.hook.spec.timeout):
+            continue  # only the first failure of a hook is logged; it may be that of a call that had not begun in time
         known.add(one.hook)
         for error in [] if isinstance(one.outcome, Cancelled) else flat([one.outcome]):
             ended = one.what == "background" and is_clean_end(error)

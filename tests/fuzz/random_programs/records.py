@@ -52,6 +52,11 @@ class TrackedTask(asyncio.Task[Any]):
                 one.was_cancelled = True
         return accepted
 
+    def excuse(self) -> None:
+        """Let the calls that it is in end with a cancel: the program's own code has made one that cannot be told from others."""
+        for one in self.stack:
+            one.was_cancelled = True
+
     def set_pending(self, depth: int) -> None:
         self.pending = depth if self.pending is None else min(depth, self.pending)
 
@@ -212,8 +217,7 @@ class Recorder:
             if record.what == "user":
                 task.is_stale |= task.cancelling() > record.count and not isinstance(error, asyncio.CancelledError)
                 if task.is_stale and (must_cancel or isinstance(error, asyncio.CancelledError)):
-                    for one in task.stack:
-                        one.was_cancelled = True
+                    task.excuse()
             if not must_cancel:
                 task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
             if record.is_library:
@@ -222,8 +226,7 @@ class Recorder:
             elif must_cancel:
                 if any("scope" in one.name or "anyio" in one.name for one in task.stack):
                     # A cancel that asyncio has repeated has not the message by which anyio knows its own.
-                    for one in task.stack:
-                        one.was_cancelled = True
+                    task.excuse()
                 task.set_pending(-1 if record.external else record.depth)  # left behind by the program's own code
         if record.external and not isinstance(error, asyncio.CancelledError):
             if record.is_library:
