@@ -26,8 +26,12 @@ class TrackedTask(asyncio.Task[Any]):
     """If somebody else than the library has cancelled it, and that was not thrown in yet: the depth from which."""
     balance = 0
     """The cancels of others, without those taken back by others."""
+    own = 0
+    """The library's cancels, without those taken back by it."""
     numbers: ClassVar[Iterator[int]] = itertools.count()
     is_caller = False
+    is_miscounted = False
+    """Whether others have taken back more cancels than were theirs."""
     is_stale = False
     """Whether its count is too high for good; constructs that read the count may go wrong then, without any library."""
 
@@ -42,7 +46,9 @@ class TrackedTask(asyncio.Task[Any]):
 
     def cancel(self, msg: Any = None) -> bool:
         accepted = super().cancel(msg)
-        if accepted and not _called_by_library():
+        if accepted and _called_by_library():
+            self.own += 1
+        elif accepted:
             self.balance += 1
             # A TaskGroup or timeout of the program may be behind it, at the latest the innermost one.
             depths = [depth for depth, one in enumerate(self.stack) if one.what == "user"]
@@ -65,6 +71,8 @@ class TrackedTask(asyncio.Task[Any]):
             self.balance -= bool(self.cancelling())
             if self.cancelling() <= 1 and sys.version_info >= (3, 13):
                 self.pending = None  # it takes back one that is still to be thrown in, too
+        else:
+            self.own -= 1
         return super().uncancel()
 
 
@@ -82,7 +90,7 @@ class Record:
 
     __slots__ = (
         "attempt", "began", "count", "count_error", "depth", "ended", "epoch", "external", "hook", "is_library", "is_outermost",
-        "kept", "name", "outcome", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
+        "kept", "name", "outcome", "own", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
     )  # fmt: skip
 
     def __init__(self, what: str, name: str, session: SessionRecord | None, token: int = 0, *, is_library: bool) -> None:
@@ -108,6 +116,7 @@ class Record:
         """Those of them that no code of the program had absorbed when this ended."""
         self.count = 0
         """The task's cancel count at the beginning."""
+        self.own = 0
         self.count_error = 0
         """By how much the library has changed the task's cancel count."""
         self.stray = False
@@ -189,6 +198,7 @@ class Recorder:
                     for one in task.stack
                 )
             )
+            record.own = task.own
             record.count, record.count_error = task.cancelling(), task.cancelling() - task.balance
             record.was_cancelled = bool(getattr(task, "_must_cancel", False))
             task.stack.append(record)
@@ -218,16 +228,26 @@ class Recorder:
                 task.is_stale |= task.cancelling() > record.count and not isinstance(error, asyncio.CancelledError)
                 if task.is_stale and (must_cancel or isinstance(error, asyncio.CancelledError)):
                     task.excuse()
+                passed = bool(record.external) and isinstance(error, asyncio.CancelledError)
+                if task.cancelling() - record.count < task.own - record.own + passed:
+                    # anyio takes back one cancel too many if its task group is cancelled while a child is busy.
+                    task.is_miscounted = True
+                    self._absorbed += record.external
             if not must_cancel:
                 task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
             if record.is_library:
-                record.count_error = task.cancelling() - task.balance - record.count_error
+                change = task.cancelling() - task.balance - record.count_error
+                record.count_error = 0 if task.is_miscounted else change
                 record.stray = must_cancel and task.pending is None
             elif must_cancel:
                 if any("scope" in one.name or "anyio" in one.name for one in task.stack):
                     # A cancel that asyncio has repeated has not the message by which anyio knows its own.
                     task.excuse()
                 task.set_pending(-1 if record.external else record.depth)  # left behind by the program's own code
+        if sys.version_info < (3, 13) and record.hook and not any(error is one for one in record.external):
+            # It ended with the library's cancel although it got another one, too; what is left of that is the count alone,
+            # which is no proof before 3.13: a task group whose child has failed leaves it one too high.
+            self._absorbed += record.external
         if record.external and not isinstance(error, asyncio.CancelledError):
             if record.is_library:
                 record.kept = [one for one in record.external if not any(one is other for other in self._absorbed)]
