@@ -44,7 +44,8 @@ class TaskWait(NamedTuple):
 def task_wait(task: asyncio.Task[Any]) -> TaskWait:
     """Return where a task of this loop waits; of the running task only the outermost function is known."""
     frames: list[types.FrameType] = []
-    awaited: Any = task.get_coro()
+    # Not of a task that has ended: Python 3.12.1 crashes in `get_coro` of one that ended while it was started eagerly.
+    awaited: Any = None if task.done() else task.get_coro()
     while awaited is not None and len(frames) < _MOST_FRAMES:
         if isinstance(awaited, asyncio.Future):
             inner_task = _watched_task(frames)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -47,5 +48,22 @@ async def test_a_chain_is_followed_through_everything() -> None:
     assert text.startswith("task 'outer'\n  ")
     assert text.index("items") < text.index("pass_through") < text.index("Event.wait")
     waiting.opened.set()
+    await task
+    assert task_wait(task).where is None
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks come with Python 3.12")
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_task_that_has_ended_waits_nowhere() -> None:
+    """The wait of a task that has ended can be asked for, also if it ended while it was started eagerly."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)
+    try:
+        task = loop.create_task(asyncio.sleep(0, "result"))
+        at_once = loop.create_task(ticks(0))
+    finally:
+        loop.set_task_factory(None)
+    assert at_once.done()
+    assert task_wait(at_once).where is None
     await task
     assert task_wait(task).where is None
