@@ -57,7 +57,7 @@ async def test_a_chain_is_followed_through_everything() -> None:
 async def test_a_task_that_has_ended_waits_nowhere() -> None:
     """The wait of a task that has ended can be asked for, also if it ended while it was started eagerly."""
     loop = asyncio.get_running_loop()
-    loop.set_task_factory(asyncio.eager_task_factory)
+    loop.set_task_factory(vars(asyncio)["eager_task_factory"])
     try:
         task = loop.create_task(asyncio.sleep(0, "result"))
         at_once = loop.create_task(ticks(0))

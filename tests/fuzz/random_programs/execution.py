@@ -247,7 +247,7 @@ class Execution(Recorder):
                 finally:
                     self.group = None
 
-        session.record = Record("group", "group", None, is_library=True)
+        session.record = Record("group", "group", session, is_library=True)
         await self.watch(session.record, enter_and_leave())
 
     async def _use(self, program: Program) -> None:
