@@ -187,7 +187,9 @@ class Keywords(Mapping[str, Any]):
         return len(self._items)
 
 
-@pytest.mark.parametrize("fetches", [Two("train", "total"), Keywords(a="train"), ["train", {"a": Two("x", "x")}]], ids=repr)
+@pytest.mark.parametrize(
+    "fetches", [Two("train", "total"), Keywords(a="train"), ["train", {"a": Two("x", "x")}]], ids=["tuple", "mapping", "nested"]
+)
 @pytest.mark.parametrize("by", ["raw session", "caller", "caller, beside a hook", "hook"])
 async def test_a_result_that_cannot_be_made_changes_nothing(fetches: Any, by: str) -> None:
     """The values are put into the shape of the fetches before the run commits; the error names their class, and the hook."""
