@@ -48,11 +48,11 @@ def violations(execution: Execution) -> list[str]:
 def cancel_laws(record: Record) -> Iterator[str]:
     """A cancel is neither lost nor invented, and the library leaves the task's count as it was."""
     cancelled = isinstance(record.outcome, Cancelled)
-    if cancelled and record.what in ("session", "group") and record.session and record.session.body:
-        cancelled = record.outcome is not record.session.body.outcome  # what the program's own code raises, passes
+    body = record.session.body if record.session is not None and record.what in ("session", "group") else None
+    passed = body is not None and body.outcome is record.outcome  # the program's own code has raised it
     if record.kept and not cancelled:
         yield f"cancel lost: {record!r}"
-    if cancelled and not (record.was_cancelled if record.is_outermost else record.thrown):
+    if cancelled and not passed and not (record.was_cancelled if record.is_outermost else record.thrown):
         yield f"cancel invented: {record!r}"
     if record.is_outermost and (record.stray or record.count_error):
         yield f"cancel count: off by {record.count_error}{', a stray cancel is left' if record.stray else ''}: {record!r}"
