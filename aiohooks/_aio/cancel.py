@@ -144,9 +144,10 @@ class CancelWatch:
         if self.task is None or error is None:
             return None
         if self.task.cancelling() - len(own) <= self.base:
+            if own:  # one that came in the same tick was that of a block inside, which has taken it back
+                return None
             # Some task groups of anyio take back a cancel too many; the error itself is the one that was delivered.
-            same = (one.error for one in self._deliveries or () if one.error is error and one.cancels > own.count(one.number))
-            return next(same, None)
+            return next((one.error for one in self._deliveries or () if one.error is error and one.cancels), None)
         is_cancel, known = isinstance(error, asyncio.CancelledError), -1
         link: BaseException | None = error
         for _ in range(_MOST_LINKS):

@@ -216,6 +216,32 @@ async def test_a_time_limit_is_a_time_limit(tool: Call, place: int) -> None:
             await task
 
 
+async def timeout_of_the_test(clock: ManualClock) -> None:
+    async with asyncio.timeout(None) as timeout:
+        clock.call_later(5, lambda: timeout.reschedule(asyncio.get_running_loop().time()))
+        await forever()
+
+
+async def scope_of_the_test(clock: ManualClock) -> None:
+    with anyio.CancelScope() as scope:
+        clock.call_later(5, scope.cancel)
+        await forever()
+
+
+@places
+@pytest.mark.parametrize("block", [timeout_of_the_test, scope_of_the_test], ids=lambda block: block.__name__)
+async def test_a_block_inside_may_end_in_the_same_tick(
+    block: Callable[[ManualClock], Coroutine[Any, Any, None]], place: int
+) -> None:
+    """A time limit of the hook's own code and that of the hook are over at once: HookTimeoutError, and no cancel."""
+    with ManualClock() as clock:
+        task = asyncio.create_task(run_with(place, lambda: block(clock), timeout=5)())
+        await ticks()
+        clock.advance(5)
+        with refused(ah.errors.HookTimeoutError, "before_run", "5 s"):
+            await task
+
+
 @places
 @tools
 async def test_a_cancelled_future_is_reported(tool: Call, place: int) -> None:

@@ -90,7 +90,7 @@ class Record:
 
     __slots__ = (
         "attempt", "began", "count", "count_error", "depth", "ended", "epoch", "external", "hook", "is_library", "is_outermost",
-        "kept", "name", "outcome", "own", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
+        "kept", "last", "name", "outcome", "own", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
     )  # fmt: skip
 
     def __init__(self, what: str, name: str, session: SessionRecord | None, token: int = 0, *, is_library: bool) -> None:
@@ -105,6 +105,8 @@ class Record:
         self.task: asyncio.Task[Any] | None = None
         self.thrown = False
         """Whether a CancelledError was thrown in."""
+        self.last: BaseException | None = None
+        """The last one."""
         self.was_cancelled = False
         """Whether somebody else than the library may have cancelled the task from outside meanwhile."""
         self.depth = 0
@@ -208,7 +210,7 @@ class Recorder:
     def thrown(self, record: Record, error: BaseException) -> None:
         """Note a cancel that is thrown in; the outermost record of its task sees it first."""
         task = record.task
-        record.thrown = True
+        record.thrown, record.last = True, error
         if isinstance(task, TrackedTask):
             if task.pending is not None:
                 self._external.append((task, error, task.pending))
@@ -244,9 +246,10 @@ class Recorder:
                     # A cancel that asyncio has repeated has not the message by which anyio knows its own.
                     task.excuse()
                 task.set_pending(-1 if record.external else record.depth)  # left behind by the program's own code
-        if sys.version_info < (3, 13) and record.hook and not any(error is one for one in record.external):
-            # It ended with the library's cancel although it got another one, too; what is left of that is the count alone,
-            # which is no proof before 3.13: a task group whose child has failed leaves it one too high.
+        is_own = isinstance(error, asyncio.CancelledError) and not any(error is one for one in record.external)
+        if record.what in ("hook", "op") and is_own and (sys.version_info < (3, 13) or error is record.last):
+            # It ended with the library's cancel, although it got another one as well, which it may have absorbed; what is left
+            # of that is the count alone. Task groups (before 3.13) and other libraries leave it too high, so it is no proof.
             self._absorbed += record.external
         if record.external and not isinstance(error, asyncio.CancelledError):
             if record.is_library:
