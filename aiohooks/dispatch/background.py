@@ -13,7 +13,7 @@ from aiohooks._aio.cancel import current_task, drive, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.run_scope import leave_run
 from aiohooks.dispatch.calls import HookCaller, Method, OrderGroup, RegisteredHook, bound_method, hook_cancelled_error
-from aiohooks.errors import flattened
+from aiohooks.errors import HookGroupClosedError, flattened
 
 _logger = logging.getLogger("aiohooks")
 
@@ -53,7 +53,9 @@ class BackgroundCalls:
                 await queue.wait_until(0)
 
     async def finish(self, secs: float) -> None:
-        """Give the queues `secs` to become empty, then drop what is left."""
+        """Give the queues `secs` to become empty, then drop what is left; they take no more calls."""
+        for queue in self._queues.values():
+            queue.closed = True
         tasks = [asyncio.ensure_future(queue.wait_until(0)) for queue in self._queues.values() if queue.size]
         try:
             await wait_done(tasks, secs)
@@ -81,6 +83,8 @@ class CallQueue:
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._errors: list[BaseException] = []
         self._dropped = False
+        self.closed: bool = False
+        """Whether calls are refused: no task would wait for them."""
         self.task: asyncio.Task[Any] | None = None
         """The active call."""
 
@@ -94,16 +98,23 @@ class CallQueue:
 
         Raises:
             BaseException: the failures of earlier calls, several as one group.
+            HookGroupClosedError: the group was left after the call of which this is a part had begun.
         """
         self._raise_errors()
+        self._check_open()
         if self.size >= self._registered.registration.max_pending:
             await self.wait_until(self._registered.registration.max_pending - 1)
             self._raise_errors()
+            self._check_open()
         context = contextvars.copy_context()
         context.run(leave_run)  # it is not part of the run that queues it
         self._calls.append((context, group, args, keywords))
         if self.task is None:
             self._start_next()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise HookGroupClosedError(f"{self._registered.name} takes no more background calls: its group has been left")
 
     async def wait_until(self, size: int) -> None:
         """Wait until at most `size` calls are left."""

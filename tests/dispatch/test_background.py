@@ -164,6 +164,20 @@ async def test_leaving_drops_what_takes_too_long(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == ["Observer has 2 background calls left, which are dropped"]
 
 
+async def test_a_call_that_goes_on_when_the_group_is_left_queues_nothing() -> None:
+    """Another task's call reaches a background hook after the queues were emptied: an error there, and no task that is left."""
+    gate = asyncio.Event()
+    first, observer = Observer(lambda _: gate.wait()), Observer(lambda _: ticks())
+    hooks = [ah.configure(first, order=-1), ah.configure(observer, background=True)]
+    async with ah.HookGroup(Lifecycle, hooks) as group:
+        calling = asyncio.create_task(group.hooks.on(0))
+        await until_true(lambda: first.began)
+    gate.set()
+    with refused(ah.errors.HookGroupClosedError, "Observer", "left"):
+        await calling
+    assert (first.ended, observer.began) == ([0], [])
+
+
 async def test_a_call_that_a_third_party_cancels() -> None:
     """It is reported like a failure, and the next one is made."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
+from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
 from tests.support.waiting import forever
 
@@ -189,14 +190,12 @@ async def hooks_are_not_closed(leave: Method, self: Any, *args: Any) -> bool:
     return await leave(self, *args)  # type: ignore[no-any-return]
 
 
-@bug(ah.AsyncMonitoredSession, "__aexit__", "close")
-async def hooks_are_closed_twice(leave: Method, self: Any, *args: Any) -> bool:
-    begun = list(self._hooks.begun)
-    try:
-        return await leave(self, *args)  # type: ignore[no-any-return]
-    finally:
-        self._hooks.begun.extend(begun)
-        await self._hooks.close(None)
+@bug(HookSet, "close", "close")
+async def hooks_are_closed_twice(close: Method, self: HookSet, *args: Any) -> None:
+    begun = list(self.begun)
+    await close(self, *args)
+    self.begun.extend(begun)
+    await close(self, *args)
 
 
 @bug(ah.AsyncMonitoredSession, "__aexit__", "end")

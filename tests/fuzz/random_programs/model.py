@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from aiohooks.errors import (
     HookCancelledError,
+    HookGroupClosedError,
     HookTimeoutError,
     RecoveryExhaustedError,
     SessionClosedError,
@@ -21,7 +22,7 @@ from tests.fuzz.random_programs.execution import Execution, RecoverableError
 from tests.fuzz.random_programs.records import Record, SessionRecord, flat, reachable
 
 Cancelled = asyncio.CancelledError
-ENDED = (StopRequestedError, SessionClosedError, RecoveryExhaustedError)
+ENDED = (HookGroupClosedError, StopRequestedError, SessionClosedError, RecoveryExhaustedError)
 
 
 def violations(execution: Execution) -> list[str]:
@@ -90,7 +91,8 @@ def run_laws(execution: Execution, run: Record) -> Iterator[str]:
         yield f"error replaced: {run!r}, but {failed}"
     if any(not any(one is error for error in flat([out])) for one in errors):
         yield f"error lost: {run!r}, but {failed}"
-    ended = session.stop_asked or background or any(one.what == "run" and one.outcome for one in own)
+    left = run.what == "call" and session.body is not None and session.body.before(run, ended=True)
+    ended = left or session.stop_asked or background or any(one.what == "run" and one.outcome for one in own)
     for error in flat([out]):
         timed_out = isinstance(error, HookTimeoutError) and any(spec.timeout for spec in session.specs)
         third_party = isinstance(error, HookCancelledError) and any(
