@@ -92,6 +92,23 @@ def test_only_objects_are_configured() -> None:
         ah.configure(Silent, order=1)
 
 
+@pytest.mark.parametrize(
+    ("registration", "says"),
+    [
+        (ah.dispatch.HookRegistration(Silent(), "x"), "order of Silent is 'x'"),  # type: ignore[arg-type]
+        (ah.dispatch.HookRegistration(Silent(), 0, -1), "timeout of Silent is -1"),
+        (ah.dispatch.HookRegistration(Silent(), on_error="boo"), "on_error of Silent is 'boo'"),  # type: ignore[arg-type]
+        (ah.dispatch.HookRegistration(Silent(), max_pending=0), "max_pending of Silent is 0"),
+        (ah.dispatch.HookRegistration(ah.configure(Silent())), "a registration of a registration"),
+    ],
+    ids=["order", "timeout", "on_error", "max_pending", "twice"],
+)
+def test_a_registration_that_was_made_by_hand_is_checked(registration: Any, says: str) -> None:
+    """A session checks a `HookRegistration` like the arguments of `configure`."""
+    with pytest.raises((ah.errors.InvalidArgumentError, ah.errors.InvalidHookError), match=says):
+        ah.AsyncMonitoredSession(double, [registration])
+
+
 def test_a_registration_is_configured_again() -> None:
     """Attributes that are not given again are kept."""
     hook = Silent()
