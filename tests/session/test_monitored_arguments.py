@@ -99,7 +99,7 @@ def test_only_objects_are_configured() -> None:
         (ah.dispatch.HookRegistration(Silent(), 0, -1), "timeout of Silent is -1"),
         (ah.dispatch.HookRegistration(Silent(), on_error="boo"), "on_error of Silent is 'boo'"),  # type: ignore[arg-type]
         (ah.dispatch.HookRegistration(Silent(), max_pending=0), "max_pending of Silent is 0"),
-        (ah.dispatch.HookRegistration(ah.configure(Silent())), "a registration of a registration"),
+        (ah.dispatch.HookRegistration(ah.configure(Silent())), "which is not a SessionRunHook"),
     ],
     ids=["order", "timeout", "on_error", "max_pending", "twice"],
 )
