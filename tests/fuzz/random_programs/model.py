@@ -53,6 +53,9 @@ def cancel_laws(record: Record) -> Iterator[str]:
     passed = body is not None and body.outcome is record.outcome  # the program's own code has raised it
     if record.kept and not cancelled:
         yield f"cancel lost: {record!r}"
+    session = record.session
+    if record.what == "hooked" and session is not None:  # its step function was interrupted, which may be noticed here first
+        passed = session.closing is not None or session.failed_in_background
     if cancelled and not passed and not (record.was_cancelled if record.is_outermost else record.thrown):
         yield f"cancel invented: {record!r}"
     if record.is_outermost and (record.stray or record.count_error):

@@ -160,6 +160,7 @@ class SessionRecord:
         self.closing: int | None = None
         """When the first close began."""
         self.stop_asked: int | None = None
+        self.failed_in_background = False
         self.commits = 0
         self.replaced = 0
         self.values: dict[int, Any] = {}
@@ -222,6 +223,8 @@ class Recorder:
 
     def ended(self, record: Record, error: BaseException | None) -> None:
         record.ended, record.outcome = next(self.count), error
+        if record.what == "background" and record.session is not None:
+            record.session.failed_in_background |= isinstance(error, Exception)
         task = record.task
         if isinstance(task, TrackedTask):
             task.stack.remove(record)
@@ -230,6 +233,8 @@ class Recorder:
                 task.is_stale |= task.cancelling() > record.count and not isinstance(error, asyncio.CancelledError)
                 if task.is_stale and (must_cancel or isinstance(error, asyncio.CancelledError)):
                     task.excuse()
+                if record.name == "scope" and isinstance(error, asyncio.CancelledError) and task.own == record.own:
+                    task.excuse()  # `gather` raises cancels of its own, which anyio does not know as the scope's
                 passed = bool(record.external) and isinstance(error, asyncio.CancelledError)
                 if task.cancelling() - record.count < task.own - record.own + passed:
                     # anyio takes back one cancel too many if its task group is cancelled while a child is busy.
@@ -252,7 +257,7 @@ class Recorder:
             # of that is the count alone. Task groups (before 3.13) and other libraries leave it too high, so it is no proof.
             self._absorbed += record.external
         if record.external and not isinstance(error, asyncio.CancelledError):
-            if record.is_library:
+            if record.is_library and not getattr(task, "is_miscounted", False):
                 record.kept = [one for one in record.external if not any(one is other for other in self._absorbed)]
             self._absorbed += record.external
         if self.trace is not None:
