@@ -103,10 +103,10 @@ class CancelWatch:
         """Forget everything: another coroutine begins, or no one will ask again."""
         self.task = self._deliveries = self.interrupt = None
 
-    def settle(self, own: int = 0) -> None:
-        """Start anew: a coroutine has ended and has settled its cancels, except `own` of a scope."""
+    def settle(self) -> None:
+        """Start anew: a coroutine has ended and has settled its cancels; that of the interrupt is still to be taken back."""
         assert self.task is not None
-        self.base = self.task.cancelling() - own
+        self.base = self.task.cancelling() - (0 if self.interrupt is None else len(self.interrupt.own_cancels))
         self._deliveries = None
 
     def suspended(self) -> None:

@@ -402,3 +402,32 @@ async def test_a_cancel_in_the_same_tick_as_a_background_failure(where: str, fir
         await task
     if first:
         assert isinstance(raised.value, asyncio.CancelledError)
+
+
+async def test_a_cancel_after_an_absorbed_interrupt_is_not_lost() -> None:
+    """An error leaves the session, which interrupts a run, and a hook absorbs that; a cancel of the run's task is still one."""
+    error = ValueError("of the body")
+    began, absorbed = asyncio.Event(), asyncio.Event()
+    runs: list[asyncio.Task[Any]] = []
+
+    async def absorbs() -> None:
+        began.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+        absorbed.set()
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [BeforeRunHook(absorbs), BeforeRunHook(forever)]) as session:
+            runs.append(asyncio.create_task(session.run("double")))
+            await began.wait()
+            raise error
+
+    using = asyncio.create_task(use())
+    await absorbed.wait()
+    await ticks()
+    runs[0].cancel("for real")
+    with pytest.raises(asyncio.CancelledError, match="for real"):
+        await runs[0]
+    with pytest.raises(ValueError, match="of the body") as raised:
+        await using
+    assert raised.value is error
