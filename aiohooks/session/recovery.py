@@ -203,7 +203,7 @@ class SessionSupervisor:
             self._committed = error, CommittedRun(result, Position(epoch, session.committed_step))
 
     def forget_commit(self) -> None:
-        """Forget a commit that nobody returns."""
+        """Forget a commit that is not returned."""
         self._committed = None
 
     async def recover(self, error: BaseException, run_lock: RunLock) -> CommittedRun | None:

@@ -60,10 +60,10 @@ async def test_a_task_that_has_ended_waits_nowhere() -> None:
     loop.set_task_factory(vars(asyncio)["eager_task_factory"])
     try:
         task = loop.create_task(asyncio.sleep(0, "result"))
-        at_once = loop.create_task(ticks(0))
+        ended = loop.create_task(ticks(0))
     finally:
         loop.set_task_factory(None)
-    assert at_once.done()
-    assert task_wait(at_once).where is None
+    assert ended.done()
+    assert task_wait(ended).where is None
     await task
     assert task_wait(task).where is None

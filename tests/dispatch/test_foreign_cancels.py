@@ -233,7 +233,7 @@ async def scope_of_the_test(clock: ManualClock) -> None:
 async def test_a_block_inside_may_end_in_the_same_tick(
     block: Callable[[ManualClock], Coroutine[Any, Any, None]], place: int
 ) -> None:
-    """A time limit of the hook's own code and that of the hook are over at once: HookTimeoutError, and no cancel."""
+    """A time limit of the hook's own code and that of the hook are over at the same time: HookTimeoutError, and no cancel."""
     with ManualClock() as clock:
         task = asyncio.create_task(run_with(place, lambda: block(clock), timeout=5)())
         await ticks()

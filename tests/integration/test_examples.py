@@ -295,9 +295,10 @@ def readme_programs() -> list[str]:
 @pytest.mark.parametrize(
     ("number", "wanted"),
     [
-        (0, ["step 1: loss 1.0", "step 2: loss 0.5", "step 3: loss 0.25"]),
-        (1, ["(1, 1)", "(2, 2)"]),
-        (2, ["at step 2", "step 10 will not come: out of memory"]),
+        (0, ["called search"]),
+        (1, ["step 1: loss 1.0", "step 2: loss 0.5", "step 3: loss 0.25"]),
+        (2, ["(1, 1)", "(2, 2)"]),
+        (3, ["at step 2", "step 10 will not come: out of memory"]),
     ],
 )
 def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:

@@ -207,7 +207,7 @@ async def test_a_run_whose_hooks_do_not_suspend_makes_no_task(count: int) -> Non
         tasks.append(asyncio.all_tasks())
         return ah.SessionRunArgs(["loss", "accuracy"]) if phase == "before_run" else None
 
-    async with ah.AsyncMonitoredSession(small_graph(), five_hooks(act)[:count]) as session:
+    async with ah.AsyncMonitoredSession(small_graph(), five_hooks(act)[:count], yield_secs=None) as session:
         for step in range(1, 4):
             driven_by_hand(session.run("train", {"batch": 2}))
             assert session.global_step.latest.step == step

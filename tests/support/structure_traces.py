@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 import os
 import sys
@@ -37,6 +38,9 @@ from tests.support.source import ROOT
 LIBRARY = Path(ah.__file__).resolve().parent
 ROUNDS = 3
 """The last one is measured."""
+
+NO_TURNS: dict[str, Any] = {"yield_secs": None} if "yield_secs" in inspect.signature(ah.AsyncMonitoredSession).parameters else {}
+"""A session that is traced is slow, and would let the loop have turns; an older library has no such argument."""
 
 
 class Trace:
@@ -127,7 +131,7 @@ async def step() -> dict[str, int]:
 
 async def run(trace: Trace, *hooks: Hook) -> str:
     """A run."""
-    async with ah.AsyncMonitoredSession(step, hooks) as session:
+    async with ah.AsyncMonitoredSession(step, hooks, **NO_TURNS) as session:
         for _ in range(ROUNDS):
             with trace:
                 await session.run("loss")
@@ -136,7 +140,7 @@ async def run(trace: Trace, *hooks: Hook) -> str:
 
 async def failed_run(trace: Trace, *hooks: Hook, failing: FailingHook, whole: bool = False) -> str:
     """An error of a hook until `run` has raised it, from the raise or from the call of `run`."""
-    async with ah.AsyncMonitoredSession(step, [*hooks, failing]) as session:
+    async with ah.AsyncMonitoredSession(step, [*hooks, failing], **NO_TURNS) as session:
         for _ in range(ROUNDS - 1):
             await session.run("loss")
         failing.about_to_fail = (lambda: None) if whole else trace.start
@@ -152,7 +156,7 @@ async def failed_run(trace: Trace, *hooks: Hook, failing: FailingHook, whole: bo
 async def failed_block(trace: Trace) -> str:
     """An error in the block of a session with one hook, until the block is left."""
     try:
-        async with ah.AsyncMonitoredSession(step, [Hook()]) as session:
+        async with ah.AsyncMonitoredSession(step, [Hook()], **NO_TURNS) as session:
             for _ in range(ROUNDS):
                 await session.run("loss")
             trace.start()
@@ -173,7 +177,7 @@ async def save(trace: Trace, directory: str) -> str:
 
     trace.directory = directory
     saver = ah.CheckpointSaverHook(directory, every=ah.Every(steps=1), background=False, save_on_begin=False)
-    async with ah.AsyncMonitoredSession(graph, [saver]) as session:
+    async with ah.AsyncMonitoredSession(graph, [saver], **NO_TURNS) as session:
         for _ in range(2):
             with trace:
                 await session.run("train")

@@ -554,7 +554,7 @@ class Execution(Recorder):
             except asyncio.CancelledError:
                 if task.cancelling() > count + 1:
                     if isinstance(task, TrackedTask):
-                        task.excuse()  # another cancel came at the same time; whose, cannot be told any more
+                        task.excuse()  # another cancel came at the same time; whose, is not known any more
                     raise
 
         await self.watch(Record("user", "stale", place.session, is_library=False), absorb())
@@ -568,7 +568,7 @@ class Execution(Recorder):
         await future
 
     async def do_third_party(self, action: Action, place: Place) -> None:
-        """Have one's own task cancelled by somebody else, at the next turn."""
+        """Have one's own task cancelled by other code, at the next turn."""
         task = asyncio.current_task()
         assert task is not None
         task.get_loop().call_soon(lambda: task.cancel(HARNESS))

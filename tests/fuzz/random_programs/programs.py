@@ -201,7 +201,7 @@ class Generator:
         random = self.random
         if random.random() < self.trouble:
             error = random.choice((0, 0, 0, 1, 1, 1, 2, 3, 4))
-            # A recoverable one is not raised for good: recovery goes on as long as there are runs between.
+            # A recoverable one is not raised for good: recovery continues as long as there are runs between.
             return Action("fail", error, random.choice((1, 1, 2, 4) if error == 1 else (0, 1, 1, 2)))
         if depth < 3 and random.random() < 0.1 + self.trouble:
             return self.nested(random.choice(NESTED), place, depth + 1)

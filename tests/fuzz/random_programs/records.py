@@ -23,7 +23,7 @@ class TrackedTask(asyncio.Task[Any]):
     """A task that tells the library's cancels from those of others."""
 
     pending: int | None = None
-    """If somebody else than the library has cancelled it, and that was not thrown in yet: the depth from which."""
+    """If other code than the library has cancelled it, and that was not thrown in yet: the depth from which."""
     balance = 0
     """The cancels of others, without those taken back by others."""
     own = 0
@@ -108,12 +108,12 @@ class Record:
         self.last: BaseException | None = None
         """The last one."""
         self.was_cancelled = False
-        """Whether somebody else than the library may have cancelled the task from outside meanwhile."""
+        """Whether other code than the library may have cancelled the task from outside meanwhile."""
         self.depth = 0
         self.is_outermost = False
         """Whether it is a call of the library by a caller, and in no other: only the caller can have cancelled it."""
         self.external: list[BaseException] = []
-        """Those that were thrown in because somebody else than the library had cancelled the task."""
+        """Those that were thrown in because other code than the library had cancelled the task."""
         self.kept: list[BaseException] = []
         """Those of them that no code of the program had absorbed when this ended."""
         self.count = 0
