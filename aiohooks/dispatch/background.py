@@ -53,9 +53,7 @@ class BackgroundCalls:
                 await queue.wait_until(0)
 
     async def finish(self, secs: float) -> None:
-        """Give the queues `secs` to become empty, then drop what is left; they take no more calls."""
-        for queue in self._queues.values():
-            queue.closed = True
+        """Give the queues `secs` to become empty, then drop what is left."""
         tasks = [asyncio.ensure_future(queue.wait_until(0)) for queue in self._queues.values() if queue.size]
         try:
             await wait_done(tasks, secs)
@@ -67,7 +65,9 @@ class BackgroundCalls:
         await wait_done([queue.task for queue in self._queues.values() if queue.task is not None], self._grace_secs)
 
     async def end(self, secs: float) -> list[BaseException]:
-        """Finish the queues, and return the failures that no call has raised."""
+        """Finish the queues, which take no more calls, and return the failures that no call has raised."""
+        for queue in self._queues.values():
+            queue.closed = True
         await self.finish(secs)
         return [error for queue in self._queues.values() for error in queue.take_errors()]
 

@@ -244,6 +244,26 @@ async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
     assert hook.events == ["after_run 0", "after_run 2", "after_run 4", *([] if fails else ["end"]), "close"]
 
 
+async def test_a_background_hook_is_called_after_a_recovery() -> None:
+    """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
+    steps: list[int] = []
+
+    class Background(ah.SessionRunHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            steps.append(run_context.global_step)
+
+    class Failing(ah.SessionRunHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            if run_context.global_step == 1:
+                raise ah.AbortedError("lost")
+
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(0, 0))
+    hooks = [ah.configure(Background(), background=True), Failing()]
+    async with ah.AsyncMonitoredSession(double, hooks, recovery=policy) as session:
+        await session.run("double")
+    assert steps == [1, 2]
+
+
 async def test_a_background_failure_comes_out_of_a_later_run() -> None:
     """As an error of that run, with its note; a session that recovers from it repeats that run."""
 
