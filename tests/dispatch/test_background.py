@@ -258,7 +258,7 @@ async def test_a_background_hook_is_called_after_a_recovery() -> None:
                 raise ah.AbortedError("lost")
 
     policy = ah.RecoveryPolicy(backoff=ah.Backoff(0, 0))
-    hooks = [ah.configure(Background(), background=True), Failing()]
+    hooks: list[Any] = [ah.configure(Background(), background=True), Failing()]
     async with ah.AsyncMonitoredSession(double, hooks, recovery=policy) as session:
         await session.run("double")
     assert steps == [1, 2]
