@@ -112,8 +112,8 @@ class CancelWatch:
     def suspended(self) -> None:
         """Note the cancel count while the coroutine is suspended, as far as it can have changed."""
         if self.task is None:
-            self.task = current_task()
-            self.base = self._count = cancel_count(self.task)
+            self.task = task = current_task()
+            self.base = self._count = cancel_count(task)
         elif self._deliveries is not None:
             self._count = cancel_count(self.task)
 
@@ -189,16 +189,19 @@ _MOST_LINKS = 100
 
 @types.coroutine
 def drive(coro: Coroutine[Any, Any, T], watch: CancelWatch) -> Generator[Any, Any, T]:
-    """Await `coro`; `watch` is called the moment it suspends, and notes the cancels. Costs one frame while it does not."""
+    """Await `coro`; `watch` notes the cancels that are delivered to it. Costs one frame while it does not suspend."""
+    try:
+        waiting = coro.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    return (yield from drive_on(coro, waiting, watch))
+
+
+def drive_on(coro: Coroutine[Any, Any, T], waiting: Any, watch: CancelWatch) -> Generator[Any, Any, T]:
+    """Like `drive`, for a coroutine that has suspended: `waiting` is what it has yielded."""
     error: BaseException | None = None
     while True:
-        try:
-            waiting = coro.send(None) if error is None else coro.throw(error)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            error = None  # its traceback has this frame
         if watch.overlap is None or watch._deliveries is not None:  # pyright: ignore[reportPrivateUsage]
             watch.suspended()
         try:
@@ -212,6 +215,13 @@ def drive(coro: Coroutine[Any, Any, T], watch: CancelWatch) -> Generator[Any, An
             if isinstance(thrown, asyncio.CancelledError):
                 watch.delivered(thrown)
             error = thrown
+        try:
+            waiting = coro.send(None) if error is None else coro.throw(error)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            error = None  # its traceback has this frame
 
 
 class CancelScope:

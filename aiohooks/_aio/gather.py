@@ -5,9 +5,11 @@ others are started as tasks in the caller's context, and the one that suspended 
 failure cancels the others and waits for them. One failure is raised as it is, several as one flat group; a cancel from
 outside wins over both.
 
-    LazyGather   which batch the driven coroutine awaits in turn, and what overlaps since it suspended
-    Batch        what is awaited together: the calls of hooks, the operations of a graph
-    Overlap      the tasks of a batch that suspended: their failures, time limits and end
+    Batch             what is awaited together: the calls of hooks, the operations of a graph
+    lazily            awaits a coroutine that awaits a batch in turn
+    run_overlapping   what `lazily` does once that coroutine has suspended
+    LazyGather        the cancels that reach what is awaited, and what overlaps
+    Overlap           the tasks of a batch: their failures, time limits and end
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ import logging
 import sys
 import types
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import anyio
 
 from aiohooks._aio.await_chain import describe_suspension
-from aiohooks._aio.cancel import CancelScope, CancelWatch, cancel_is_pending
+from aiohooks._aio.cancel import CancelScope, CancelWatch, cancel_is_pending, drive, drive_on
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
-from aiohooks._aio.run_scope import OVERLAPPING, RunScope, current_scope
+from aiohooks._aio.run_scope import RunScope, SharedContext, current_scope
 from aiohooks.errors import add_origin, flattened, raise_unchanged, set_context
 
 _logger = logging.getLogger("aiohooks")
@@ -37,54 +39,37 @@ _probe: contextvars.ContextVar[object] = contextvars.ContextVar("aiohooks_probe"
 
 
 class Batch(abc.ABC):
-    """Numbered coroutines that are awaited together; some may depend on the results of others."""
+    """Numbered coroutines that are awaited together, made when one suspends or fails; some may depend on others' results."""
 
-    __slots__ = ()
+    __slots__ = ("grace_secs", "has_timeouts", "names", "number", "results")
 
     has_dependencies: ClassVar[bool] = False
     """Whether some can start only when others have brought their results."""
 
-    @property
-    @abc.abstractmethod
-    def grace_secs(self) -> float:
-        """How long cancelled coroutines may take to end."""
+    number: int
+    """The one that runs in the caller's task."""
+    results: list[Any]
+    """Where the results of the others are put, by number."""
+    names: Sequence[str] | Mapping[int, str]
+    """The names of the tasks, by number."""
+    has_timeouts: bool
+    """Whether some have a time limit."""
+    grace_secs: float
+    """How long cancelled coroutines may take to end."""
 
     @abc.abstractmethod
-    def ready(self) -> Iterable[int]:
-        """Return the numbers whose coroutines can start now, each once, and start none of them in turn any more.
+    def ready(self) -> Iterable[tuple[int, Callable[..., Awaitable[Any]], tuple[Any, ...]]]:
+        """Return the numbers whose coroutines can start now, each once, with the function that makes it and its arguments.
 
-        Asked again only if there are dependencies.
+        None of these is started in turn any more. Asked again only if there are dependencies.
         """
-
-    @abc.abstractmethod
-    def start(self, number: int) -> Awaitable[Any]:
-        """Make the coroutine of `number`."""
-
-    @abc.abstractmethod
-    def current(self) -> int:
-        """Return the number that runs in the caller's task."""
-
-    @property
-    @abc.abstractmethod
-    def results(self) -> list[Any]:
-        """Where the result of each number that runs in a task is put; asked once it is ready."""
 
     def complete(self) -> None:  # noqa: B027 - nothing is left to do where results are put at their places
         """Arrange the results, all of which are there."""
 
-    @property
-    @abc.abstractmethod
-    def names(self) -> Sequence[str] | Mapping[int, str]:
-        """The names of the tasks, by number."""
-
     @abc.abstractmethod
     def describe(self, number: int) -> str:
         """Return the name for messages: hook, method, step."""
-
-    @property
-    def has_timeouts(self) -> bool:
-        """Whether some have a time limit."""
-        return False
 
     def timeout_secs(self, number: int) -> float | None:
         """Return its time limit."""
@@ -102,81 +87,129 @@ class Batch(abc.ABC):
         """Log the error and return true, if this coroutine's errors are only logged."""
         return False
 
-    def leave_behind(self, number: int) -> bool:
-        """Let the coroutine that runs in the caller's task continue in another one, if that can be done."""
+    def leave_behind(self, number: int, task: asyncio.Task[Any]) -> bool:
+        """Let the coroutine that runs in the caller's `task` continue in another one, if that can be done."""
         return False
 
 
 class LazyGather(CancelWatch):
-    """What a coroutine under `drive` awaits together, one batch after the other.
+    """What a task awaits together, one batch after the other, and the cancels that reach it meanwhile.
 
-    The coroutine sets `batch` and awaits the coroutines of the batch in turn. When one fails, or `overlap` is set after one, all
-    others have been started or none is left to start, and `await gather.finish(error)` ends the batch; otherwise the coroutine
-    sets `batch` to None.
+    All of a run is awaited with one of these: batches with `lazily`, everything else under `drive`.
     """
 
-    __slots__ = ("batch", "began", "now", "scope", "suspended_at")
+    __slots__ = ("began", "now", "scope", "suspended_at")
 
     overlap: Overlap | None
-    """The tasks of the batch, once a coroutine of it has suspended."""
+    """The tasks of the batch that is awaited, once a coroutine of it has suspended."""
 
-    def __init__(self, now: Callable[[], float] | None = None) -> None:
-        """Make one; with `now` it notes the times for a status."""
-        super().__init__()
+    def __init__(self, scope: RunScope | None, now: Callable[[], float] | None = None) -> None:
+        """Make one for the run `scope`; with `now` it notes the times for a status."""
+        CancelWatch.__init__(self)  # sooner than `super()`, and made for many calls
+        self.scope: RunScope | None = scope
+        """The run that what is awaited is part of."""
         self.now: Callable[[], float] | None = now
-        self.scope: RunScope | None = current_scope.get()
-        """The run that the driven coroutine is part of."""
-        self.batch: Batch | None = None
-        """The batch that is awaited."""
         self.began: float | None = None
-        """When the driven coroutine suspended first: as good as its start, and free while it does not suspend."""
+        """When something suspended first: as good as the start of a run, and free while nothing does."""
         self.suspended_at: float | None = None
         """The same, of the latest batch."""
 
     def suspended(self) -> None:
-        """Start everything that can run beside the coroutine that has just suspended."""
-        super().suspended()
-        if self.overlap is not None:
-            return
-        if self.now is not None:
+        CancelWatch.suspended(self)
+        if self.now is not None and self.overlap is None:
             self.suspended_at = self.now()
             if self.began is None:
                 self.began = self.suspended_at
-        if self.batch is None:
-            return
-        self.overlap = Overlap(self.batch, self)
-        self.overlap.start_ready()
 
-    async def finish(self, error: BaseException | None) -> bool:
-        """End the batch, in which a coroutine has suspended or failed with `error` in the caller's task.
 
-        Raises:
-            BaseException: the error of the batch.
+@types.coroutine
+def lazily(
+    coro: Coroutine[Any, Any, None],
+    overlaps: list[Overlap],
+    gather: LazyGather | None,
+    new_batch: Callable[..., Batch],
+    *args: Any,
+) -> Generator[Any, Any, None]:
+    """Await `coro`, which awaits the coroutines of a batch in turn; once one suspends, all others overlap with it.
 
-        Returns:
-            Whether the batch is complete. False: `error` is suppressed, and those behind the one that failed are to be awaited.
-        """
+    Args:
+        coro: leaves out those that `Batch.ready` has returned meanwhile, and joins what is in `overlaps` at its end.
+        overlaps: gets the overlap.
+        gather: of the run that the batch is part of.
+        new_batch: makes the batch of `args`, when a coroutine has suspended or failed.
+        args: the arguments.
+
+    Raises:
+        BaseException: the error of the batch.
+    """
+    scope = current_scope.get() if gather is None else gather.scope
+    failure: BaseException | None = None
+    waiting: Any = None
+    try:
+        waiting = coro.send(None)
+    except StopIteration:
+        return
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        failure = error
+    if failure is None:
+        yield from run_overlapping(coro, waiting, new_batch(*args), overlaps, gather, scope)
+        return
+    try:
+        raise_failure(new_batch(*args), failure)
+    finally:
+        failure = None
+
+
+def raise_failure(batch: Batch, error: BaseException) -> None:
+    """End a batch in which a coroutine has failed and none has suspended: raise its error, or return if that is only logged."""
+    number = batch.number
+    try:
+        if isinstance(error, asyncio.CancelledError):
+            # Nothing has suspended, so no cancel was delivered: the coroutine raised this itself.
+            error = batch.cancelled_error(number, error)
+        add_origin(error, batch.describe(number))
+        if not batch.suppresses(number, error):
+            raise error
+    finally:
+        del error  # its traceback has this frame
+
+
+def run_overlapping(
+    coro: Coroutine[Any, Any, None],
+    waiting: Any,
+    batch: Batch,
+    overlaps: list[Overlap],
+    gather: LazyGather | None,
+    scope: RunScope | None,
+) -> Generator[Any, Any, None]:
+    """Await the rest of `coro`, which has suspended with `waiting`, and everything else of its batch beside it.
+
+    `scope` is the run of the context when `coro` began. Without a `gather`, one is made for this batch.
+    """
+    watch = LazyGather(scope) if gather is None else gather
+    watch.suspended()
+    overlap = watch.overlap = Overlap(batch, watch)
+    overlaps.append(overlap)
+    failure: BaseException | None = None
+    try:
+        overlap.start_ready()
         try:
-            if isinstance(error, GeneratorExit):
-                raise error
-            if self.overlap is not None:
-                await self.overlap.join(error)
-                if self.interrupt is not None:
-                    raise asyncio.CancelledError("interrupted; what was awaited has ignored it")
-                return True
-            batch = self.batch
-            assert batch is not None
-            assert error is not None
-            number = batch.current()
-            if isinstance(error, asyncio.CancelledError):
-                # Nothing has suspended, so no cancel was delivered: the coroutine raised this itself.
-                error = batch.cancelled_error(number, error)
-            add_origin(error, batch.describe(number))
-            if not batch.suppresses(number, error):
-                raise error
-            return False
-        finally:
-            error = self.overlap = None
+            yield from drive_on(coro, waiting, watch)
+            return
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if overlap.joined:
+                raise
+            failure = error
+        yield from drive(overlap.join(failure), watch)  # pyright: ignore[reportGeneralTypeIssues]
+    finally:
+        failure = watch.overlap = None
+        overlaps.clear()
+        if gather is None:
+            watch.reset()
 
 
 class Overlap:
@@ -186,26 +219,25 @@ class Overlap:
     """
 
     __slots__ = (
-        "_batch", "_caller", "_cancelled", "_context", "_copies", "_errors", "_expired", "_failing", "_grace", "_idle", "_left",
-        "_left_behind", "_marked", "_number", "_outer", "_own_running", "_results", "_run_scope", "_scope", "_tasks",
-        "_timers", "_watch",
+        "_caller", "_context", "_copies", "_errors", "_expired", "_failing", "_grace", "_has_dependencies", "_idle", "_left",
+        "_left_behind", "_marked", "_outer", "_results", "_scope", "_tasks", "_timers", "_watch", "batch", "joined",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, watch: LazyGather) -> None:
         """Start nothing yet; tasks will run in the context of the caller, or in copies of it."""
-        self._batch = batch
+        self.batch: Batch = batch
         self._watch = watch
-        self._number = batch.current()
         assert watch.task is not None
         self._caller: asyncio.Task[Any] = watch.task
-        self._run_scope = watch.scope
         scope = current_scope.get()
-        # A run that the coroutine has begun before it suspended is in the context, and the others are not part of it.
-        self._context = _context_of(watch.task) if scope is watch.scope else None
         self._marked = scope is None
-        if scope is None:
-            current_scope.set(OVERLAPPING)
-        self._results: list[Any] = []
+        probe: contextvars.ContextVar[Any] = current_scope if scope is None else _probe
+        mark = SharedContext()
+        probe.set(mark)
+        # A run that the coroutine has begun before it suspended is in the context, and the others are not part of it.
+        self._context = _context_of(watch.task, probe, mark) if scope is watch.scope else None
+        self._results = batch.results
+        self._has_dependencies = batch.has_dependencies
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._left = 0  # tasks that have not ended
         self._idle: asyncio.Future[None] | None = None
@@ -216,48 +248,48 @@ class Overlap:
         self._timers: dict[int, TimerHandle] | None = None
         self._grace: TimerHandle | None = None
         self._copies: list[tuple[contextvars.Context, dict[contextvars.ContextVar[Any], Any]]] | None = None
-        self._own_running = True
+        self.joined: bool = False
+        """Whether the coroutine in the caller's task has ended."""
         self._failing = False
-        self._cancelled = False
         self._left_behind: set[int] | None = None
         if batch.has_timeouts:
-            self._start_timer(self._number, None)
+            self._start_timer(self.batch.number, None)
 
     def start_ready(self) -> None:
         """Start a task for every coroutine whose dependencies are there."""
         if self._failing:
             return
-        batch, tasks, loop = self._batch, self._tasks, self._caller.get_loop()
-        numbers = batch.ready()
-        names, timed, self._results = batch.names, batch.has_timeouts, batch.results
-        for number in numbers:
+        batch, tasks, loop = self.batch, self._tasks, self._caller.get_loop()
+        names, timed, context = batch.names, batch.has_timeouts, self._context
+        for number, call, args in batch.ready():
             # Brought up to its first pause by hand, so that a cancel which comes before the task's first step is reported.
-            coro = self._child(number)
+            coro = self._child(number, call, args)
             coro.send(None)
-            context = self._copied_context() if self._context is None else self._context
             # Made directly: a task factory could start it eagerly, inside a context that is already entered.
-            child = tasks[number] = asyncio.Task(coro, loop=loop, context=context, name=names[number])
+            child = tasks[number] = asyncio.Task(
+                coro, loop=loop, context=self._copied_context() if context is None else context, name=names[number]
+            )
             self._left += 1
             if timed:
                 self._start_timer(number, child)
 
-    async def join(self, error: BaseException | None) -> None:
+    async def join(self, error: BaseException | None = None) -> None:
         """Wait for the tasks when the coroutine in the caller's task has ended, with `error` or None.
 
         Raise one failure as it is, several as a group, or the cancel from outside. No task is left when it returns, except one
         that ignores its cancellation for longer than the grace period; a warning names it.
         """
-        self._own_running = False
+        self.joined = True
         if self._timers is not None:
-            self._stop_timer(self._number)
+            self._stop_timer(self.batch.number)
         try:
             if error is not None or self._scope is not None or cancel_is_pending(self._caller):
                 await self._own_ended(error)
             else:
                 self._watch.settle()
-                if self._batch.has_dependencies:
+                if self._has_dependencies:
                     self.start_ready()
-            while self._left and not self._cancelled:
+            while self._left and not self._failing:
                 self._idle = self._caller.get_loop().create_future()
                 try:
                     await self._idle
@@ -273,15 +305,18 @@ class Overlap:
             if self._marked:
                 current_scope.set(None)
             # The traceback of what is raised has this frame, and the caller's task will have what is raised.
+            interrupt = self._watch.interrupt
             del self._caller, self._watch, self._scope
-        self._batch.complete()
+        self.batch.complete()
+        if interrupt is not None:
+            raise asyncio.CancelledError("interrupted; what was awaited has ignored it")
 
     @property
     def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
         """The number, description and task of each coroutine that has not ended."""
-        own = [(self._number, self._caller)] if self._own_running else []
+        own = [(self.batch.number, self._caller)] if not self.joined else []
         running = [(number, self._tasks[number]) for number in self._unfinished_tasks()]
-        return [(number, self._batch.describe(number), task) for number, task in (*own, *running)]
+        return [(number, self.batch.describe(number), task) for number, task in (*own, *running)]
 
     def _unfinished_tasks(self) -> list[int]:
         left_behind = self._left_behind or ()
@@ -293,12 +328,12 @@ class Overlap:
         for number in tuple(self._timers or ()):
             self._stop_timer(number)
 
-    async def _child(self, number: int) -> None:
+    async def _child(self, number: int, call: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
         """Run one coroutine in a task and report its outcome; a callback of the task would come one tick later."""
         try:
             await _pause()
-            self._results[number] = await self._batch.start(number)
-            if self._batch.has_dependencies:
+            self._results[number] = await call(*args)
+            if self._has_dependencies:
                 self.start_ready()
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -308,27 +343,28 @@ class Overlap:
             if self._timers is not None:
                 self._stop_timer(number)
             if self._left_behind is None or number not in self._left_behind:
-                self._child_ended()
+                self._left -= 1
+                if not self._left:
+                    self._wake()
 
-    def _child_ended(self) -> None:
-        self._left -= 1
-        if not self._left and self._idle is not None:
+    def _wake(self) -> None:
+        if self._idle is not None:
             wake(self._idle)
 
     def _child_failed(self, number: int, error: BaseException) -> None:
         if self._left_behind is not None and number in self._left_behind:
             if not isinstance(error, asyncio.CancelledError):
-                _logger.error("%s failed after it had been left running", self._batch.describe(number), exc_info=error)
+                _logger.error("%s failed after it had been left running", self.batch.describe(number), exc_info=error)
         elif not isinstance(error, asyncio.CancelledError):
             self._record(number, error)
         elif self._expired is not None and number in self._expired:
-            self._record(number, self._batch.timeout_error(number, self._expired[number]))
-        elif not self._cancelled:
-            self._record(number, self._batch.cancelled_error(number, error))
+            self._record(number, self.batch.timeout_error(number, self._expired[number]))
+        elif not self._failing:
+            self._record(number, self.batch.cancelled_error(number, error))
 
     async def _own_ended(self, error: BaseException | None) -> None:
         """Record the outcome of the coroutine in the caller's task: a cancel from outside, a failure, or neither."""
-        watch, scope, number = self._watch, self._scope, self._number
+        watch, scope, number = self._watch, self._scope, self.batch.number
         own = () if scope is None else tuple(scope.own_cancels)
         outside = watch.outside_cancel(error, own)
         others_cancelled = self._caller.cancelling() - len(own) > watch.base
@@ -353,22 +389,22 @@ class Overlap:
                 self._record(number, error)
             elif error is not None and outside is None:
                 if self._expired is not None and number in self._expired:
-                    self._record(number, self._batch.timeout_error(number, self._expired[number]))
+                    self._record(number, self.batch.timeout_error(number, self._expired[number]))
                 elif scope is None:
-                    self._record(number, self._batch.cancelled_error(number, error))
+                    self._record(number, self.batch.cancelled_error(number, error))
         finally:
             error = outside = None
 
     def _record(self, number: int, error: BaseException) -> None:
-        add_origin(error, self._batch.describe(number))
-        if self._batch.suppresses(number, error):
+        add_origin(error, self.batch.describe(number))
+        if self.batch.suppresses(number, error):
             self._results[number] = None
             return
         if self._errors is None:
             self._errors = {}
         self._errors[number] = error
         self._cancel_children()
-        if self._own_running:
+        if not self.joined:
             self._cancel_own("another hook of this phase failed")
 
     def _cancel_own(self, why: str) -> None:
@@ -376,17 +412,16 @@ class Overlap:
             self._scope = CancelScope(self._caller, self._watch)
         if not self._scope.cancel_called:
             self._scope.cancel(why)
-            self._grace = current_clock().call_later(self._batch.grace_secs, self._give_up_own)
+            self._grace = current_clock().call_later(self.batch.grace_secs, self._give_up_own)
 
     def _cancel_children(self) -> None:
-        self._failing = True
-        if not self._cancelled:
-            self._cancelled = True
+        if not self._failing:
+            self._failing = True
             for task in self._tasks.values():
                 task.cancel()
 
     def _start_timer(self, number: int, child: asyncio.Task[None] | None) -> None:
-        secs = self._batch.timeout_secs(number)
+        secs = self.batch.timeout_secs(number)
         if secs is not None:
             if self._timers is None:
                 self._timers = {}
@@ -405,7 +440,7 @@ class Overlap:
             child.cancel()
             assert self._timers is not None
             self._timers[number] = current_clock().call_later(
-                self._batch.grace_secs, functools.partial(self._give_up, [number], timed_out=True)
+                self.batch.grace_secs, functools.partial(self._give_up, [number], timed_out=True)
             )
         else:
             self._cancel_own("hook timeout")
@@ -413,7 +448,7 @@ class Overlap:
     async def _wait_for_cancelled_children(self) -> None:
         # An anyio scope repeats its cancel at every tick until the task has left it: hence the shield.
         loop = self._caller.get_loop()
-        grace = current_clock().call_later(self._batch.grace_secs, lambda: self._give_up(self._unfinished_tasks()))
+        grace = current_clock().call_later(self.batch.grace_secs, lambda: self._give_up(self._unfinished_tasks()))
         try:
             with anyio.CancelScope(shield=True):
                 while self._left:
@@ -427,18 +462,20 @@ class Overlap:
 
     def _give_up(self, numbers: list[int], *, timed_out: bool = False) -> None:
         """Leave tasks running that have ignored their cancellation."""
-        names = ", ".join(self._batch.describe(number) for number in numbers)
-        _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self._batch.grace_secs)
+        names = ", ".join(self.batch.describe(number) for number in numbers)
+        _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self.batch.grace_secs)
         self._left_behind = {*(self._left_behind or ()), *numbers}
         for number in numbers:
             if timed_out:
                 assert self._expired is not None
-                self._record(number, self._batch.timeout_error(number, self._expired[number]))
-            self._child_ended()
+                self._record(number, self.batch.timeout_error(number, self._expired[number]))
+            self._left -= 1
+        if not self._left:
+            self._wake()
 
     def _give_up_own(self) -> None:
-        name, grace_secs = self._batch.describe(self._number), self._batch.grace_secs
-        if self._batch.leave_behind(self._number):
+        name, grace_secs = self.batch.describe(self.batch.number), self.batch.grace_secs
+        if self.batch.leave_behind(self.batch.number, self._caller):
             _logger.warning("%s still runs %s s after its cancellation; continuing without it", name, grace_secs)
             assert self._scope is not None
             self._scope.cancel_again("the hook is left behind")
@@ -470,7 +507,7 @@ class Overlap:
 
     def _copied_context(self) -> contextvars.Context:
         copy = contextvars.copy_context()
-        copy.run(current_scope.set, OVERLAPPING if self._run_scope is None else self._run_scope)
+        copy.run(current_scope.set, self._watch.scope or SharedContext())
         if self._copies is None:
             self._copies = []
         self._copies.append((copy, dict(copy)))
@@ -508,20 +545,16 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
 _MOST_LINKS = 100
 
 
-def _context_of(task: asyncio.Task[Any]) -> contextvars.Context | None:
-    """Return the very context in which `task` runs, or None if it cannot be had."""
-    if hasattr(asyncio, "_nest_patched"):
+def _context_of(task: asyncio.Task[Any], probe: contextvars.ContextVar[Any], mark: object) -> contextvars.Context | None:
+    """Return the very context in which `task` runs, where `probe` has been set to `mark`; or None if it cannot be had."""
+    if "_nest_patched" in vars(asyncio):
         return None  # nest_asyncio runs other tasks while this one has entered its context
-    mark = object()
-    _probe.set(mark)
     context = _task_context(task)
-    return context if context is not None and context.get(_probe) is mark else None
+    return context if context is not None and context.get(probe) is mark else None
 
 
 if sys.version_info >= (3, 12):
-
-    def _task_context(task: asyncio.Task[Any]) -> contextvars.Context | None:
-        return task.get_context()
+    _task_context = asyncio.Task.get_context
 
 else:  # 3.11 has no method for it, but the garbage collector sees it; slowly, so the latest is remembered
     _latest: tuple[Callable[[], asyncio.Task[Any] | None], contextvars.Context | None] = (lambda: None, None)

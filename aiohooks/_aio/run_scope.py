@@ -51,8 +51,16 @@ def begin_run(session: object, publisher: object) -> RunScope:
     return scope
 
 
-OVERLAPPING = RunScope(None, None, None, active=False)
-"""In a context that overlapping hooks share, and that is not part of a run."""
+class SharedContext(RunScope):
+    """In a context that overlapping hooks share, and that is not part of a run. Each overlap has one of its own."""
+
+    __slots__ = ()
+
+    session = publisher = outer = None
+    active = private = False
+
+    def __init__(self) -> None:
+        """Nothing is set: all of them are equal."""
 
 
 def shares_context() -> bool:

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from aiohooks._aio.cancel import current_task, drive, wait_done
+from aiohooks._aio.cancel import current_task, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.run_scope import leave_run
-from aiohooks.dispatch.calls import HookCaller, Method, OrderGroup, RegisteredHook, bound_method, hook_cancelled_error
+from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error
 from aiohooks.errors import HookGroupClosedError, flattened
 
 _logger = logging.getLogger("aiohooks")
@@ -153,9 +153,9 @@ class CallQueue:
 
     def _start_next(self) -> None:
         context, group, args, keywords = self._calls.popleft()
-        caller = HookCaller()
-        coro = drive(caller.call((group,), args, keywords), caller)
-        task = self.task = asyncio.get_running_loop().create_task(_call(coro), name=group.names[0], context=context)
+        task = self.task = asyncio.get_running_loop().create_task(
+            _call(group, args, keywords), name=group.names[0], context=context
+        )
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -172,5 +172,5 @@ class CallQueue:
                 wake(waiter)
 
 
-async def _call(coro: Any) -> None:
-    await coro
+async def _call(group: OrderGroup, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    await call_groups((group,), args, keywords)

@@ -3,19 +3,23 @@
 RegisteredHook   a hook of one group or session, with its failures
 OrderGroup       the calls of one method that start together: hooks of one `order`
 order_groups     sorts the hooks that override a method into such groups
-HookCaller       calls them, group after group; it is the batch that the lazy gather sees
+call_groups      calls them, group after group
+HookCalls        the calls of one group, once one of them has suspended or failed
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from aiohooks._aio.cancel import current_task
-from aiohooks._aio.gather import Batch, LazyGather
+from aiohooks._aio.gather import Batch, LazyGather, Overlap, raise_failure, run_overlapping
+from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note
 
@@ -124,100 +128,110 @@ def order_groups(
     return tuple(groups)
 
 
-class HookCaller(LazyGather, Batch):
-    """Calls order groups, and is the batch of the calls that it awaits: one group at a time, so it can be used again.
+@types.coroutine
+def call_groups(
+    groups: tuple[OrderGroup, ...],
+    args: tuple[Any, ...],
+    keywords: dict[str, Any] | None = None,
+    seconds: Sequence[Sequence[Any]] | None = None,
+    step: int | None = None,
+    gather: LazyGather | None = None,
+) -> Generator[Any, Any, list[Any]]:
+    """Call the methods of `groups` as `aiohooks._aio.gather` says, and return the results in order of the groups.
 
-    `await drive(coro, caller)`, and inside `coro`: `await caller.call(groups, ...)`, any number of times.
+    A group is complete before the next one starts. This is `lazily` for the calls of hooks, which continue after a failure that
+    is only logged; nothing is made that a call which does not suspend can do without.
+
+    Args:
+        groups: the groups.
+        args: the arguments of each method.
+        keywords: further ones.
+        seconds: a second argument of its own for each method, by group; `args` is the first one then.
+        step: for the notes of errors.
+        gather: of the run that the calls are part of.
+
+    Raises:
+        BaseException: the failure of a hook; several as one group; or the cancel from outside.
     """
-
-    __slots__ = ("_args", "_before", "_calls", "_group", "_keywords", "_late_results", "_results", "_seconds", "_step")
-
-    has_dependencies = False
-    batch: Batch | None
-
-    async def call(
-        self,
-        groups: tuple[OrderGroup, ...],
-        args: tuple[Any, ...],
-        keywords: dict[str, Any] | None = None,
-        seconds: Sequence[Sequence[Any]] | None = None,
-        step: int | None = None,
-    ) -> list[Any]:
-        """Call the methods with `args` and `keywords`, and return the results in order of the groups.
-
-        If `seconds` is given, each method gets its own of these after `args`. A group is complete before the next one starts.
-        Errors are raised as `aiohooks._aio.gather` says; `step` is for their notes.
-        """
-        results: list[Any] = []
-        self._results, self._args, self._keywords, self._step = results, args, keywords, step
-        for group in groups:
-            self._group, self._before = group, len(results)
-            self._seconds = own = None if seconds is None else seconds[group.number]
-            # When one suspends, `ready` takes the rest out of the iterator, so the loop ends with it.
-            calls: Any = iter(group.methods) if own is None else zip(group.methods, own)  # noqa: B905 - of one length
-            self._calls = calls
-            complete = False
-            while not complete:
-                self.batch = self
-                failure: BaseException | None = None
-                try:
-                    if own is not None:
-                        for method, second in calls:
-                            results.append(await method(*args, second))
-                    elif keywords:
-                        for method in calls:
-                            results.append(await method(*args, **keywords))  # noqa: PERF401 - `ready` counts them
-                    else:  # `**` costs as much as the rest of a call: this is on the path of every run
-                        for method in calls:
-                            results.append(await method(*args))  # noqa: PERF401 - likewise
-                except BaseException as error:
-                    failure = error
-                if failure is None and self.overlap is None:
+    results: list[Any] = []
+    overlaps: list[Overlap] = []
+    scope = current_scope.get() if gather is None else gather.scope
+    failure: BaseException | None = None
+    for group in groups:
+        methods = [functools.partial(method, **keywords) for method in group.methods] if keywords else group.methods
+        # When one suspends, the rest is taken out of the iterator and started: so the coroutine ends with the one that did.
+        calls: Iterator[Any] = iter(methods) if seconds is None else zip(methods, seconds[group.number])  # noqa: B905 - of one length
+        before = len(results)
+        while True:
+            in_turn = _call_in_turn if seconds is None else _call_with_seconds
+            coro = in_turn(calls, args, results, overlaps)
+            waiting = None
+            try:
+                waiting = coro.send(None)
+            except StopIteration:
+                break
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                failure = error
+            batch = HookCalls(group, calls, args, results, before, step)
+            try:
+                if failure is None:
+                    yield from run_overlapping(coro, waiting, batch, overlaps, gather, scope)
                     break
-                try:
-                    complete = await self.finish(failure)
-                    if not complete:
-                        results.append(None)
-                finally:
-                    failure = self.batch = None
-        self.batch = None
-        return results
+                raise_failure(batch, failure)
+                results.append(None)
+            finally:
+                failure = None
+    return results
 
-    # -- the batch
 
-    @property
-    def grace_secs(self) -> float:
-        return self._group.grace_secs
+async def _call_in_turn(methods: Iterator[Method], args: tuple[Any, ...], results: list[Any], overlaps: list[Overlap]) -> None:
+    for method in methods:
+        results.append(await method(*args))  # noqa: PERF401 - their number says which one suspends
+    if overlaps:
+        await overlaps[0].join()
 
-    @property
-    def has_timeouts(self) -> bool:
-        return self._group.has_timeouts
 
-    def ready(self) -> Iterable[int]:
-        for _ in self._calls:
-            pass
-        self._late_results: list[Any] = [None] * self._group.size
-        return range(self.current() + 1, self._group.size)
+async def _call_with_seconds(
+    calls: Iterator[tuple[Method, Any]], args: tuple[Any, ...], results: list[Any], overlaps: list[Overlap]
+) -> None:
+    (first,) = args
+    for method, second in calls:
+        results.append(await method(first, second))
+    if overlaps:
+        await overlaps[0].join()
 
-    def start(self, number: int) -> Awaitable[Any]:
-        method, seconds = self._group.methods[number], self._seconds
-        if seconds is not None:
-            return method(*self._args, seconds[number])
-        return method(*self._args, **self._keywords) if self._keywords else method(*self._args)
 
-    def current(self) -> int:
-        return len(self._results) - self._before
+class HookCalls(Batch):
+    """The calls of one order group, of which one has suspended or failed."""
 
-    @property
-    def results(self) -> list[Any]:
-        return self._late_results
+    __slots__ = ("_args", "_before", "_calls", "_group", "_own_results", "_step")
+
+    def __init__(
+        self, group: OrderGroup, calls: Iterator[Any], args: tuple[Any, ...], results: list[Any], before: int, step: int | None
+    ) -> None:
+        """Take the rest of the calls, and the results so far, of which those from `before` on are of this group."""
+        self._group = group
+        self._calls = calls
+        self._args = args
+        self._own_results = results
+        self._before = before
+        self._step = step
+        self.number = len(results) - before
+        self.results = [None] * group.size
+        self.names = group.names
+        self.has_timeouts = group.has_timeouts
+        self.grace_secs = group.grace_secs
+
+    def ready(self) -> Iterable[tuple[int, Method, tuple[Any, ...]]]:
+        numbers, args = range(self.number + 1, self._group.size), self._args
+        if isinstance(self._calls, zip):
+            return [(number, method, (*args, second)) for number, (method, second) in zip(numbers, self._calls, strict=True)]
+        return zip(numbers, tuple(self._calls), repeat(args))
 
     def complete(self) -> None:
-        self._results.extend(self._late_results[self.current() :])
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self._group.names
+        self._own_results.extend(self.results[len(self._own_results) - self._before :])
 
     def describe(self, number: int) -> str:
         name = self._group.names[number]
@@ -244,9 +258,8 @@ class HookCaller(LazyGather, Batch):
         registered.log_failure(self.describe(number), error)
         return True
 
-    def leave_behind(self, number: int) -> bool:
-        assert self.task is not None
-        call = self._group.suspended.get(self.task)
+    def leave_behind(self, number: int, task: asyncio.Task[Any]) -> bool:
+        call = self._group.suspended.get(task)
         if call is None:
             return False
         call.left_behind = True

@@ -17,16 +17,16 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.gather import keep_errors
 from aiohooks._validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
-    HookCaller,
     Method,
     OrderGroup,
     RegisteredHook,
     bound_method,
+    call_groups,
     hook_cancelled_error,
     order_groups,
 )
@@ -128,7 +128,7 @@ class HookGroup(Generic[K]):
             raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
         self._check_usable()
         target = self._targets.get(each.name)
-        return [] if target is None else await _call(target.groups, args, keywords)
+        return [] if target is None else await call_groups(target.groups, args, keywords)
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         name = getattr(method, "__name__", repr(method))
@@ -249,7 +249,7 @@ class HookGroup(Generic[K]):
         try:
             for one in self._registered:
                 if _is_context(one.hook):
-                    await _call((self._context_group(one, "__aenter__", bind=self._enter),), (), {})
+                    await call_groups((self._context_group(one, "__aenter__", bind=self._enter),), (), {})
         except BaseException as error:
             try:
                 await self._leave(error)
@@ -299,7 +299,7 @@ class HookGroup(Generic[K]):
         while self._entered:
             one = self._entered.pop()
             try:
-                await _call((self._context_group(one, "__aexit__", limit),), args, {})
+                await call_groups((self._context_group(one, "__aexit__", limit),), args, {})
             except asyncio.CancelledError as cancelled:
                 # The end itself was cancelled: after the grace period, or by a third party. The others are left all the same.
                 failures.append(hook_cancelled_error(f"{one.name}.__aexit__", cancelled))
@@ -362,17 +362,8 @@ class _Target(NamedTuple):
     """Hooks that implement the method as an async generator."""
 
 
-async def _call(groups: tuple[OrderGroup, ...], args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-    """Call the hooks of `groups`, overlapping, and return their answers."""
-    caller = HookCaller()
-    try:
-        return await drive(caller.call(groups, args, keywords), caller)
-    finally:
-        caller.reset()
-
-
 async def _answer_any(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    return _only_answer(target, await _call(target.groups, args, keywords))
+    return _only_answer(target, await call_groups(target.groups, args, keywords))
 
 
 def _only_answer(target: _Target, answers: list[Any]) -> Any:
@@ -388,7 +379,7 @@ def _only_answer(target: _Target, answers: list[Any]) -> Any:
 async def _answer_first(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Call the hooks in turn up to the first answer that is not None."""
     for single in target.singles:
-        answer = (await _call((single,), args, keywords))[0]
+        answer = (await call_groups((single,), args, keywords))[0]
         if answer is not None:
             return answer
     return None
@@ -398,7 +389,7 @@ async def _answer_chain(target: _Target, args: tuple[Any, ...], keywords: dict[s
     """Call the hooks in turn, each with the answer of the one before it as the last argument."""
     answer: Any = None
     for single in target.singles:
-        answer = (await _call((single,), args, keywords))[0]
+        answer = (await call_groups((single,), args, keywords))[0]
         if answer is not None:
             args, keywords = _with_last(target.point, args, keywords, (answer,))
     return _last(target.point, args, keywords)
@@ -491,11 +482,7 @@ def _method(group: HookGroup[Any], target: _Target) -> Callable[..., Any]:
         if keywords:
             args, keywords = _positional_first(positional, args, keywords)
         if is_silent:
-            caller = HookCaller()
-            try:
-                await drive(caller.call(target.groups, args, keywords), caller)
-            finally:
-                caller.reset()
+            await call_groups(target.groups, args, keywords)
             return None
         own = functools.partial(each.own, self)
         async with contextlib.AsyncExitStack() as stack:

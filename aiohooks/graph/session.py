@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import types
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
-from aiohooks._aio.gather import Batch, LazyGather
+from aiohooks._aio.gather import Batch, LazyGather, Overlap, lazily
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
 from aiohooks.dispatch.calls import hook_cancelled_error
@@ -134,15 +134,11 @@ class Session:
                     "this session belongs to another event loop; make one in each loop, and share a step store by URL"
                 )
             self._loop = loop
-        gather = LazyGather()
-        try:
-            return await drive(self._run(gather, fetches, feed_dict, raw=True), gather)
-        finally:
-            gather.reset()
+        return await self._run(None, fetches, feed_dict, raw=True)
 
     async def _run(
         self,
-        gather: LazyGather,
+        gather: LazyGather | None,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None,
         options: object = None,
@@ -151,7 +147,7 @@ class Session:
         raw: bool = False,
         attempt: int = 1,
     ) -> Any:
-        """Make a run under the caller's `drive`; `build` makes the result of the values of a tuple of leaves."""
+        """Make a run, as part of `gather` if that is given; `build` makes the result of the values of a tuple of leaves."""
         if self._closed:
             self._check_open()
         # The plan for a tuple of leaves (what the monitored session asks for) or a single one is looked up directly.
@@ -176,30 +172,16 @@ class Session:
             values[slot] = self.variables.read(name)
         for slot in plan.step_slots:
             values[slot] = store.latest.step
-        gather.batch = OperationCalls(self, plan, values)
-        failure: BaseException | None = None
-        try:
-            for call, is_async, slot, name, _ in plan.operations:
-                result = call(values)
-                if is_async:
-                    result = await result
-                elif type(result) is types.CoroutineType:
-                    _refuse_coroutine(name, result)
-                values[slot] = result
-                if gather.overlap is not None:
-                    break
-        except BaseException as error:
-            failure = error
-        try:
-            if failure is not None or gather.overlap is not None:
-                await gather.finish(failure)
-        finally:
-            failure = gather.batch = None
+        operations = iter(plan.operations)
+        overlaps: list[Overlap] = []
+        coro = _compute_in_turn(operations, values, overlaps)
+        await lazily(coro, overlaps, gather, OperationCalls, self, plan, operations, values)
         # Made before the commit: what cannot be made must change nothing.
         fetched = plan.take_fetched(values)
         made = build(fetched) if build is not None else tuple(fetched) if kind is tuple else fetched[0]
         if plan.changes_variables or not store.inline:
-            if not await self._commit(plan, values):
+            commit = self._commit(plan, values)
+            if not await (commit if gather is None else drive(commit, gather)):
                 self._check_repeat(plan, attempt)
                 return await self._run(gather, fetches, feed_dict, options, run_metadata, build, raw, attempt + 1)
         elif plan.steps:
@@ -332,9 +314,10 @@ def gathered_run(session: Session) -> GatheredRun:
         gather: LazyGather, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any, build: Build | None = None
     ) -> Any:
         if options is None:
-            values = await session.run(fetches, feed_dict=feed_dict)
+            coro = session.run(fetches, feed_dict=feed_dict)
         else:
-            values = await session.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
+            coro = session.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
+        values = await drive(coro, gather)
         return values if build is None else build(values)
 
     return run
@@ -351,49 +334,49 @@ def _refuse_coroutine(name: str, result: Any) -> Any:
     return result
 
 
-class OperationCalls(Batch):
-    """The operations of one run, as a `Batch` of the lazy gather: each can start when its inputs are known."""
+async def _compute_in_turn(operations: Iterator[PlannedOperation], values: list[Any], overlaps: list[Overlap]) -> None:
+    for call, is_async, slot, name, _ in operations:
+        result = call(values)
+        if is_async:
+            result = await result
+        elif type(result) is types.CoroutineType:
+            _refuse_coroutine(name, result)
+        values[slot] = result
+    if overlaps:
+        await overlaps[0].join()
 
-    __slots__ = ("_left", "_plan", "_session", "_values")
+
+class OperationCalls(Batch):
+    """The operations of one run, of which one has suspended or failed; the number of an operation is the slot of its result."""
+
+    __slots__ = ("_left", "_operations", "_plan", "_session")
 
     has_dependencies = True
 
-    def __init__(self, session: Session, plan: Plan, values: list[Any]) -> None:
-        """Take the values of a run; the number of an operation is the slot of its result."""
+    def __init__(self, session: Session, plan: Plan, operations: Iterator[PlannedOperation], values: list[Any]) -> None:
+        """Take the values of a run, and the operations that were not started."""
         self._session = session
         self._plan = plan
-        self._values = values
+        self._operations = operations
         self._left: dict[int, PlannedOperation] | None = None
+        self.number = next(one.slot for one in plan.operations if values[one.slot] is MISSING)
+        self.results = values
+        self.names = {one.slot: one.name for one in plan.operations}
+        self.has_timeouts = False
+        self.grace_secs = session.grace_secs
 
-    @property
-    def grace_secs(self) -> float:
-        return self._session.grace_secs
-
-    def ready(self) -> Iterable[int]:
-        values = self._values
+    def ready(self) -> Iterable[tuple[int, Callable[..., Awaitable[Any]], tuple[PlannedOperation]]]:
+        values = self.results
         if self._left is None:
-            current = self.current()
-            self._left = {one.slot: one for one in self._plan.operations if one.slot > current}
-        ready = [slot for slot, one in self._left.items() if all(values[needed] is not MISSING for needed in one.inputs)]
-        for slot in ready:
-            del self._left[slot]
-        return ready
+            self._left = {one.slot: one for one in self._operations}
+        ready = [one for one in self._left.values() if all(values[needed] is not MISSING for needed in one.inputs)]
+        for one in ready:
+            del self._left[one.slot]
+        return [(one.slot, self._start, (one,)) for one in ready]
 
-    async def start(self, number: int) -> Any:
-        operation = self._operation(number)
-        result = operation.call(self._values)
+    async def _start(self, operation: PlannedOperation) -> Any:
+        result = operation.call(self.results)
         return await result if operation.is_async else _refuse_coroutine(operation.name, result)
-
-    def current(self) -> int:
-        return next(one.slot for one in self._plan.operations if self._values[one.slot] is MISSING)
-
-    @property
-    def results(self) -> list[Any]:
-        return self._values
-
-    @property
-    def names(self) -> Mapping[int, str]:
-        return {one.slot: one.name for one in self._plan.operations}
 
     def _operation(self, number: int) -> PlannedOperation:
         return next(one for one in self._plan.operations if one.slot == number)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from aiohooks._aio.cancel import drive
 from aiohooks._aio.clock import current_clock
+from aiohooks._aio.gather import LazyGather
+from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_mapping
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import HookCaller, OrderGroup, RegisteredHook, bound_method, order_groups
+from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.lifecycle import Lifecycle, registered_hooks
 from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note
@@ -30,6 +31,7 @@ from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunHook, SessionRunValues
 
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
+_REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
 LIFECYCLE = Lifecycle(SessionRunHook, generators=False, hint=", or wrap an object with plain methods in BlockingHook")
 """The methods of a session's hooks."""
 _MOST_MERGES = 1024
@@ -73,7 +75,7 @@ class HookSet:
         """The hooks whose `begin` was started and whose `close` was not."""
         self._stateful: dict[str, Stateful] | None = None
         self._holder: tuple[int, str] | None = None  # the process and the session for which the hooks are held
-        self.caller: HookCaller | None = None
+        self.gather: LazyGather | None = None
         """The active call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
 
     def hold(self, label: str) -> Callable[[], None]:
@@ -178,12 +180,12 @@ class HookSet:
             await self._call((OrderGroup(method, [registered], self.grace_secs, limit),), *args)
 
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, step: int | None = None) -> None:
-        caller = self.caller = HookCaller(current_clock().now)
+        gather = self.gather = LazyGather(current_scope.get(), current_clock().now)
         try:
-            await drive(caller.call(groups, args, step=step), caller)
+            await call_groups(groups, args, step=step, gather=gather)
         finally:
-            self.caller = None
-            caller.reset()
+            self.gather = None
+            gather.reset()
 
     def _groups(self, method: str) -> tuple[OrderGroup, ...]:
         bind = self.background.bind if method == "after_run" else bound_method
@@ -246,6 +248,14 @@ class Merger:
                 break
         else:
             return request, None
+        key = (request[0], *asked)
+        if _REQUEST_OR_NOTHING.issuperset(map(type, asked)):  # a plain tuple is equal to a request, and yet refused
+            try:
+                known = self._known.get(key)
+            except TypeError:  # it has feeds or options, or fetches that are not leaves
+                known = None
+            if known is not None:
+                return new_args((known.nodes, request[1], request[2])), known
         wanted, feed_dict, options = [request[0]], request[1], request[2]
         fetches_only = True
         for one, name in zip(asked, self._names):  # noqa: B905 - of one length
@@ -263,6 +273,8 @@ class Merger:
             if any(one[1] is not None for _, one in requests):
                 feed_dict = _merge_feeds(self._graph, [(name, one[1]) for name, one in [*requests, ("the caller", request)]])
             options = _merge_options([("the caller", options), *[(name, one[2]) for name, one in requests]])
+        elif _LEAF_OR_NOTHING.issuperset(map(type, wanted)):
+            self._known[key] = fetches
         return new_args((fetches.nodes, feed_dict, options)), fetches
 
     def name_owners(self, error: FetchError, asked: Sequence[SessionRunArgs | None]) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.cancel import CancelScope, CancelWatch, TimeLimit, current_task, shielded, task_of
 from aiohooks._aio.clock import current_clock
+from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
-from aiohooks.dispatch.calls import HookCaller
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.stores.publishers import Publisher
 
@@ -92,9 +92,9 @@ class RunLock:
         self.thread: int = 0
         """The loop's thread: cheaper to compare than the running loop."""
         self.turns: FifoLock = FifoLock()
-        self.caller: HookCaller = HookCaller()
-        """Calls the hooks of the run in progress."""
-        self.watch: CancelWatch = self.caller
+        self.gather: LazyGather = LazyGather(None)
+        """What the run in progress awaits."""
+        self.watch: CancelWatch = self.gather
         """Knows the cancels delivered to the run in progress."""
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
@@ -182,9 +182,9 @@ class RunLock:
             task = current_task()
         self.turns.taken = True
         self.runner = task
-        self.caller.began = None
+        self.gather.began = None
         self.runs += 1
-        scope = self.caller.scope = begin_run(self, self.publisher)
+        scope = self.gather.scope = begin_run(self, self.publisher)
         return scope
 
     def release(self, scope: RunScope) -> None:
@@ -192,8 +192,8 @@ class RunLock:
         if self._scope is not None:
             self.end_interrupt()
         self.runner = None
-        self.watch = self.caller
-        self.caller.reset()
+        self.watch = self.gather
+        self.gather.reset()
         scope.active = False
         current_scope.set(scope.outer)
         self.turns.release()
@@ -201,7 +201,7 @@ class RunLock:
     def interrupt(self, why: str, cause: BaseException | None) -> None:
         """Cancel the run in progress; it raises `cause`, or without one, the first background failure."""
         if self.runner is not None and self._scope is None:
-            self._scope = self.watch.interrupt = self.caller.interrupt = CancelScope(self.runner, self.watch)
+            self._scope = self.watch.interrupt = self.gather.interrupt = CancelScope(self.runner, self.watch)
             self._scope.cancel(why, cause)
 
     def end_interrupt(self, error: BaseException | None = None) -> tuple[bool, BaseException | None]:
@@ -213,7 +213,7 @@ class RunLock:
         scope = self._scope
         if scope is None:
             return False, error
-        self._scope = self.watch.interrupt = self.caller.interrupt = None
+        self._scope = self.watch.interrupt = self.gather.interrupt = None
         outside = scope.uncancel(error)
         return outside is None, scope.cause if outside is None else outside
 

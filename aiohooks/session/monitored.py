@@ -18,9 +18,10 @@ from typing import Any, Self, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelWatch, current_task, drive
 from aiohooks._aio.clock import monotonic_now, quick_now
+from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.run_scope import in_own_context, shares_context
 from aiohooks._validate import check_instance, check_mapping, check_secs
-from aiohooks.dispatch.calls import HookCaller
+from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import Graph
@@ -142,7 +143,7 @@ class AsyncMonitoredSession:
             request, attempt = new_args((fetches, feed_dict, options)), 1
             while True:
                 try:
-                    return await drive(self._run_once(lock.caller, request, attempt), lock.caller)
+                    return await self._run_once(lock.gather, request, attempt)
                 except BaseException as error:
                     committed = await drive(self._supervisor.recover(error, lock), lock.watch)  # raises: give up
                     if committed is not None:
@@ -151,23 +152,25 @@ class AsyncMonitoredSession:
         finally:
             lock.release(scope)
 
-    async def _run_once(self, caller: HookCaller, request: SessionRunArgs, attempt: int) -> Any:
-        """Make one attempt of a run; under `drive`, so that hooks and operations overlap when they wait."""
+    async def _run_once(self, gather: LazyGather, request: SessionRunArgs, attempt: int) -> Any:
+        """Make one attempt of a run, all of which is awaited with `gather`: hooks and operations overlap when they wait."""
         supervisor, hooks, options = self._supervisor, self._hooks, request[2]
         if supervisor.coord.errors:
             raise supervisor.coord.errors[0]
         if options is not None:
             check_mapping(options, "options")
-        session = supervisor.session or await supervisor.current_session()
+        session = supervisor.session
+        if session is None:
+            session = await drive(supervisor.current_session(), gather)
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
-            asked = await caller.call(hooks.before_run, (context,), step=step)  # all hooks, overlapping
+            asked = await call_groups(hooks.before_run, (context,), step=step, gather=gather)  # all hooks, overlapping
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
             build = None if merged is None else merged.build
             try:
-                values = await supervisor.run(caller, fetches, feed_dict, options, metadata, build)  # all or nothing
+                values = await supervisor.run(gather, fetches, feed_dict, options, metadata, build)  # all or nothing
             except FetchError as error:
                 hooks.merger.name_owners(error, asked)
                 raise
@@ -175,12 +178,12 @@ class AsyncMonitoredSession:
             context.global_step = session.committed_step
             answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
             try:
-                await caller.call(hooks.after_run, (context,), seconds=answers, step=context.global_step)
+                await call_groups(hooks.after_run, (context,), seconds=answers, step=context.global_step, gather=gather)
             except BaseException as error:
                 supervisor.note_commit(session, result, error)
                 raise
         else:
-            result = await supervisor.run(caller, *request, None if options is None else {})
+            result = await supervisor.run(gather, *request, None if options is None else {})
         if supervisor.history.total:
             supervisor.history.completed(step)
         return result
@@ -202,11 +205,11 @@ class AsyncMonitoredSession:
         scope = await lock.wait() if lock.turns.taken else lock.acquire()
 
         async def run_attempt(request: SessionRunArgs, attempt: int) -> Any:
-            caller = lock.caller
+            gather = lock.gather
             try:
-                return await drive(self._run_once(caller, request, attempt), caller)
+                return await self._run_once(gather, request, attempt)
             finally:
-                caller.reset()
+                gather.reset()
                 self._supervisor.forget_commit()  # the function is repeated as a whole
 
         try:
@@ -259,7 +262,7 @@ class AsyncMonitoredSession:
         shutdown.add_callback(self._hooks.hold(supervisor.root.label))
         lock.set_state("opening")
         supervisor.root.on_failure = lambda: lock.interrupt("a background task failed", None)
-        lock.caller.now, lock.now = quick_now(), monotonic_now()
+        lock.gather.now, lock.now = quick_now(), monotonic_now()
         try:
             if self._signals is not None:
                 shutdown.add_callback(self._signals.install())

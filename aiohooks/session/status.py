@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.await_chain import task_wait
+from aiohooks.dispatch.calls import HookCalls
 from aiohooks.errors import safe_repr
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.stores.base import StoreStatistics
 
 if TYPE_CHECKING:
-    from aiohooks.dispatch.calls import HookCaller
+    from aiohooks._aio.gather import LazyGather
     from aiohooks.session._hooks import HookSet
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.recovery import SessionSupervisor
@@ -123,8 +124,8 @@ def _steps(steps: StoreStatistics) -> str:
 def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: HookSet, name: str | None) -> SessionStatus:
     """Return the status of the monitored session that has these parts; waits for nothing."""
     failure = supervisor.recovery_error or next(iter([*supervisor.coord.errors, *supervisor.root.errors]), None)
-    caller = run_lock.caller
-    now = None if caller.now is None or run_lock.state == "closed" else caller.now()
+    gather = run_lock.gather
+    now = None if gather.now is None or run_lock.state == "closed" else gather.now()
     coords = dict.fromkeys([supervisor.root, supervisor.coord])
     return SessionStatus(
         state=run_lock.state,
@@ -137,7 +138,7 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
         failure=None if failure is None else safe_repr(failure),
         name=name,
         state_secs=_elapsed(run_lock.since, now),
-        run_secs=_elapsed(caller.began, now) if run_lock.runner is not None else None,
+        run_secs=_elapsed(gather.began, now) if run_lock.runner is not None else None,
         doing=() if now is None else tuple(_activities(run_lock, hooks, now)),
         background=tuple(background_activities(task for coord in coords for task in coord.tasks)),
         steps=None if supervisor.store is None else supervisor.store.statistics(),
@@ -146,25 +147,26 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
 
 def _activities(run_lock: RunLock, hooks: HookSet, now: float) -> list[Activity]:
     """Return the most specific current activities: calls and operations; else the run, the block or the session itself."""
-    if hooks.caller is not None and (calls := _calls(hooks.caller, now)):
+    if hooks.gather is not None and (calls := _calls(hooks.gather, now)):
         return calls
     runner, owner = run_lock.runner, run_lock.owner
     if runner is not None:
-        run = activity(f"run {run_lock.runs}", runner, _elapsed(run_lock.caller.began, now))
-        return _calls(run_lock.caller, now) or [run]
+        run = activity(f"run {run_lock.runs}", runner, _elapsed(run_lock.gather.began, now))
+        return _calls(run_lock.gather, now) or [run]
     if owner is None:
         return []
     what = {"opening": "creating the session", "open": "the session's block"}.get(run_lock.state, CLOSING)
     return [activity(what, owner)]
 
 
-def _calls(caller: HookCaller, now: float) -> list[Activity]:
-    if caller.overlap is None:
+def _calls(gather: LazyGather, now: float) -> list[Activity]:
+    overlap = gather.overlap
+    if overlap is None:
         return []
-    secs, calls_hooks = _elapsed(caller.suspended_at, now), caller.batch is caller
+    secs, batch = _elapsed(gather.suspended_at, now), overlap.batch
     return [
-        activity(what, task, secs, caller.hook(number) if calls_hooks else None)
-        for number, what, task in caller.overlap.unfinished
+        activity(what, task, secs, batch.hook(number) if isinstance(batch, HookCalls) else None)
+        for number, what, task in overlap.unfinished
     ]
 
 

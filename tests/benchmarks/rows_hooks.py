@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._aio.cancel import drive
-from aiohooks.dispatch.calls import HookCaller
+from aiohooks._aio.gather import LazyGather
+from aiohooks.dispatch.calls import call_groups
 from aiohooks.session._hooks import HookSet
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
 
@@ -233,14 +233,13 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
 def _both_phases(
     hooks: Sequence[ah.SessionRunHook], context: ah.SessionRunContext, values: ah.SessionRunValues
 ) -> Callable[[], Awaitable[None]]:
-    checked = HookSet(hooks, ah.Graph(), 120.0)
-    caller = HookCaller()
+    checked, gather = HookSet(hooks, ah.Graph(), 120.0), LazyGather(None)
 
     async def both() -> None:
-        await caller.call(checked.before_run, (context,), step=1)
-        await caller.call(checked.after_run, (context,), seconds=[(values,) * len(hooks)], step=1)
+        await call_groups(checked.before_run, (context,), step=1, gather=gather)
+        await call_groups(checked.after_run, (context,), seconds=[(values,) * len(hooks)], step=1, gather=gather)
 
-    return lambda: drive(both(), caller)
+    return both
 
 
 async def _gathered_phases(
