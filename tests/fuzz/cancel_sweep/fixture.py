@@ -39,7 +39,7 @@ THREAD_HANG_SECS = 30.0
 
 _PAUSES = (0, 1, 1, 2)
 # A cancel of a coroutine's own task must come out of the run that it was part of.
-_REPORTED = frozenset({"after_create_session", "before_run", "after_run", "left", "right", "train", "save", "evaluate"})
+_REPORTED = frozenset({"call", "after_create_session", "before_run", "after_run", "left", "right", "train", "save", "evaluate"})
 
 
 @dataclass(frozen=True)
