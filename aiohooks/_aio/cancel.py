@@ -25,6 +25,7 @@ import anyio.to_thread
 
 from aiohooks._aio.await_chain import describe_suspension
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
+from aiohooks.errors import set_context
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -104,9 +105,11 @@ class CancelWatch:
         self.task = self._deliveries = self.interrupt = None
 
     def settle(self) -> None:
-        """Start anew: a coroutine has ended and has settled its cancels; that of the interrupt is still to be taken back."""
+        """Start anew: a coroutine has ended and has settled its cancels. That of the interrupt is still to be taken back."""
         assert self.task is not None
-        self.base = self.task.cancelling() - (0 if self.interrupt is None else len(self.interrupt.own_cancels))
+        self._count = self.base = self.task.cancelling()
+        if self.interrupt is not None:
+            self.base -= len(self.interrupt.own_cancels)
         self._deliveries = None
 
     def suspended(self) -> None:
@@ -123,11 +126,16 @@ class CancelWatch:
         count = self.task.cancelling()
         if self._deliveries is None:
             self._deliveries = []
-            self._count = self.base
         elif len(self._deliveries) == _MOST_DELIVERIES:  # an anyio scope repeats its cancel at every tick
             del self._deliveries[1]
         self._deliveries.append(Delivery(self._number, error, count - self._count, count))
         self._number += 1
+
+    def taken_back(self) -> None:
+        """Note that a scope has taken its cancels back."""
+        if self.task is not None:
+            count = self.task.cancelling()
+            self.base, self._count = min(self.base, count), min(self._count, count)
 
     @property
     def deliveries(self) -> int:
@@ -180,7 +188,9 @@ class CancelWatch:
         if not error.args or not isinstance(error.args[0], ScopeReason):
             return error
         message = getattr(self.task, "_cancel_message", None)
-        return asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
+        made = asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
+        set_context(made, error)  # by which a watch further out knows it again
+        return made
 
 
 _MOST_DELIVERIES = 32
@@ -287,8 +297,8 @@ class CancelScope:
         while self._own:
             self._own.pop()
             self.task.uncancel()
-        if self._watch is not None and self._watch.task is not None:
-            self._watch.base = min(self._watch.base, self.task.cancelling())
+        if self._watch is not None:
+            self._watch.taken_back()
         return outside
 
 

@@ -374,10 +374,11 @@ class Overlap:
             self._grace.cancel()
         if cancel_is_pending(self._caller):
             # From 3.13 on a task group that fails while its task is cancelled cancels the task again, for the next await.
+            before = self._caller.cancelling()
             try:
                 await _pause()
             except asyncio.CancelledError as pending:
-                if outside is None and others_cancelled:
+                if outside is None and (others_cancelled or self._caller.cancelling() > before):
                     outside = pending
         if outside is None:
             watch.settle()

@@ -265,7 +265,11 @@ class Shutdown:
 
     def _keep(self, error: BaseException | None, raised: BaseException) -> None:
         """Log an error instead of which another one is raised, and make it the context of that."""
-        if error is None or isinstance(error, asyncio.CancelledError):
+        if error is None:
+            return
+        if isinstance(error, asyncio.CancelledError):  # by which it is known again where this session is nested
+            if raised.__context__ is None and raised is not error:
+                set_context(raised, error)
             return
         _logger.error("%s: %s, and then %s", self._label, _why(error), safe_repr(raised), exc_info=error)
         if raised.__context__ is None:

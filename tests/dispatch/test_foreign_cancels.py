@@ -431,3 +431,94 @@ async def test_a_cancel_after_an_absorbed_interrupt_is_not_lost() -> None:
     with pytest.raises(ValueError, match="of the body") as raised:
         await using
     assert raised.value is error
+
+
+async def test_a_cancel_that_a_nested_session_has_seen() -> None:
+    """The caller is cancelled in the tick in which a session inside a hook cancels it for a failure of its own; then the hook's
+    sibling fails, while that session closes: the cancel comes out.
+    """  # noqa: D205
+    fails_now, closing = asyncio.Event(), asyncio.Event()
+
+    async def inner_failure() -> None:
+        await fails_now.wait()
+        asyncio.get_running_loop().call_soon(task.cancel, "outside")
+        raise ValueError("inner")
+
+    async def slow_close(_: object) -> None:
+        closing.set()
+        await ticks(20)
+
+    async def nested() -> None:
+        hooks = [BeforeRunHook(forever), BeforeRunHook(inner_failure), PhaseHook("close", slow_close)]
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            await session.run("double")
+
+    async def sibling() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await closing.wait()
+        raise KeyError("sibling")
+
+    task = asyncio.create_task(run_with(0, nested, sibling)())
+    await ticks(20)
+    fails_now.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_timeout_in_the_tick_of_the_librarys_own_cancel() -> None:
+    """A hook's `asyncio.timeout` expires in the tick in which another hook fails and it is cancelled: that error comes out."""
+    fails_now = asyncio.Event()
+
+    async def expires() -> None:
+        nonlocal timeout
+        async with asyncio.timeout(None) as timeout:
+            await forever()
+
+    async def fails() -> None:
+        await fails_now.wait()
+        assert timeout is not None
+        timeout.reschedule(asyncio.get_running_loop().time())  # by `call_soon`
+        await asyncio.sleep(0)
+        raise ValueError("of the other")
+
+    timeout: asyncio.Timeout | None = None
+    task = asyncio.create_task(run_with(0, expires, fails)())
+    await ticks(20)
+    fails_now.set()
+    with pytest.raises(ValueError, match="of the other"):
+        await task
+
+
+async def test_a_cancel_in_the_tick_of_a_repeated_one() -> None:
+    """A task group repeats the cancel that another hook's failure made, as from Python 3.13 on; the caller is cancelled then."""
+    fails_now, repeated = asyncio.Event(), asyncio.Event()
+
+    async def repeats() -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            own.uncancel()
+            own.cancel()
+            asyncio.get_running_loop().call_soon(own.cancel, "outside")
+            repeated.set()
+
+    async def fails() -> None:
+        await fails_now.wait()
+        raise ValueError("of the other")
+
+    async def main() -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        own.cancel()  # long ago: so `uncancel` does not clear the one that is pending
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        await run_with(0, repeats, fails)()
+
+    task = asyncio.create_task(main())
+    await ticks(20)
+    fails_now.set()
+    await repeated.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await task

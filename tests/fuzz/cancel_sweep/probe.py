@@ -175,14 +175,13 @@ class Probe:
         return result
 
     def _settle(self, task: asyncio.Task[Any], label: str, cancels: int, failed: bool, is_stale: bool) -> None:
-        if getattr(task, "_must_cancel", False):
-            # Put off to the next await. `asyncio.TaskGroup` does so from 3.13 on; also with a cancel of long ago.
-            self.foreign = True
-            self.may_be_made = self.may_be_made or (is_stale and task is self.task)
-            return
         if task is not self.task:
             for _ in range(min(cancels, self.children.count(label))):
                 self.children.remove(label)
+        elif getattr(task, "_must_cancel", False):
+            # Put off to the next await. `asyncio.TaskGroup` does so from 3.13 on; also with a cancel of long ago.
+            self.foreign = True
+            self.may_be_made = self.may_be_made or is_stale
         elif cancels:
             self.foreign = True
             if failed:
@@ -197,7 +196,7 @@ class Probe:
             return
         self._parked.add(task)
         self.suspensions += 1
-        if task is not self.task and not (label.startswith(NOT_CANCELLED) or task.get_name().startswith(USER + NOT_CANCELLED)):
+        if self._may_cancel(task, label):
             self.in_children.add(self.suspensions)
         if self.suspensions > MOST_SUSPENSIONS:
             raise Livelock(f"{self.suspensions} suspensions, the last in {label}")
@@ -206,6 +205,11 @@ class Probe:
             self._inject(self.cancels[self._next], task, waited, label)
             self._next += 1
 
+    def _may_cancel(self, task: asyncio.Task[Any], label: str) -> bool:
+        """Return whether a task other than the operation's may be cancelled by itself."""
+        is_waited_for = label.startswith(NOT_CANCELLED) or task.get_name().startswith(USER + NOT_CANCELLED)
+        return task is not self.task and not is_waited_for
+
     def resumed(self) -> None:
         task = asyncio.current_task()
         if task is not None:  # None: thrown away by the garbage collector
@@ -213,6 +217,8 @@ class Probe:
 
     def _inject(self, cancel: Cancel, task: asyncio.Task[Any], waited: Any, label: str) -> None:
         target = self.task if cancel.target == "root" else task
+        if cancel.target == "self" and not self._may_cancel(task, label):
+            return  # the order of the tasks is another one than in the run without a cancel
         assert target is not None
 
         def cancel_now(_: object = None) -> None:

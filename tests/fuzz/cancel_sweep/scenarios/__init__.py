@@ -7,6 +7,7 @@ from tests.fuzz.cancel_sweep.fixture import SCENARIOS as SCENARIOS
 from tests.fuzz.cancel_sweep.scenarios import checkpoints as checkpoints
 from tests.fuzz.cancel_sweep.scenarios import evaluations as evaluations
 from tests.fuzz.cancel_sweep.scenarios import foreign_cancels as foreign_cancels
+from tests.fuzz.cancel_sweep.scenarios import hook_groups as hook_groups
 from tests.fuzz.cancel_sweep.scenarios import steps as steps
 from tests.fuzz.cancel_sweep.scenarios import stores as stores
 from tests.fuzz.cancel_sweep.scenarios import version_gates as version_gates
