@@ -470,18 +470,17 @@ async def test_a_timeout_in_the_tick_of_the_librarys_own_cancel() -> None:
     fails_now = asyncio.Event()
 
     async def expires() -> None:
-        nonlocal timeout
         async with asyncio.timeout(None) as timeout:
+            timeouts.append(timeout)
             await forever()
 
     async def fails() -> None:
         await fails_now.wait()
-        assert timeout is not None
-        timeout.reschedule(asyncio.get_running_loop().time())  # by `call_soon`
+        timeouts[0].reschedule(asyncio.get_running_loop().time())  # by `call_soon`
         await asyncio.sleep(0)
         raise ValueError("of the other")
 
-    timeout: asyncio.Timeout | None = None
+    timeouts: list[asyncio.Timeout] = []
     task = asyncio.create_task(run_with(0, expires, fails)())
     await ticks(20)
     fails_now.set()
