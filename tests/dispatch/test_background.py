@@ -164,7 +164,7 @@ async def test_leaving_drops_what_takes_too_long(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == ["Observer has 2 background calls left, which are dropped"]
 
 
-async def test_a_call_that_goes_on_when_the_group_is_left_queues_nothing() -> None:
+async def test_a_call_that_continues_when_the_group_is_left_queues_nothing() -> None:
     """Another task's call reaches a background hook after the queues were emptied: an error there, and no task that is left."""
     gate = asyncio.Event()
     first, observer = Observer(lambda _: gate.wait()), Observer(lambda _: ticks())
