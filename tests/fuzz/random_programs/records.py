@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator,
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import aiohooks as ah
+from aiohooks.errors import is_clean_end
 from tests.fuzz.random_programs.programs import HookSpec
 
 if TYPE_CHECKING:
@@ -125,6 +126,26 @@ class Record:
         """Whether the library has left a cancel that will be thrown in later."""
 
     @property
+    def cancelled(self) -> bool:
+        return isinstance(self.outcome, asyncio.CancelledError)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it ended with, unless that is a cancel."""
+        return None if self.cancelled else self.outcome
+
+    @property
+    def may_be_cancelled(self) -> bool:
+        """Whether a cancel may come out of this call of the library."""
+        session = self.session
+        body = None if session is None or self.what not in ("session", "group") else session.body
+        if body is not None and body.outcome is self.outcome:
+            return True  # the program's own code has raised it
+        if session is not None and self.what == "hooked" and (session.closing is not None or session.failed_in_background):
+            return True  # its step function was interrupted, which may be noticed here first
+        return self.was_cancelled if self.is_outermost else self.thrown
+
+    @property
     def failed(self) -> bool:
         """Whether it ended with an error that is not only logged."""
         return self.outcome is not None and not self.is_logged
@@ -166,6 +187,11 @@ class SessionRecord:
         self.values: dict[int, Any] = {}
         """What operation `a` gave last, for each run."""
         self.final: tuple[Any, Any, int] | None = None
+
+    @property
+    def body_failed(self) -> bool:
+        """Whether the body ended with an error that is no clean end."""
+        return self.body is not None and self.body.outcome is not None and not is_clean_end(self.body.outcome)
 
 
 class Recorder:
