@@ -15,7 +15,7 @@ from tests.support.hooks import PhaseHook
 from tests.support.sessions import do_nothing
 from tests.support.waiting import result_without_suspending, ticks
 
-pytestmark = pytest.mark.every_python
+pytestmark = [pytest.mark.every_python, pytest.mark.turns]
 
 COMPUTING_SECS = 0.006
 Source = Callable[[ManualClock], tuple[Any, list[ah.SessionRunHook]]]
