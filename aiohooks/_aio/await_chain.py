@@ -12,7 +12,8 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The folder of this library."""
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _MOST_FRAMES = 100
 
@@ -104,7 +105,7 @@ def user_location(frames: Sequence[types.FrameType]) -> str | None:
 
 def _is_library(frame: types.FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith((_PACKAGE, "<")) or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return file.startswith((PACKAGE, "<")) or (file.startswith(_STDLIB) and "site-packages" not in file)
 
 
 def _location(frame: types.FrameType) -> str:

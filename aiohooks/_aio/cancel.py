@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import anyio
 import anyio.to_thread
 
-from aiohooks._aio.await_chain import describe_suspension
+from aiohooks._aio.await_chain import PACKAGE, describe_suspension
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks.errors import set_context
 
@@ -169,9 +169,10 @@ class CancelWatch:
             link = link.__context__
         if not is_cancel:
             return None
-        # Some task groups raise the first cancel, whatever came after it; others a new error.
+        # Some blocks raise the first cancel, whatever came after it; others a new error.
         for one in self._deliveries or ():
-            if one.number > known >= 0 and one.cancels > own.count(one.number) and self._is_outstanding(one):
+            is_later = one.number > known >= 0 and one.cancels > own.count(one.number) and self._is_outstanding(one)
+            if is_later and _is_hidden(one.error):
                 return one.error
         return cast("asyncio.CancelledError", error) if known < 0 else None
 
@@ -191,6 +192,21 @@ class CancelWatch:
         made = asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
         set_context(made, error)  # by which a watch further out knows it again
         return made
+
+
+def _is_hidden(error: asyncio.CancelledError) -> bool:
+    """Return whether a block that was being left, or this library, has caught a cancel in favour of an earlier one.
+
+    Other code that catches a cancel settles it: it is its own, or is swallowed. So does a task group that has cancelled its
+    task, but before Python 3.13 the cancel count does not show it.
+    """
+    if error.__traceback__ is None:
+        return False
+    frame = error.__traceback__.tb_frame  # of the function that caught it
+    if frame.f_code.co_filename.startswith(PACKAGE):
+        return True
+    is_exit = frame.f_code.co_name in ("__aexit__", "_aexit")
+    return is_exit and not getattr(frame.f_locals.get("self"), "_parent_cancel_requested", False)
 
 
 _MOST_DELIVERIES = 32

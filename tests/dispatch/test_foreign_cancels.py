@@ -198,6 +198,71 @@ async def test_the_error_of_another_hook_is_raised(tool: Call, place: int) -> No
 
 @places
 @tools
+async def test_a_tool_in_the_cleanup_hides_no_error(tool: Call, place: int) -> None:
+    """A hook that another's failure ends uses the tool before it passes its cancel on: the failure comes out, and no cancel."""
+    error = ValueError("of the other")
+    gate = asyncio.Event()
+
+    async def cleans_up() -> None:
+        gate.set()
+        try:
+            await forever()
+        finally:
+            await tool()
+
+    async def fails() -> None:
+        await gate.wait()
+        raise error
+
+    with pytest.raises(ValueError, match="of the other") as raised:
+        await in_a_task(run_with(place, cleans_up, fails))
+    assert raised.value is error
+
+
+async def group_with(call: Call) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(call())
+
+
+async def hook_group_with(call: Call) -> None:
+    class Waiting:
+        async def on(self) -> None:
+            await forever()
+
+    class Calling:
+        async def on(self) -> None:
+            await call()
+
+    await ah.compose(Calls, [Waiting(), Calling()]).on()
+
+
+@places
+@pytest.mark.parametrize("block", [group_with, hook_group_with], ids=lambda block: block.__name__)
+async def test_a_cancel_during_a_cleanup_is_not_lost(block: Callable[[Call], Coroutine[Any, Any, None]], place: int) -> None:
+    """Another hook's failure ends a block that raises the first cancel, whatever follows; the caller's follows, and wins."""
+    gate, cleaning_up = asyncio.Event(), asyncio.Event()
+
+    async def cleans_up() -> None:
+        gate.set()
+        try:
+            await forever()
+        finally:
+            cleaning_up.set()
+            await ticks()
+
+    async def fails() -> None:
+        await gate.wait()
+        raise ValueError("of the other")
+
+    task = asyncio.create_task(run_with(place, lambda: block(cleans_up), fails)())
+    await cleaning_up.wait()
+    task.cancel("outside")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@places
+@tools
 async def test_a_time_limit_is_a_time_limit(tool: Call, place: int) -> None:
     """The hook exceeds its time limit after it used the tool: HookTimeoutError, and no cancel."""
     waiting = asyncio.Event()
