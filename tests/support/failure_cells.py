@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohooks as ah
 from tests.conformance.replay import TICK_LIMIT, within_ticks
+from tests.support.tools_of_hooks import Tool, no_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,8 @@ class Cell(NamedTuple):
     hook: int
     raises: type[Exception] | None
     suspends: bool
+    tool: Tool = no_tool
+    """What all hooks and operations use in every call, around what they do, and in their cleanup."""
 
     @property
     def others_wait(self) -> bool:
@@ -43,7 +46,8 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         what = self.raises.__name__ if self.raises else self.kind
-        return f"{self.phase}-{what}-hook{self.hook}-{'suspending' if self.suspends else 'plain'}"
+        used = "" if self.tool is no_tool else f"-{self.tool.__name__}"
+        return f"{self.phase}-{what}-hook{self.hook}-{'suspending' if self.suspends else 'plain'}{used}"
 
 
 @dataclass
@@ -70,6 +74,8 @@ class CellRun:
         self.cell = cell
         self.outcome = Outcome()
         self.misbehaved = False
+        self.waiting = 0
+        self.others_wait = asyncio.Event()
         self.task: asyncio.Task[Any] | None = None
         self.monitored: ah.AsyncMonitoredSession | None = None
         self.graph = ah.Graph()
@@ -94,12 +100,16 @@ class CellRun:
         self.monitored.request_stop("asked by a hook")
 
     async def perform(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
-        """Record the call, suspend if the cell does, and misbehave if this is the hook that does."""
-        cell, outcome = self.cell, self.outcome
+        """Record the call, and act, with the cell's tool."""
         if phase == "operation":
             phase = "run"
         else:
-            outcome.events.append((phase, number))
+            self.outcome.events.append((phase, number))
+        await self.cell.tool(lambda: self.act(phase, number, request_stop))
+
+    async def act(self, phase: str, number: int, request_stop: Callable[[], None]) -> None:
+        """Suspend if the cell does, and misbehave if this is the hook that does."""
+        cell, outcome = self.cell, self.outcome
         if phase == cell.phase and number != cell.hook and cell.others_wait:
             await self.wait_forever(number)
         if cell.suspends:
@@ -107,6 +117,8 @@ class CellRun:
         if (phase, number) != (cell.phase, cell.hook) or self.misbehaved:
             return
         self.misbehaved = True
+        if cell.others_wait:
+            await self.others_wait.wait()
         if cell.kind == "stop":
             request_stop()
         elif cell.kind == "cancel":
@@ -119,10 +131,14 @@ class CellRun:
             raise outcome.raised
 
     async def wait_forever(self, number: int) -> None:
+        self.waiting += 1
+        if self.waiting == len(HOOKS) - 1:
+            self.others_wait.set()
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             self.outcome.cancelled.append(number)
+            await self.cell.tool(_cleanup)
             if self.cell.kind == "cancel":
                 raise OSError("an error during cleanup") from None
             raise
@@ -146,6 +162,9 @@ class CellRun:
         outcome.step = self.steps.latest.step
         outcome.cancelling = self.task.cancelling()
         outcome.left_running = len(asyncio.all_tasks() - before)
+
+
+async def _cleanup() -> None: ...
 
 
 class MisbehavingHook(ah.SessionRunHook):
