@@ -123,11 +123,11 @@ class Probe:
     """Accepted cancels of our own, by task."""
     wrapper_cancels: int = 0
     settled: int = 0
-    """Cancels of the operation's task that code of others in it has swallowed: under a plain `await` nothing comes of them."""
+    """Cancels of the operation's task that code of others in it has swallowed: under a plain `await` they have no effect."""
     may_be_settled: int = 0
     """Those that code of others has answered with an error instead: that error may come out, or the cancel."""
     may_be_made: bool = False
-    """Whether code of others has cancelled the task although nobody had done so."""
+    """Whether code of others has cancelled the task although no one had done so."""
     foreign: bool = False
     """Whether code of others has changed the cancel count of the operation's task."""
 
