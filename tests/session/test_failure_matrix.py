@@ -78,12 +78,14 @@ def test_cells_with_tools(tool: Tool, phase: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", installed_loops())
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
-def test_all_cells_with_tools(tool: Tool, loop: str) -> None:
-    """The whole matrix for hooks that use a tool."""
+def test_all_cells_with_tools(tool: Tool, phase: str) -> None:
+    """So does each cell for any hook, on the other loop if that is installed."""
+    loop = loop_factory(installed_loops()[-1])
     for cell in cells(tool):
-        check(cell, run_cell(cell, loop_factory(loop)))
+        if cell.phase == phase:
+            check(cell, run_cell(cell, loop))
 
 
 def test_the_matrix_is_whole() -> None:
