@@ -2,7 +2,8 @@
 
 The event loop here has no clock and no I/O: whenever more than one task could run next, a schedule chooses one.
 `explore` runs a scenario under one schedule after the other, depth first, until there are no more: a condition that held in all
-of them holds in every order, also in those that a real loop would never produce. Plain callbacks run in order, before any task.
+of them holds in every order, also in those that a real loop would never produce. Plain callbacks run in order, before any
+task; a scope of anyio schedules one after the other, so what a callback schedules waits for a task's turn.
 
 Usage: python -m tests.support.interleavings [--limit N] [name ...]
 """
@@ -86,18 +87,28 @@ class ReadyQueue(deque[asyncio.Handle]):
     """The loop's ready queue, in the order of a schedule."""
 
     schedule = Schedule()
+    callbacks: int | None = None
+    """How many of the callbacks that a task has scheduled are left; those that they schedule run after another task."""
 
     def popleft(self) -> asyncio.Handle:
         first: dict[asyncio.Task[Any], int] = {}
+        plain: list[int] = []
         for index, handle in enumerate(self):
             if handle.cancelled():
                 continue
             task = task_of(handle)
             if task is None:
-                return self._take(index)
-            first.setdefault(task, index)
+                plain.append(index)
+            else:
+                first.setdefault(task, index)
+        if self.callbacks is None or not first:
+            self.callbacks = len(plain)
+        if self.callbacks:
+            self.callbacks -= 1
+            return self._take(plain[0])
         if not first:
             return super().popleft()
+        self.callbacks = None
         indices = list(first.values())
         return self._take(indices[self.schedule.choose(len(indices)) if len(indices) > 1 else 0])
 
