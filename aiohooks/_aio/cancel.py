@@ -74,6 +74,8 @@ class Delivery(NamedTuple):
     """How many cancels it stands for; none if the awaited future was cancelled, and not the task."""
     total: int
     """The task's cancel count after it."""
+    before: int
+    """The count when the coroutine had suspended: with a cancel that it called on itself, as task groups repeat one."""
 
 
 class CancelWatch:
@@ -85,7 +87,7 @@ class CancelWatch:
     plain `await`.
     """
 
-    __slots__ = ("_count", "_deliveries", "_number", "base", "interrupt", "overlap", "task")
+    __slots__ = ("_before", "_count", "_deliveries", "_number", "base", "interrupt", "overlap", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None
@@ -94,7 +96,7 @@ class CancelWatch:
         """The task's cancel count when the coroutine suspended first, or when the last one under it had ended."""
         self.overlap: Any = None
         """What overlaps with the coroutine, if it is a `LazyGather`."""
-        self._count = 0
+        self._count = self._before = 0
         self._number = 0
         self.interrupt: CancelScope | None = None
         """The scope that ends the coroutine as a whole, once it has cancelled it."""
@@ -107,18 +109,19 @@ class CancelWatch:
     def settle(self) -> None:
         """Start anew: a coroutine has ended and has settled its cancels. That of the interrupt is still to be taken back."""
         assert self.task is not None
-        self._count = self.base = self.task.cancelling()
-        if self.interrupt is not None:
-            self.base -= len(self.interrupt.own_cancels)
+        interrupts = 0 if self.interrupt is None else self.counted(self.interrupt.own_cancels)
+        self._count = self._before = self.task.cancelling()
+        self.base = self._count - interrupts
         self._deliveries = None
 
     def suspended(self) -> None:
         """Note the cancel count while the coroutine is suspended, as far as it can have changed."""
         if self.task is None:
             self.task = task = current_task()
-            self.base = self._count = cancel_count(task)
+            self.base = self._count = self._before = cancel_count(task)
         elif self._deliveries is not None:
             self._count = cancel_count(self.task)
+            self._before = self.task.cancelling()
 
     def delivered(self, error: asyncio.CancelledError) -> None:
         """Note that `error` is thrown into the coroutine."""
@@ -128,19 +131,34 @@ class CancelWatch:
             self._deliveries = []
         elif len(self._deliveries) == _MOST_DELIVERIES:  # an anyio scope repeats its cancel at every tick
             del self._deliveries[1]
-        self._deliveries.append(Delivery(self._number, error, count - self._count, count))
+        self._deliveries.append(Delivery(self._number, error, count - self._count, count, self._before))
         self._number += 1
 
     def taken_back(self) -> None:
         """Note that a scope has taken its cancels back."""
         if self.task is not None:
             count = self.task.cancelling()
-            self.base, self._count = min(self.base, count), min(self._count, count)
+            self.base, self._count, self._before = min(self.base, count), min(self._count, count), min(self._before, count)
 
     @property
     def deliveries(self) -> int:
         """The number of deliveries so far."""
         return self._number
+
+    def counted(self, own: Sequence[int]) -> int:
+        """Return how many of the cancels of a scope, given as for `outside_cancel`, the task's count still has.
+
+        The coroutine may have taken some back, as code that absorbs a cancel should: the count fell below them then.
+        """
+        if not own or self.task is None:
+            return len(own)
+        counts = [(one.number, one.before) for one in self._deliveries or ()]
+        counts.append((self._number, self.task.cancelling()))
+        counted = len(own)
+        for number, count in counts:
+            later = sum(one >= number for one in own)
+            counted = min(counted, later + max(count - self.base, 0))
+        return counted
 
     def outside_cancel(self, error: BaseException | None, own: Sequence[int] = ()) -> asyncio.CancelledError | None:
         """Return the cancel from outside behind `error`, which came out of the coroutine, or None.
@@ -151,35 +169,40 @@ class CancelWatch:
         """
         if self.task is None or error is None:
             return None
-        if self.task.cancelling() - len(own) <= self.base:
+        if self.task.cancelling() - self.counted(own) <= self.base:
             if own:  # one that came in the same tick was that of a block inside, which has taken it back
                 return None
             # Some task groups of anyio take back a cancel too many; the error itself is the one that was delivered.
             return next((one.error for one in self._deliveries or () if one.error is error and one.cancels), None)
-        is_cancel, known = isinstance(error, asyncio.CancelledError), -1
+        is_cancel = isinstance(error, asyncio.CancelledError)
+        known: Delivery | None = None
         link: BaseException | None = error
         for _ in range(_MOST_LINKS):
             if link is None:
                 break
             for one in self._deliveries or ():
                 if one.error is link:
-                    if one.cancels > own.count(one.number) and (is_cancel or self._is_outstanding(one)):
+                    if one.cancels > own.count(one.number) and ((is_cancel and link is error) or self._is_outstanding(one, own)):
                         return self._with_message_of_outside(one.error) if one.number in own else one.error
-                    known = max(known, one.number)
+                    known = one if known is None or known.number < one.number else known
             link = link.__context__
         if not is_cancel:
             return None
-        # Some blocks raise the first cancel, whatever came after it; others a new error.
-        for one in self._deliveries or ():
-            is_later = one.number > known >= 0 and one.cancels > own.count(one.number) and self._is_outstanding(one)
-            if is_later and _is_hidden(one.error):
-                return one.error
-        return cast("asyncio.CancelledError", error) if known < 0 else None
+        if known is None:  # some blocks raise a new error
+            return cast("asyncio.CancelledError", error)
+        # Others raise the first cancel, whatever came after it.
+        later = [one for one in self._deliveries or () if one.number > known.number and one.cancels > own.count(one.number)]
+        hidden = next((one.error for one in later if _is_hidden(one.error)), None)
+        return hidden if known.total < self._count_without_later(known.number, own) else None
 
-    def _is_outstanding(self, delivery: Delivery) -> bool:
-        """Return whether the count has not fallen since: the coroutine has not taken that cancel back."""
+    def _count_without_later(self, number: int, own: Sequence[int]) -> int:
+        """Return the task's cancel count without those of a scope's own cancels that came after a delivery."""
         assert self.task is not None
-        return delivery.total <= self.task.cancelling()
+        return self.task.cancelling() - sum(one > number for one in own)
+
+    def _is_outstanding(self, delivery: Delivery, own: Sequence[int]) -> bool:
+        """Return whether the coroutine has not taken back all the cancels from outside that the delivery stands for."""
+        return delivery.total - delivery.cancels + own.count(delivery.number) < self._count_without_later(delivery.number, own)
 
     def _with_message_of_outside(self, error: asyncio.CancelledError) -> asyncio.CancelledError:
         """Return `error`, which stands for a cancel from outside and the scope's own, or one with the message of the former.
@@ -305,6 +328,7 @@ class CancelScope:
         outside: asyncio.CancelledError | None = None
         if self._watch is not None:
             outside = self._watch.outside_cancel(error, self._own)
+            del self._own[self._watch.counted(self._own) :]
         elif self.task.cancelling() - len(self._own) > self._base:
             outside = error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
         if self._pending is not None:

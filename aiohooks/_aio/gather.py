@@ -367,7 +367,7 @@ class Overlap:
         watch, scope, number = self._watch, self._scope, self.batch.number
         own = () if scope is None else tuple(scope.own_cancels)
         outside = watch.outside_cancel(error, own)
-        others_cancelled = self._caller.cancelling() - len(own) > watch.base
+        others_cancelled = self._caller.cancelling() - watch.counted(own) > watch.base
         if scope is not None:
             scope.uncancel()
         if self._grace is not None:

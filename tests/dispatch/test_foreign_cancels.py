@@ -586,3 +586,116 @@ async def test_a_cancel_in_the_tick_of_a_repeated_one() -> None:
     await repeated.wait()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("how", ["as it is", "another", "an error"])
+async def test_a_cancel_after_one_of_the_librarys_own_that_was_taken_back(how: str) -> None:
+    """A hook absorbs the cancel that another hook's failure made and takes it back; a later cancel of the caller comes out."""
+    absorbed = asyncio.Event()
+
+    async def absorbs() -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            own.uncancel()
+        absorbed.set()
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            if how == "as it is":
+                raise
+            raise asyncio.CancelledError if how == "another" else ValueError("in the cleanup")  # noqa: B904 - by its context
+
+    task = asyncio.create_task(run_with(0, absorbs, lambda: fail(KeyError("other")))())
+    await absorbed.wait()
+    task.cancel("outside")
+    with pytest.raises(asyncio.CancelledError, match="outside"):
+        await task
+
+
+async def test_a_hook_that_takes_the_librarys_cancel_back_leaves_that_of_others() -> None:
+    """A task that was cancelled before and cleans up has the same count after a run whose hook takes a cancel back."""
+
+    async def takes_back() -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        try:
+            await forever()
+        finally:
+            own.uncancel()
+
+    async def main() -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        try:
+            await forever()
+        finally:
+            with pytest.raises(KeyError):
+                await run_with(0, takes_back, lambda: fail(KeyError("other")))()
+            counts.append(own.cancelling())
+
+    counts: list[int] = []
+    task = asyncio.create_task(main())
+    await ticks()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert counts == [1]
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+async def test_a_cancel_in_the_tick_of_a_block_that_ends_for_the_library(repeats: int) -> None:
+    """A stop ends a wait whose block cancels itself until its children have ended, takes that back and raises the first cancel,
+    as task groups of anyio do; the caller is cancelled in the tick of its last one: that comes out.
+    """  # noqa: D205
+
+    class Block:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *exc: object) -> None:
+            own, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert own is not None
+            for number in range(repeats):
+                loop.call_soon(own.cancel, "of the block")
+                if number == repeats - 1:
+                    loop.call_soon(own.cancel, "outside")
+                with contextlib.suppress(asyncio.CancelledError):
+                    await forever()
+            for _ in range(repeats):
+                own.uncancel()
+
+    async def wait_in_block() -> None:
+        async with Block():
+            waiting.set()
+            await forever()
+
+    waiting = asyncio.Event()
+    async with ah.AsyncMonitoredSession(double) as session:
+        task = asyncio.create_task(session.until(wait_in_block()))
+        await waiting.wait()
+        session.request_stop("enough")
+        [ended] = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError)
+
+
+async def test_a_time_limit_in_the_context_of_the_librarys_cancel() -> None:
+    """A hook cleans up after a time limit of its own, on a task with a stale count, and another fails: that error comes out."""
+    cleaning = asyncio.Event()
+
+    async def cleans_up() -> None:
+        await timeout_that_leaves_its_cancel()
+        try:
+            async with asyncio.timeout(0):
+                await forever()
+        finally:
+            cleaning.set()
+            await forever()
+
+    async def fails() -> None:
+        await cleaning.wait()
+        raise ValueError("of the other")
+
+    with pytest.raises(ValueError, match="of the other"):
+        await in_a_task(run_with(0, cleans_up, fails))
