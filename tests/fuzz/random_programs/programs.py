@@ -49,6 +49,10 @@ class HookSpec:
     fetches: bool = False
     background: bool = False
 
+    def has(self, name: str) -> bool:
+        """Whether it overrides the method."""
+        return any(name == method for method, _ in self.methods)
+
     def lines(self, what: str) -> Iterator[str]:
         """Describe it."""
         flags = [name for name in ("fetches", "background") if getattr(self, name)]

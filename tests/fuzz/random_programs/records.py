@@ -68,12 +68,13 @@ class TrackedTask(asyncio.Task[Any]):
         self.pending = depth if self.pending is None else min(depth, self.pending)
 
     def uncancel(self) -> int:
-        if not _called_by_library():
-            self.balance -= bool(self.cancelling())
-            if self.cancelling() <= 1 and sys.version_info >= (3, 13):
-                self.pending = None  # it takes back one that is still to be thrown in, too
-        else:
+        is_library = _called_by_library()
+        if self.cancelling() <= 1 and sys.version_info >= (3, 13) and (not is_library or getattr(self, "_must_cancel", False)):
+            self.pending = None  # it takes back one that is still to be thrown in, too
+        if is_library:
             self.own -= 1
+        else:
+            self.balance -= bool(self.cancelling())
         return super().uncancel()
 
 
@@ -155,9 +156,9 @@ class Record:
         """Whether errors of this call are only logged."""
         return self.hook is not None and self.hook.spec.on_error == "log"
 
-    def before(self, other: Record, *, ended: bool = False) -> bool:
+    def before(self, other: Record | None, *, ended: bool = False) -> bool:
         """Whether it ended before `other` began, or ended."""
-        limit = other.ended if ended else other.began
+        limit = None if other is None else other.ended if ended else other.began
         return self.ended is not None and limit is not None and self.ended < limit
 
     def __repr__(self) -> str:
@@ -189,9 +190,10 @@ class SessionRecord:
         self.final: tuple[Any, Any, int] | None = None
 
     @property
-    def body_failed(self) -> bool:
-        """Whether the body ended with an error that is no clean end."""
-        return self.body is not None and self.body.outcome is not None and not is_clean_end(self.body.outcome)
+    def body_error(self) -> BaseException | None:
+        """What the body ended with, if that is to come out of the block; a session swallows what is a clean end."""
+        error = None if self.body is None else self.body.outcome
+        return None if error is not None and self.session is not None and is_clean_end(error) else error
 
 
 class Recorder:
@@ -259,7 +261,7 @@ class Recorder:
                 task.is_stale |= task.cancelling() > record.count and not isinstance(error, asyncio.CancelledError)
                 if task.is_stale and (must_cancel or isinstance(error, asyncio.CancelledError)):
                     task.excuse()
-                if record.name == "scope" and isinstance(error, asyncio.CancelledError) and task.own == record.own:
+                if record.name in ("scope", "gather") and record.cancelled and task.own == record.own:
                     task.excuse()  # `gather` raises cancels of its own, which anyio does not know as the scope's
                 passed = bool(record.external) and isinstance(error, asyncio.CancelledError)
                 if task.cancelling() - record.count < task.own - record.own + passed:
@@ -268,6 +270,8 @@ class Recorder:
                     self._absorbed += record.external
             if not must_cancel:
                 task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
+            if record.what in ("hook", "queued", "op") and task.is_stale and record.cancelled and error is not record.last:
+                task.excuse()  # the count says of the last one what it says of one that a task group keeps to itself
             if record.is_library:
                 change = task.cancelling() - task.balance - record.count_error
                 record.count_error = 0 if task.is_miscounted else change
@@ -300,6 +304,22 @@ class Recorder:
                 if one.session is not None:
                     self._by_session.setdefault(one.session.number, []).append(one)
         return self._by_session.get(session.number, [])
+
+    def last_attempt(self, run: Record) -> list[Record]:
+        """Return the calls of the program that a call of the library has made, those of the last attempt of a run.
+
+        A recovery announces a new session to the hooks; what fails then is the run's outcome, too.
+        """
+        assert run.session is not None
+        if run.what == "until":
+            return [run.value] if run.value.began else []
+        own = [one for one in self.of(run.session) if not one.is_library]
+        calls = [one for one in own if one.token == run.token]
+        if run.what == "run":
+            announced = [one for one in own if one.name == "after_create_session" and run.began < one.began]
+            calls += [one for one in announced if one.before(run, ended=True)]
+        last = max((one.epoch for one in calls), default=0)
+        return [one for one in calls if one.epoch == last]
 
     def reported(self) -> tuple[list[BaseException], str]:
         """Return the errors that came out of the library or were logged, and the texts of notes and log."""
