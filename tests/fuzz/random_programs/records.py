@@ -270,8 +270,6 @@ class Recorder:
                     self._absorbed += record.external
             if not must_cancel:
                 task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
-            if record.what in ("hook", "queued", "op") and task.is_stale and record.cancelled and error is not record.last:
-                task.excuse()  # the count says of the last one what it says of one that a task group keeps to itself
             if record.is_library:
                 change = task.cancelling() - task.balance - record.count_error
                 record.count_error = 0 if task.is_miscounted else change
