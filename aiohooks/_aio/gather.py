@@ -5,11 +5,10 @@ others are started as tasks in the caller's context, and the one that suspended 
 failure cancels the others and waits for them. One failure is raised as it is, several as one flat group; a cancel from
 outside wins over both.
 
-    Batch             what is awaited together: the calls of hooks, the operations of a graph
-    lazily            awaits a coroutine that awaits a batch in turn
+    lazily            awaits a coroutine that awaits others in turn
     run_overlapping   what `lazily` does once that coroutine has suspended
     LazyGather        the cancels that reach what is awaited, and what overlaps
-    Overlap           the tasks of a batch: their failures, time limits and end
+    Overlap           coroutines that overlap: their tasks, failures, time limits and end
 """
 
 from __future__ import annotations
@@ -38,10 +37,138 @@ _logger = logging.getLogger("aiohooks")
 _probe: contextvars.ContextVar[object] = contextvars.ContextVar("aiohooks_probe")
 
 
-class Batch(abc.ABC):
-    """Numbered coroutines that are awaited together, made when one suspends or fails; some may depend on others' results."""
+class LazyGather(CancelWatch):
+    """What a task awaits together, one overlap after the other, and the cancels that reach it meanwhile.
 
-    __slots__ = ("grace_secs", "has_timeouts", "names", "number", "results")
+    All of a run is awaited with one of these: what overlaps with `lazily`, everything else under `drive`.
+    """
+
+    __slots__ = ("began", "now", "scope", "suspended_at")
+
+    overlap: Overlap | None
+    """What is awaited together, once a coroutine of it has suspended."""
+
+    def __init__(self, scope: RunScope | None, now: Callable[[], float] | None = None) -> None:
+        """Make one for the run `scope`; with `now` it notes the times for a status."""
+        CancelWatch.__init__(self)  # sooner than `super()`, and made for many calls
+        self.scope: RunScope | None = scope
+        """The run that what is awaited is part of."""
+        self.now: Callable[[], float] | None = now
+        self.began: float | None = None
+        """When something suspended first: as good as the start of a run, and free while nothing does."""
+        self.suspended_at: float | None = None
+        """The same, of the latest overlap."""
+
+    def suspended(self) -> None:
+        CancelWatch.suspended(self)
+        if self.now is not None and self.overlap is None:
+            self.suspended_at = self.now()
+            if self.began is None:
+                self.began = self.suspended_at
+
+
+@types.coroutine
+def lazily(
+    coro: Coroutine[Any, Any, None],
+    overlaps: list[Overlap],
+    gather: LazyGather | None,
+    new_overlap: Callable[..., Overlap],
+    *args: Any,
+) -> Generator[Any, Any, None]:
+    """Await `coro`, which awaits others in turn; once one of these suspends, all the rest overlap with it.
+
+    Args:
+        coro: leaves out those that `Overlap.ready` has returned meanwhile, and joins what is in `overlaps` at its end.
+        overlaps: gets the overlap.
+        gather: of the run that they are part of.
+        new_overlap: makes the overlap of `args`, when a coroutine has suspended or failed.
+        args: the arguments.
+
+    Raises:
+        BaseException: the error of one, or several as a group; or the cancel from outside.
+    """
+    scope = current_scope.get() if gather is None else gather.scope
+    failure: BaseException | None = None
+    waiting: Any = None
+    try:
+        waiting = coro.send(None)
+    except StopIteration:
+        return
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        failure = error
+    if failure is None:
+        yield from run_overlapping(coro, waiting, new_overlap(*args), overlaps, gather, scope)
+        return
+    try:
+        raise_failure(new_overlap(*args), failure)
+    finally:
+        failure = None
+
+
+def raise_failure(overlap: Overlap, error: BaseException) -> None:
+    """A coroutine has failed before any has suspended: raise its error, or return if that is only logged."""
+    number = overlap.number
+    try:
+        if isinstance(error, asyncio.CancelledError):
+            # Nothing has suspended, so no cancel was delivered: the coroutine raised this itself.
+            error = overlap.cancelled_error(number, error)
+        add_origin(error, overlap.describe(number))
+        if not overlap.suppresses(number, error):
+            raise error
+    finally:
+        del error  # its traceback has this frame
+
+
+def run_overlapping(
+    coro: Coroutine[Any, Any, None],
+    waiting: Any,
+    overlap: Overlap,
+    overlaps: list[Overlap],
+    gather: LazyGather | None,
+    scope: RunScope | None,
+) -> Generator[Any, Any, None]:
+    """Await the rest of `coro`, which has suspended with `waiting`, and all others of `overlap` beside it.
+
+    `scope` is the run of the context when `coro` began. Without a `gather`, one is made for this call.
+    """
+    watch = LazyGather(scope) if gather is None else gather
+    watch.suspended()
+    watch.overlap = overlap
+    overlaps.append(overlap)
+    failure: BaseException | None = None
+    try:
+        overlap.start(watch)
+        try:
+            yield from drive_on(coro, waiting, watch)
+            return
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if overlap.joined:
+                raise
+            failure = error
+        yield from drive(overlap.join(failure), watch)  # pyright: ignore[reportGeneralTypeIssues]
+    finally:
+        failure = watch.overlap = None
+        overlaps.clear()
+        if gather is None:
+            watch.reset()
+
+
+class Overlap(abc.ABC):
+    """Numbered coroutines that are awaited together, made when one suspends or fails; some may depend on others' results.
+
+    It belongs to the task that suspended first, whose own coroutine is one of the numbers. As it is made for every call that
+    suspends, what is rarely needed is an attribute of the class until it is.
+    """
+
+    __slots__ = (
+        "_caller", "_context", "_copies", "_errors", "_expired", "_failing", "_grace", "_idle", "_left", "_left_behind",
+        "_marked", "_outer", "_scope", "_tasks", "_timers", "_watch", "grace_secs", "has_timeouts", "joined", "names", "number",
+        "results",
+    )  # fmt: skip
 
     has_dependencies: ClassVar[bool] = False
     """Whether some can start only when others have brought their results."""
@@ -56,6 +183,8 @@ class Batch(abc.ABC):
     """Whether some have a time limit."""
     grace_secs: float
     """How long cancelled coroutines may take to end."""
+    joined: bool
+    """Whether the coroutine in the caller's task has ended."""
 
     @abc.abstractmethod
     def ready(self) -> Iterable[tuple[int, Callable[..., Awaitable[Any]], tuple[Any, ...]]]:
@@ -91,155 +220,14 @@ class Batch(abc.ABC):
         """Let the coroutine that runs in the caller's `task` continue in another one, if that can be done."""
         return False
 
-
-class LazyGather(CancelWatch):
-    """What a task awaits together, one batch after the other, and the cancels that reach it meanwhile.
-
-    All of a run is awaited with one of these: batches with `lazily`, everything else under `drive`.
-    """
-
-    __slots__ = ("began", "now", "scope", "suspended_at")
-
-    overlap: Overlap | None
-    """The tasks of the batch that is awaited, once a coroutine of it has suspended."""
-
-    def __init__(self, scope: RunScope | None, now: Callable[[], float] | None = None) -> None:
-        """Make one for the run `scope`; with `now` it notes the times for a status."""
-        CancelWatch.__init__(self)  # sooner than `super()`, and made for many calls
-        self.scope: RunScope | None = scope
-        """The run that what is awaited is part of."""
-        self.now: Callable[[], float] | None = now
-        self.began: float | None = None
-        """When something suspended first: as good as the start of a run, and free while nothing does."""
-        self.suspended_at: float | None = None
-        """The same, of the latest batch."""
-
-    def suspended(self) -> None:
-        CancelWatch.suspended(self)
-        if self.now is not None and self.overlap is None:
-            self.suspended_at = self.now()
-            if self.began is None:
-                self.began = self.suspended_at
-
-
-@types.coroutine
-def lazily(
-    coro: Coroutine[Any, Any, None],
-    overlaps: list[Overlap],
-    gather: LazyGather | None,
-    new_batch: Callable[..., Batch],
-    *args: Any,
-) -> Generator[Any, Any, None]:
-    """Await `coro`, which awaits the coroutines of a batch in turn; once one suspends, all others overlap with it.
-
-    Args:
-        coro: leaves out those that `Batch.ready` has returned meanwhile, and joins what is in `overlaps` at its end.
-        overlaps: gets the overlap.
-        gather: of the run that the batch is part of.
-        new_batch: makes the batch of `args`, when a coroutine has suspended or failed.
-        args: the arguments.
-
-    Raises:
-        BaseException: the error of the batch.
-    """
-    scope = current_scope.get() if gather is None else gather.scope
-    failure: BaseException | None = None
-    waiting: Any = None
-    try:
-        waiting = coro.send(None)
-    except StopIteration:
-        return
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        failure = error
-    if failure is None:
-        yield from run_overlapping(coro, waiting, new_batch(*args), overlaps, gather, scope)
-        return
-    try:
-        raise_failure(new_batch(*args), failure)
-    finally:
-        failure = None
-
-
-def raise_failure(batch: Batch, error: BaseException) -> None:
-    """End a batch in which a coroutine has failed and none has suspended: raise its error, or return if that is only logged."""
-    number = batch.number
-    try:
-        if isinstance(error, asyncio.CancelledError):
-            # Nothing has suspended, so no cancel was delivered: the coroutine raised this itself.
-            error = batch.cancelled_error(number, error)
-        add_origin(error, batch.describe(number))
-        if not batch.suppresses(number, error):
-            raise error
-    finally:
-        del error  # its traceback has this frame
-
-
-def run_overlapping(
-    coro: Coroutine[Any, Any, None],
-    waiting: Any,
-    batch: Batch,
-    overlaps: list[Overlap],
-    gather: LazyGather | None,
-    scope: RunScope | None,
-) -> Generator[Any, Any, None]:
-    """Await the rest of `coro`, which has suspended with `waiting`, and everything else of its batch beside it.
-
-    `scope` is the run of the context when `coro` began. Without a `gather`, one is made for this batch.
-    """
-    watch = LazyGather(scope) if gather is None else gather
-    watch.suspended()
-    overlap = watch.overlap = Overlap(batch, watch)
-    overlaps.append(overlap)
-    failure: BaseException | None = None
-    try:
-        overlap.start_ready()
-        try:
-            yield from drive_on(coro, waiting, watch)
-            return
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            if overlap.joined:
-                raise
-            failure = error
-        yield from drive(overlap.join(failure), watch)  # pyright: ignore[reportGeneralTypeIssues]
-    finally:
-        failure = watch.overlap = None
-        overlaps.clear()
-        if gather is None:
-            watch.reset()
-
-
-class Overlap:
-    """The tasks of one batch. It belongs to the task that suspended first, whose own coroutine is one of the numbers.
-
-    It is made for every batch in which a coroutine suspends: what is rarely needed is None until it is.
-    """
-
-    __slots__ = (
-        "_caller", "_context", "_copies", "_errors", "_expired", "_failing", "_grace", "_has_dependencies", "_idle", "_left",
-        "_left_behind", "_marked", "_outer", "_results", "_scope", "_tasks", "_timers", "_watch", "batch", "joined",
-    )  # fmt: skip
-
-    def __init__(self, batch: Batch, watch: LazyGather) -> None:
-        """Start nothing yet; tasks will run in the context of the caller, or in copies of it."""
-        self.batch: Batch = batch
-        self._watch = watch
+    def start(self, watch: LazyGather) -> None:
+        """Start the tasks, in the context of the caller or in copies of it; `watch` knows the cancels that reach the caller."""
         assert watch.task is not None
+        self._watch = watch
         self._caller: asyncio.Task[Any] = watch.task
-        scope = current_scope.get()
-        self._marked = scope is None
-        probe: contextvars.ContextVar[Any] = current_scope if scope is None else _probe
-        mark = SharedContext()
-        probe.set(mark)
-        # A run that the coroutine has begun before it suspended is in the context, and the others are not part of it.
-        self._context = _context_of(watch.task, probe, mark) if scope is watch.scope else None
-        self._results = batch.results
-        self._has_dependencies = batch.has_dependencies
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._left = 0  # tasks that have not ended
+        self.joined = self._failing = False
         self._idle: asyncio.Future[None] | None = None
         self._scope: CancelScope | None = None
         self._outer: asyncio.CancelledError | None = None
@@ -248,20 +236,25 @@ class Overlap:
         self._timers: dict[int, TimerHandle] | None = None
         self._grace: TimerHandle | None = None
         self._copies: list[tuple[contextvars.Context, dict[contextvars.ContextVar[Any], Any]]] | None = None
-        self.joined: bool = False
-        """Whether the coroutine in the caller's task has ended."""
-        self._failing = False
         self._left_behind: set[int] | None = None
-        if batch.has_timeouts:
-            self._start_timer(self.batch.number, None)
+        scope = current_scope.get()
+        self._marked = scope is None
+        probe: contextvars.ContextVar[Any] = current_scope if scope is None else _probe
+        mark = SharedContext()
+        probe.set(mark)
+        # A run that the coroutine has begun before it suspended is in the context, and the others are not part of it.
+        self._context = _context_of(watch.task, probe, mark) if scope is watch.scope else None
+        if self.has_timeouts:
+            self._start_timer(self.number, None)
+        self.start_ready()
 
     def start_ready(self) -> None:
         """Start a task for every coroutine whose dependencies are there."""
         if self._failing:
             return
-        batch, tasks, loop = self.batch, self._tasks, self._caller.get_loop()
-        names, timed, context = batch.names, batch.has_timeouts, self._context
-        for number, call, args in batch.ready():
+        tasks, loop = self._tasks, self._caller.get_loop()
+        names, timed, context = self.names, self.has_timeouts, self._context
+        for number, call, args in self.ready():
             # Brought up to its first pause by hand, so that a cancel which comes before the task's first step is reported.
             coro = self._child(number, call, args)
             coro.send(None)
@@ -281,13 +274,13 @@ class Overlap:
         """
         self.joined = True
         if self._timers is not None:
-            self._stop_timer(self.batch.number)
+            self._stop_timer(self.number)
         try:
             if error is not None or self._scope is not None or cancel_is_pending(self._caller):
                 await self._own_ended(error)
             else:
                 self._watch.settle()
-                if self._has_dependencies:
+                if self.has_dependencies:
                     self.start_ready()
             while self._left and not self._failing:
                 self._idle = self._caller.get_loop().create_future()
@@ -301,22 +294,23 @@ class Overlap:
             if self._failing or self._copies is not None:
                 self._finish()
         finally:
-            error = None
             if self._marked:
                 current_scope.set(None)
-            # The traceback of what is raised has this frame, and the caller's task will have what is raised.
-            interrupt = self._watch.interrupt
-            del self._caller, self._watch, self._scope
-        self.batch.complete()
-        if interrupt is not None:
+            interrupted = self._watch.interrupt is not None
+            if error is not None or self._failing or interrupted:
+                # The traceback of what is raised has this frame, and the caller's task will have what is raised.
+                error = self._scope = None
+                del self._caller, self._watch
+        self.complete()
+        if interrupted:
             raise asyncio.CancelledError("interrupted; what was awaited has ignored it")
 
     @property
     def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
         """The number, description and task of each coroutine that has not ended."""
-        own = [(self.batch.number, self._caller)] if not self.joined else []
+        own = [(self.number, self._caller)] if not self.joined else []
         running = [(number, self._tasks[number]) for number in self._unfinished_tasks()]
-        return [(number, self.batch.describe(number), task) for number, task in (*own, *running)]
+        return [(number, self.describe(number), task) for number, task in (*own, *running)]
 
     def _unfinished_tasks(self) -> list[int]:
         left_behind = self._left_behind or ()
@@ -332,8 +326,8 @@ class Overlap:
         """Run one coroutine in a task and report its outcome; a callback of the task would come one tick later."""
         try:
             await _pause()
-            self._results[number] = await call(*args)
-            if self._has_dependencies:
+            self.results[number] = await call(*args)
+            if self.has_dependencies:
                 self.start_ready()
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -354,17 +348,17 @@ class Overlap:
     def _child_failed(self, number: int, error: BaseException) -> None:
         if self._left_behind is not None and number in self._left_behind:
             if not isinstance(error, asyncio.CancelledError):
-                _logger.error("%s failed after it had been left running", self.batch.describe(number), exc_info=error)
+                _logger.error("%s failed after it had been left running", self.describe(number), exc_info=error)
         elif not isinstance(error, asyncio.CancelledError):
             self._record(number, error)
         elif self._expired is not None and number in self._expired:
-            self._record(number, self.batch.timeout_error(number, self._expired[number]))
+            self._record(number, self.timeout_error(number, self._expired[number]))
         elif not self._failing:
-            self._record(number, self.batch.cancelled_error(number, error))
+            self._record(number, self.cancelled_error(number, error))
 
     async def _own_ended(self, error: BaseException | None) -> None:
         """Record the outcome of the coroutine in the caller's task: a cancel from outside, a failure, or neither."""
-        watch, scope, number = self._watch, self._scope, self.batch.number
+        watch, scope, number = self._watch, self._scope, self.number
         own = () if scope is None else tuple(scope.own_cancels)
         outside = watch.outside_cancel(error, own)
         others_cancelled = self._caller.cancelling() - watch.counted(own) > watch.base
@@ -390,16 +384,16 @@ class Overlap:
                 self._record(number, error)
             elif error is not None and outside is None:
                 if self._expired is not None and number in self._expired:
-                    self._record(number, self.batch.timeout_error(number, self._expired[number]))
+                    self._record(number, self.timeout_error(number, self._expired[number]))
                 elif scope is None:
-                    self._record(number, self.batch.cancelled_error(number, error))
+                    self._record(number, self.cancelled_error(number, error))
         finally:
             error = outside = None
 
     def _record(self, number: int, error: BaseException) -> None:
-        add_origin(error, self.batch.describe(number))
-        if self.batch.suppresses(number, error):
-            self._results[number] = None
+        add_origin(error, self.describe(number))
+        if self.suppresses(number, error):
+            self.results[number] = None
             return
         if self._errors is None:
             self._errors = {}
@@ -413,7 +407,7 @@ class Overlap:
             self._scope = CancelScope(self._caller, self._watch)
         if not self._scope.cancel_called:
             self._scope.cancel(why)
-            self._grace = current_clock().call_later(self.batch.grace_secs, self._give_up_own)
+            self._grace = current_clock().call_later(self.grace_secs, self._give_up_own)
 
     def _cancel_children(self) -> None:
         if not self._failing:
@@ -422,7 +416,7 @@ class Overlap:
                 task.cancel()
 
     def _start_timer(self, number: int, child: asyncio.Task[None] | None) -> None:
-        secs = self.batch.timeout_secs(number)
+        secs = self.timeout_secs(number)
         if secs is not None:
             if self._timers is None:
                 self._timers = {}
@@ -441,7 +435,7 @@ class Overlap:
             child.cancel()
             assert self._timers is not None
             self._timers[number] = current_clock().call_later(
-                self.batch.grace_secs, functools.partial(self._give_up, [number], timed_out=True)
+                self.grace_secs, functools.partial(self._give_up, [number], timed_out=True)
             )
         else:
             self._cancel_own("hook timeout")
@@ -449,7 +443,7 @@ class Overlap:
     async def _wait_for_cancelled_children(self) -> None:
         # An anyio scope repeats its cancel at every tick until the task has left it: hence the shield.
         loop = self._caller.get_loop()
-        grace = current_clock().call_later(self.batch.grace_secs, lambda: self._give_up(self._unfinished_tasks()))
+        grace = current_clock().call_later(self.grace_secs, lambda: self._give_up(self._unfinished_tasks()))
         try:
             with anyio.CancelScope(shield=True):
                 while self._left:
@@ -463,20 +457,20 @@ class Overlap:
 
     def _give_up(self, numbers: list[int], *, timed_out: bool = False) -> None:
         """Leave tasks running that have ignored their cancellation."""
-        names = ", ".join(self.batch.describe(number) for number in numbers)
-        _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self.batch.grace_secs)
+        names = ", ".join(self.describe(number) for number in numbers)
+        _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self.grace_secs)
         self._left_behind = {*(self._left_behind or ()), *numbers}
         for number in numbers:
             if timed_out:
                 assert self._expired is not None
-                self._record(number, self.batch.timeout_error(number, self._expired[number]))
+                self._record(number, self.timeout_error(number, self._expired[number]))
             self._left -= 1
         if not self._left:
             self._wake()
 
     def _give_up_own(self) -> None:
-        name, grace_secs = self.batch.describe(self.batch.number), self.batch.grace_secs
-        if self.batch.leave_behind(self.batch.number, self._caller):
+        name, grace_secs = self.describe(self.number), self.grace_secs
+        if self.leave_behind(self.number, self._caller):
             _logger.warning("%s still runs %s s after its cancellation; continuing without it", name, grace_secs)
             assert self._scope is not None
             self._scope.cancel_again("the hook is left behind")
@@ -486,7 +480,7 @@ class Overlap:
             )
 
     def _finish(self) -> None:
-        """Copy context variables back, and raise the error of the batch, if any."""
+        """Copy context variables back, and raise the error of the overlap, if any."""
         for copy, before in self._copies or ():
             for variable, value in copy.items():
                 if value is not before.get(variable) and variable is not current_scope:

@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import Any
 
 from aiohooks._aio.cancel import current_task
-from aiohooks._aio.gather import Batch, LazyGather, Overlap, raise_failure, run_overlapping
+from aiohooks._aio.gather import LazyGather, Overlap, raise_failure, run_overlapping
 from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note
@@ -174,12 +174,12 @@ def call_groups(
                 raise
             except BaseException as error:
                 failure = error
-            batch = HookCalls(group, calls, args, results, before, step)
+            overlapping = HookCalls(group, calls, args, results, before, step)
             try:
                 if failure is None:
-                    yield from run_overlapping(coro, waiting, batch, overlaps, gather, scope)
+                    yield from run_overlapping(coro, waiting, overlapping, overlaps, gather, scope)
                     break
-                raise_failure(batch, failure)
+                raise_failure(overlapping, failure)
                 results.append(None)
             finally:
                 failure = None
@@ -203,7 +203,7 @@ async def _call_with_seconds(
         await overlaps[0].join()
 
 
-class HookCalls(Batch):
+class HookCalls(Overlap):
     """The calls of one order group, of which one has suspended or failed."""
 
     __slots__ = ("_args", "_before", "_calls", "_group", "_own_results", "_step")

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
-from aiohooks._aio.gather import Batch, LazyGather, Overlap, lazily
+from aiohooks._aio.gather import LazyGather, Overlap, lazily
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
 from aiohooks.dispatch.calls import hook_cancelled_error
@@ -346,10 +346,8 @@ async def _compute_in_turn(operations: Iterator[PlannedOperation], values: list[
         await overlaps[0].join()
 
 
-class OperationCalls(Batch):
+class OperationCalls(Overlap):
     """The operations of one run, of which one has suspended or failed; the number of an operation is the slot of its result."""
-
-    __slots__ = ("_left", "_operations", "_plan", "_session")
 
     has_dependencies = True
 
@@ -358,20 +356,19 @@ class OperationCalls(Batch):
         self._session = session
         self._plan = plan
         self._operations = operations
-        self._left: dict[int, PlannedOperation] | None = None
+        self._waiting: dict[int, PlannedOperation] | None = None
         self.number = next(one.slot for one in plan.operations if values[one.slot] is MISSING)
         self.results = values
         self.names = {one.slot: one.name for one in plan.operations}
-        self.has_timeouts = False
         self.grace_secs = session.grace_secs
 
     def ready(self) -> Iterable[tuple[int, Callable[..., Awaitable[Any]], tuple[PlannedOperation]]]:
         values = self.results
-        if self._left is None:
-            self._left = {one.slot: one for one in self._operations}
-        ready = [one for one in self._left.values() if all(values[needed] is not MISSING for needed in one.inputs)]
+        if self._waiting is None:
+            self._waiting = {one.slot: one for one in self._operations}
+        ready = [one for one in self._waiting.values() if all(values[needed] is not MISSING for needed in one.inputs)]
         for one in ready:
-            del self._left[one.slot]
+            del self._waiting[one.slot]
         return [(one.slot, self._start, (one,)) for one in ready]
 
     async def _start(self, operation: PlannedOperation) -> Any:

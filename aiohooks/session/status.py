@@ -163,9 +163,9 @@ def _calls(gather: LazyGather, now: float) -> list[Activity]:
     overlap = gather.overlap
     if overlap is None:
         return []
-    secs, batch = _elapsed(gather.suspended_at, now), overlap.batch
+    secs = _elapsed(gather.suspended_at, now)
     return [
-        activity(what, task, secs, batch.hook(number) if isinstance(batch, HookCalls) else None)
+        activity(what, task, secs, overlap.hook(number) if isinstance(overlap, HookCalls) else None)
         for number, what, task in overlap.unfinished
     ]
 
