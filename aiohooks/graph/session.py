@@ -349,6 +349,8 @@ async def _compute_in_turn(operations: Iterator[PlannedOperation], values: list[
 class OperationCalls(Overlap):
     """The operations of one run, of which one has suspended or failed; the number of an operation is the slot of its result."""
 
+    __slots__ = ("_operations", "_plan", "_session", "_waiting")
+
     has_dependencies = True
 
     def __init__(self, session: Session, plan: Plan, operations: Iterator[PlannedOperation], values: list[Any]) -> None:
@@ -360,6 +362,7 @@ class OperationCalls(Overlap):
         self.number = next(one.slot for one in plan.operations if values[one.slot] is MISSING)
         self.results = values
         self.names = {one.slot: one.name for one in plan.operations}
+        self.has_timeouts = False
         self.grace_secs = session.grace_secs
 
     def ready(self) -> Iterable[tuple[int, Callable[..., Awaitable[Any]], tuple[PlannedOperation]]]:

@@ -204,6 +204,11 @@ class RunLock:
             self._scope = self.watch.interrupt = self.gather.interrupt = CancelScope(self.runner, self.watch)
             self._scope.cancel(why, cause)
 
+    def background_failed(self) -> None:
+        """Interrupt the run in progress, unless it recovers from that failure already: it has no session then."""
+        if self._supervisor.session is not None or self._supervisor.root.errors:
+            self.interrupt("a background task failed", None)
+
     def end_interrupt(self, error: BaseException | None = None) -> tuple[bool, BaseException | None]:
         """Take back the cancel of `interrupt`.
 

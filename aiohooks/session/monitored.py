@@ -261,7 +261,7 @@ class AsyncMonitoredSession:
         supervisor.root.label = f"session {self._name or current_task().get_name()!r}"
         shutdown.add_callback(self._hooks.hold(supervisor.root.label))
         lock.set_state("opening")
-        supervisor.root.on_failure = lambda: lock.interrupt("a background task failed", None)
+        supervisor.root.on_failure = lock.background_failed
         lock.gather.now, lock.now = quick_now(), monotonic_now()
         try:
             if self._signals is not None:

@@ -174,7 +174,7 @@ class SessionSupervisor:
             # A wrong password or address at the start is no outage; later it may be one, of a server that moves.
             if isinstance(error, StoreRefusedError) or not self._policy.recovers(error):
                 raise
-            await self._replace(error, None)
+            await self._replace(error, None, None)
 
     async def current_session(self) -> Session:
         """Return the session; a new one if a recovery was interrupted before it had created one."""
@@ -234,15 +234,10 @@ class SessionSupervisor:
                 raise_unchanged(error)
             try:
                 step = None if self.session is None else self.session.global_step.latest.step + 1
-                await self._replace(error, step if committed is None else committed.position.step)
+                await self._replace(error, step if committed is None else committed.position.step, run_lock)
             except asyncio.CancelledError as cancelled:
                 # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
-                interrupted, cause = run_lock.end_interrupt(cancelled)
-                if not interrupted or not (cause or self.root.errors):
-                    raise_unchanged(cause or cancelled)
-                self.root.raised = self.root.raised or cause is None
-                raise_unchanged(cause or self.root.errors[0])
-
+                raise_unchanged(self._behind(cancelled, run_lock))
             return committed if committed is not None and self._has_commit(committed.position) else None
         finally:
             del error, cause  # the traceback of what is raised has this frame
@@ -256,6 +251,15 @@ class SessionSupervisor:
             return bool(restored.checkpoint.step >= committed.step)
         latest = self.session.global_step.latest
         return latest.epoch == committed.epoch and latest.step >= committed.step
+
+    def _behind(self, error: BaseException, run_lock: RunLock | None) -> BaseException:
+        """End the interrupt of a recovery that ended with `error`; return what it is raised for, or the cancel from outside."""
+        _, cause = (False, error) if run_lock is None else run_lock.end_interrupt(error)
+        if isinstance(error, asyncio.CancelledError):
+            error = cause or next(iter(self.root.errors or self.coord.errors), error)
+        for coord in (self.coord, self.root):
+            coord.raised = coord.raised or coord.failed_with(error)
+        return error
 
     def _root_cause(self, error: BaseException) -> BaseException:
         """Choose the error to act on: the failure of a background task may be behind the one that came out of a run."""
@@ -276,38 +280,51 @@ class SessionSupervisor:
         if not add_note(raised, note):
             _logger.error("%s: %s", self.root.label, note, exc_info=hidden)
 
-    async def _replace(self, error: BaseException, step: int | None) -> None:
+    async def _replace(self, error: BaseException, step: int | None, run_lock: RunLock | None) -> None:
         """Replace the session after `error` of the run of `step`; None means the error of a creation."""
-        while True:
-            why = self.history.failed(error, step)
-            if why is not None:
-                self.recovery_error = error
-                for note in self.history.notes(why):
-                    add_note(error, note)
-                self.name_session(error)
+        again: BaseException | None = None
+        try:
+            while True:
+                await self._close_failed_session(error, step)
                 try:
-                    await self._close_session(f"recovery gave up: {safe_repr(error)}")
-                except asyncio.CancelledError:
-                    _logger.error("%s: recovery gave up: %s", self.root.label, why, exc_info=error)
-                    raise
-                raise error
-            what = f"recovering from {safe_repr(error)}"
-            _logger.warning("%s: %s", self.root.label, what)
-            await self._close_session(what)
-            pause = self.history.pause_secs()
-            if pause > 0 and not self.root.should_stop():
-                await self.root.wait_for_stop(pause)
-            try:
-                await self._create()
-            except BaseException as again:
-                if not self._policy.recovers(again):
+                    await self._create()
+                    return
+                except BaseException as raised:
+                    # A task that hooks have started in the new session may have failed, and have interrupted them.
+                    again = self._behind(raised, run_lock)
+                    recovers = self._policy.recovers(again) and (again is raised or self.coord.failed_with(again))
+                if not recovers:
                     # After a clean end `end` gets the new session; any other error has left it half announced.
                     if not is_clean_end(again):
                         self.recovery_error = again
-                    raise
+                    raise_unchanged(again)
                 error, step = again, None
-            else:
-                return
+        finally:
+            del error, again  # the traceback of what is raised has this frame
+
+    async def _close_failed_session(self, error: BaseException, step: int | None) -> None:
+        """Close the session after `error` and wait for the time of the next attempt; raise `error` if there is none."""
+        why = self.history.failed(error, step)
+        if why is not None:
+            self.recovery_error = error
+            for note in self.history.notes(why):
+                add_note(error, note)
+            self.name_session(error)
+            try:
+                await self._close_session(f"recovery gave up: {safe_repr(error)}")
+            except asyncio.CancelledError:
+                _logger.error("%s: recovery gave up: %s", self.root.label, why, exc_info=error)
+                raise
+            try:
+                raise error
+            finally:
+                del error
+        what = f"recovering from {safe_repr(error)}"
+        _logger.warning("%s: %s", self.root.label, what)
+        await self._close_session(what)
+        pause = self.history.pause_secs()
+        if pause > 0 and not self.root.should_stop():
+            await self.root.wait_for_stop(pause)
 
     async def _create(self) -> None:
         session = await self.creator.create_session()

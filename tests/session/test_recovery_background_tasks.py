@@ -104,6 +104,73 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
     assert task.cancelling() == 0
 
 
+@pytest.mark.parametrize("later", range(4))
+async def test_a_run_that_begins_when_a_task_fails(later: int) -> None:
+    """The run recovers from the failure that it finds; the interrupt for the same failure does not cancel the recovery."""
+    failing = asyncio.Event()
+
+    async def crash(coord: ah.Coordinator, number: int) -> None:
+        await ticks(5)
+        failing.set()
+        raise ah.AbortedError("crash")
+
+    workers = Workers(1, crash)
+    async with ah.AsyncMonitoredSession(double, [workers], recovery=NO_BACKOFF) as session:
+        while not failing.is_set():
+            await ticks()
+        await ticks(later)
+        await session.run("loss")
+    assert workers.sessions == 2
+
+
+class FailingStarter(ah.SessionRunHook):
+    """Starts a task in every session; that of the second one fails at once."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.sessions = 0
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.sessions += 1
+        coord.start_soon(self.one, self.sessions)
+
+    async def one(self, number: int) -> None:
+        if number == 2:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ah.AbortedError("again"), ValueError("for good")], ids=["recoverable", "not recoverable"])
+async def test_a_task_of_the_new_session_fails_while_hooks_get_it(error: Exception) -> None:
+    """The failure is recovered from, or comes out; the interrupt of the other hooks is not taken for a cancellation."""
+    starter, runs = FailingStarter(error), 0
+
+    class Waiting(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            await ticks(5)
+
+    async def step() -> dict[str, int]:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise ah.AbortedError("the step")
+        return {"loss": 1}
+
+    async def go() -> None:
+        async with ah.AsyncMonitoredSession(step, [starter, Waiting()], recovery=NO_BACKOFF) as session:
+            await session.run("loss")
+
+    if isinstance(error, ah.AbortedError):
+        await go()
+        assert (starter.sessions, runs) == (3, 2)
+    else:
+        with pytest.raises(ValueError, match="for good") as raised:
+            await go()
+        assert raised.value is error
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
 # -- while a loop of steps waits for its next feed
 
 
