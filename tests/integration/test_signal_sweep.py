@@ -61,7 +61,7 @@ def without_restore(handlers: Any, numbers: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "method", "fault", "finding"),
     [
-        (signals.StopOnSignal, "record_stop", without_stop, "stopped because: None"),
+        (signals.StopOnSignal, "record_stop", without_stop, "stopped because: (None|step 4 reached)"),
         (signals.StopOnSignal, "record_stop", without_reason, "stopped because: stopped"),
         (signals._SignalHandlers, "_cancel_sessions", without_cancel, "ended with None"),
         (signals._SignalHandlers, "_restore", without_restore, "the handler of SIGINT is"),
@@ -74,7 +74,7 @@ def test_injected_bug_is_found(
     """Each injected bug is found, with the right violation."""
     monkeypatch.setattr(owner, method, fault)
     tally = sweep(points=60, loop="asyncio", scenarios=(plain, saving, waiting))
-    assert any(finding in one for one in tally.violations), tally.violations
+    assert any(re.search(finding, one) for one in tally.violations), tally.violations
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ async def test_a_run_that_begins_when_a_task_fails(later: int) -> None:
 
 
 class FailingStarter(ah.SessionRunHook):
-    """Starts a task in every session; that of the second one fails at once."""
+    """Starts a task in every session; that of the second session fails."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

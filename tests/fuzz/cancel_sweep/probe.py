@@ -72,6 +72,11 @@ def _cancels_by_others(task: asyncio.Task[Any]) -> int:
     return task.outside if isinstance(task, CountingTask) else task.cancelling()  # the library makes plain tasks, too
 
 
+def own_cancels(task: asyncio.Task[Any] | None) -> int:
+    """Return how many cancels of the library are outstanding."""
+    return task.library - task.taken_back if isinstance(task, CountingTask) else 0
+
+
 def _called_by_library() -> bool:
     return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("aiohooks")
 
@@ -163,7 +168,7 @@ class Probe:
         task = asyncio.current_task()
         assert task is not None
         before = _cancels_by_others(task)
-        is_stale = task.cancelling() > (task.library - task.taken_back if isinstance(task, CountingTask) else 0)
+        is_stale = task.cancelling() > own_cancels(task)
         try:
             result = await fn()
         except asyncio.CancelledError:

@@ -92,7 +92,6 @@ def sweep(
                 tally.count(result)
                 tally.suspensions[result.plan.scenario.name] = result.suspensions
             order = random.Random(seed + number)
-            # In random order, so that a smaller count covers as much.
             hits = _run_plans(runner, _shuffled(_singles(baselines), order), points, tally.single, tally, most_bad)
             _run_plans(runner, _shuffled(_doubles(hits), order), double, tally.double, tally, most_bad)
             enough = tally.single.total() >= points and tally.double.total() >= double
@@ -105,9 +104,17 @@ def sweep(
 
 
 def _shuffled(plans: Iterable[Plan], order: random.Random) -> list[Plan]:
+    """Return the plans in random order, a few of each scenario before the others: a small count leaves no scenario out."""
     shuffled = list(plans)
     order.shuffle(shuffled)
-    return shuffled
+    first, rest, known = list[Plan](), list[Plan](), Counter[str]()
+    for plan in shuffled:
+        known[plan.scenario.name] += 1
+        (first if known[plan.scenario.name] <= _FIRST else rest).append(plan)
+    return first + rest
+
+
+_FIRST = 4  # not every cancel is delivered
 
 
 def _run_plans(runner: Runner, plans: list[Plan], asked: int, counter: Counter[str], tally: Tally, most_bad: int) -> list[Result]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohooks as ah
 from tests.fuzz.cancel_sweep.fixture import Body, Broken, Fixture, Worse, advance_time, fails, scenario, soon
+from tests.fuzz.cancel_sweep.probe import own_cancels
 from tests.fuzz.cancel_sweep.scenarios.foreign_cancels import TOOLS, forever, use
 
 Next = Callable[[int], Awaitable[int]]
@@ -184,7 +186,8 @@ def _time_limit_with(tool: Any) -> Body:
     async def body(fixture: Fixture) -> None:
         async def tool_then_wait(call: int) -> None:
             await used(call)
-            await forever()
+            if not own_cancels(asyncio.current_task()):  # before 3.13 a group may swallow that for the failure of another hook
+                await forever()
 
         advance_time(fixture, 100, 1)  # the limit is due when the tool has done with its own cancels
         use(fixture, tool, "m0.call", "m1.call")
