@@ -4,6 +4,7 @@ hook        what a registration says: order, time limit, error handling, backgro
 calls       calls in order groups: in turn while none suspends, overlapping from then on
 background  calls that are queued and run beside what follows
 lifecycle   the methods of a class that hooks can implement, and the checks of hooks
+answers     one answer of several hooks, for each kind of method
 group       HookGroup and compose: one object that stands for several hooks
 """
 

@@ -3,7 +3,7 @@
     HookGroup    the group: its hooks, its calls, its block
     compose      the one object that stands for several hooks, where nothing has to be entered
 
-How a call is made depends on the method (`lifecycle.Point.how`): the `_answer_...` functions below are one for each way.
+How a call is made depends on the method (`lifecycle.Point.how`): `answers.py` has a function for each way.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import functools
 import inspect
 import logging
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.gather import keep_errors
 from aiohooks._validate import check_secs, is_coroutine_function
+from aiohooks.dispatch.answers import ANSWERS, Target, answer_plain, answer_wrap, positional_first
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
     Method,
@@ -32,15 +33,7 @@ from aiohooks.dispatch.calls import (
 )
 from aiohooks.dispatch.hook import HookRegistration, configure
 from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, registered_hooks
-from aiohooks.errors import (
-    HookGroupClosedError,
-    InvalidArgumentError,
-    InvalidHookError,
-    add_note,
-    add_origin,
-    did_you_mean,
-    flattened,
-)
+from aiohooks.errors import HookGroupClosedError, InvalidArgumentError, InvalidHookError, add_note, did_you_mean, flattened
 
 _logger = logging.getLogger("aiohooks")
 K = TypeVar("K")
@@ -104,7 +97,7 @@ class HookGroup(Generic[K]):
         self._entered: list[RegisteredHook] = []
         self._state = "new"
         self._class = _composite_class(self._lifecycle.kind)
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, Target] = {}
         self._set_hooks([*hooks])
         self.hooks: K = cast("K", _instance_of(self._class))
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted."""
@@ -200,7 +193,7 @@ class HookGroup(Generic[K]):
             if not self._lifecycle.implemented(one.hook) and not isinstance(one.hook, kind):
                 names = ", ".join(self._lifecycle.points)
                 raise InvalidHookError(f"{one.hook!r} has none of the methods of {kind.__name__}: {names}")
-        targets: dict[str, _Target] = {}
+        targets: dict[str, Target] = {}
         for each in self._lifecycle.points.values():
             hooks_of = [one for one in registered if self._lifecycle.overrides(one.hook, each.name)]
             if hooks_of:
@@ -215,7 +208,7 @@ class HookGroup(Generic[K]):
         for name, value in attributes.items():
             setattr(self._class, name, value)
 
-    def _target(self, each: Point, hooks: list[RegisteredHook]) -> _Target:
+    def _target(self, each: Point, hooks: list[RegisteredHook]) -> Target:
         wrappers = [one for one in hooks if inspect.isasyncgenfunction(getattr(one.hook, each.name))]
         callees = [one for one in hooks if one not in wrappers]
         if each.how == "one" and len(callees) > 1:
@@ -225,7 +218,7 @@ class HookGroup(Generic[K]):
         bind = self._background.bind if each.how == "none" else None
         groups = order_groups(each.name, callees, self._grace_secs, *(() if bind is None else (bind,)))
         singles = tuple(OrderGroup(each.name, [one], self._grace_secs) for group in groups for one in group.hooks)
-        return _Target(each, groups, singles, tuple(wrappers))
+        return Target(each, groups, singles, tuple(wrappers))
 
     # -- entering and leaving
 
@@ -348,139 +341,22 @@ def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping
     return group.hooks
 
 
-# -- one way for each kind of method
+# -- the object that stands for the hooks
 
 
-class _Target(NamedTuple):
-    """What a method calls."""
-
-    point: Point
-    groups: tuple[OrderGroup, ...]
-    singles: tuple[OrderGroup, ...]
-    """The same calls one by one, for methods whose hooks are called in turn."""
-    wrappers: tuple[RegisteredHook, ...]
-    """Hooks that implement the method as an async generator."""
-
-
-async def _answer_any(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    return _only_answer(target, await call_groups(target.groups, args, keywords))
-
-
-def _only_answer(target: _Target, answers: list[Any]) -> Any:
-    """Return the answer of a method of which nothing says whether it returns something."""
-    if len(answers) > 1 and target.point.how == "any" and any(answer is not None for answer in answers):
-        name = target.point.name
-        raise InvalidHookError(
-            f'several hooks implement {name}, and it returned {answers!r}; say what is its result: results={{"{name}": "first"}}'
-        )
-    return answers[0] if answers and target.point.how != "none" else None
-
-
-async def _answer_first(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call the hooks in turn up to the first answer that is not None."""
-    for single in target.singles:
-        answer = (await call_groups((single,), args, keywords))[0]
-        if answer is not None:
-            return answer
-    return None
-
-
-async def _answer_chain(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call the hooks in turn, each with the answer of the one before it as the last argument."""
-    answer: Any = None
-    for single in target.singles:
-        answer = (await call_groups((single,), args, keywords))[0]
-        if answer is not None:
-            args, keywords = _with_last(target.point, args, keywords, (answer,))
-    return _last(target.point, args, keywords)
-
-
-async def _answer_wrap(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any], own: Callable[..., Any]) -> Any:
-    """Call the first hook with a function that calls the next one, and so on; the last one gets the caller's own function.
-
-    In between is the method of the class itself, `own`, so that what it does around the call is not lost.
-    """
-    hooks = [one for single in target.singles for one in single.hooks]
-
-    async def call(number: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if number == len(hooks):
-            return await own(*args, **keywords)
-        registered, answers, inner = hooks[number], list[Any](), list[BaseException]()
-        bare_args, bare_keywords = _without_last(target.point, args, keywords)
-
-        async def call_next(*changed: Any, **named: Any) -> Any:
-            new_args, new_keywords = _with_last(target.point, bare_args, {**bare_keywords, **named}, changed, skip=1)
-            new_args, new_keywords = _and_last(target.point, new_args, new_keywords, _last(target.point, args, keywords))
-            try:
-                answer = await call(number + 1, new_args, new_keywords)
-            except BaseException as error:
-                inner.append(error)
-                raise
-            answers.append(answer)
-            return answer
-
-        method = getattr(registered.hook, target.point.name)
-        own_args, own_keywords = _and_last(target.point, bare_args, bare_keywords, call_next)
-        try:
-            return await method(*own_args, **own_keywords)
-        except Exception as error:
-            if any(error is one for one in inner):
-                raise  # it has passed through this hook
-            who = f"{registered.name}.{target.point.name}"
-            add_origin(error, who)
-            if registered.registration.on_error != "log":
-                raise
-            registered.log_failure(who, error)
-            return answers[-1] if answers else await call(number + 1, args, keywords)
-        finally:
-            inner.clear()
-
-    return await call(0, args, keywords)
-
-
-def _answer_plain(target: _Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call the hooks of a method that is a plain function, in turn."""
-    answers: list[Any] = []
-    for single in target.singles:
-        registered, name = single.hooks[0], single.names[0]
-        try:
-            answer = getattr(registered.hook, target.point.name)(*args, **keywords)
-        except Exception as error:
-            add_origin(error, name)
-            if registered.registration.on_error != "log":
-                raise
-            registered.log_failure(name, error)
-            answer = None
-        if target.point.how == "first" and answer is not None:
-            return answer
-        if target.point.how == "chain" and answer is not None:
-            args, keywords = _with_last(target.point, args, keywords, (answer,))
-        answers.append(answer)
-    return _last(target.point, args, keywords) if target.point.how == "chain" else _only_answer(target, answers)
-
-
-_ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
-    "none": _answer_any,
-    "any": _answer_any,
-    "one": _answer_any,
-    "first": _answer_first,
-    "chain": _answer_chain,
-}
-
-
-def _method(group: HookGroup[Any], target: _Target) -> Callable[..., Any]:
+def _method(group: HookGroup[Any], target: Target) -> Callable[..., Any]:
     """Return the method of the object that stands for the hooks of a group."""
     each, name = target.point, target.point.name
     check, positional = group._check_usable, each.positional  # pyright: ignore[reportPrivateUsage]
     ready = not any(_is_context(one.hook) or one.registration.background for one in group._registered)  # pyright: ignore[reportPrivateUsage]
-    answer = _ANSWERS.get(each.how)
+    answer = ANSWERS.get(each.how)
     is_silent = each.how == "none" and not target.wrappers
 
     async def method(self: Any, *args: Any, **keywords: Any) -> Any:
         if not ready or group._state == "closed":  # pyright: ignore[reportPrivateUsage]
             check()
         if keywords:
-            args, keywords = _positional_first(positional, args, keywords)
+            args, keywords = positional_first(positional, args, keywords)
         if is_silent:
             await call_groups(target.groups, args, keywords)
             return None
@@ -489,7 +365,7 @@ def _method(group: HookGroup[Any], target: _Target) -> Callable[..., Any]:
             for one in target.wrappers:
                 await stack.enter_async_context(contextlib.asynccontextmanager(getattr(one.hook, name))(*args, **keywords))
             if answer is None:
-                return await _answer_wrap(target, args, keywords, own)
+                return await answer_wrap(target, args, keywords, own)
             result = await answer(target, args, keywords) if target.groups else None
             if result is None and each.how != "none":
                 result = await own(*args, **keywords)  # as if there were no hooks
@@ -499,65 +375,12 @@ def _method(group: HookGroup[Any], target: _Target) -> Callable[..., Any]:
     def plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
         check()
         if keywords:
-            args, keywords = _positional_first(positional, args, keywords)
-        return _answer_plain(target, args, keywords)
+            args, keywords = positional_first(positional, args, keywords)
+        return answer_plain(target, args, keywords)
 
     made: Callable[..., Any] = functools.wraps(each.own)(method if each.is_async else plain_method)
     vars(made).pop("__isabstractmethod__", None)
     return made
-
-
-# -- arguments
-
-
-def _positional_first(
-    names: tuple[str, ...], args: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give by position what may be given so, as hooks may use other names."""
-    given = [*args]
-    for name in names[len(args) :]:
-        if name not in keywords:
-            break
-        given.append(keywords.pop(name))
-    return tuple(given), keywords
-
-
-def _last_keyword(each: Point, keywords: dict[str, Any], skip: int = 0) -> str | None:
-    named = [name for name in each.keywords if name in keywords]
-    return named[-1 - skip] if len(named) > skip else None
-
-
-def _last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Return the last argument of a call."""
-    name = _last_keyword(each, keywords)
-    return keywords[name] if name is not None else args[-1] if args else None
-
-
-def _without_last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    name = _last_keyword(each, keywords)
-    left = {key: value for key, value in keywords.items() if key != name}
-    return (args if name is not None else args[:-1]), left
-
-
-def _and_last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any], last: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if each.keywords:
-        return args, {**keywords, each.keywords[-1]: last}
-    return (*args, last), {**keywords}
-
-
-def _with_last(
-    each: Point, args: tuple[Any, ...], keywords: dict[str, Any], new: Sequence[Any], skip: int = 0
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the last arguments of a call; `skip` of the parameters at the end are not given."""
-    changed = {**keywords}
-    named = [name for name in each.keywords if name in keywords]
-    left = list(new)
-    while left and named:
-        changed[named.pop()] = left.pop()
-    return ((*args[: len(args) - len(left)], *left) if left else args), changed
-
-
-# -- the object that stands for the hooks
 
 
 class _FunctionHook:
