@@ -62,7 +62,7 @@ def run_laws(execution: Execution, run: Record) -> Iterator[str]:
     came, raised, own = flat([out]), flat(one.error for one in failed), execution.of(session)
     beside = [one for one in own if one.what in ("background", "queued") and one.outcome is not None]
     closing = session.closing is not None and run.ended is not None and session.closing < run.ended
-    if run.was_cancelled or closing or any(one.outcome in reachable([out]) for one in beside):
+    if run.was_cancelled or closing or any(error in reachable([out]) for error in flat(one.outcome for one in beside)):
         return  # something else came out; the errors of the calls are found somewhere, see `lost_errors`
     if (len(failed) == 1 and raised == came and out is not failed[0].outcome) or any(one not in came for one in raised):
         yield f"error replaced: {run!r}, but {failed}"
