@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
 import os
+import select
 import shutil
 import signal
+import struct
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.process import parent_process
-from typing import Any, TypeVar
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, TypeVar, cast
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import TimeLimit, shielded, to_thread
 from aiohooks._aio.clock import wake
 from aiohooks._validate import check_secs
 from aiohooks.distributed.task import TaskResult, TaskSpec, forget_run, make_spec, run_task, supervise, task_name, unwrap_result
-from aiohooks.errors import InvalidArgumentError, TaskDiedError
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, TaskDiedError
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.signals import SignalPolicy, StopOnSignal, may_handle
 from aiohooks.stores import MemoryStepStore, open_step_store
 
 __all__ = ["run_processes", "run_tasks"]
@@ -82,7 +88,10 @@ async def run_processes(
 
     A process that dies (by a signal, or with an exit code other than 0) is restarted after a growing pause, with the next
     `attempt`. An exception of `main` is final: the other processes get SIGTERM, which a session with `handle_signals=True`
-    takes as a stop, and SIGKILL `stop_grace_secs` later. They also end when this process does, however it ends.
+    takes as a stop, and SIGKILL `stop_grace_secs` later. They also end when this process does, however it ends. Whatever a
+    process that dies has started itself, and has left in its process group, is killed.
+
+    Unless the program handles SIGTERM, it ends the processes in this way, and then the program by `SystemExit`.
 
     `main`, `args` and the results are pickled: `main` is a function of a module, or of a script that starts its own work under
     `if __name__ == "__main__":`. The processes also find the run's address in AIOHOOKS_STEP_STORE and AIOHOOKS_RUN.
@@ -104,6 +113,7 @@ async def run_processes(
 
     Raises:
         ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
+        SystemExit: SIGTERM was received; the exit code is 143, as in shells.
         InvalidArgumentError: an argument is invalid; nothing was started.
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir, max_restarts, backoff, store_options)
@@ -112,19 +122,45 @@ async def run_processes(
         raise InvalidArgumentError(f"store={store!r} is for one process; leave it out, or give local:///directory")
     # Made here as well, so that invalid options are refused once, before any process is started.
     opened = open_step_store("local://" if store is None else store, run=spec.run, **spec.store_options)
-    own_dir = None
-    if store is None:
-        own_dir = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
-    spec = dataclasses.replace(spec, url=store or f"local://{own_dir}")
-    run_attempt = functools.partial(run_in_process, grace_secs=stop_grace_secs)
+
+    async def run_all() -> list[T]:
+        own_dir = None
+        if store is None:
+            own_dir = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
+        run_attempt = functools.partial(run_in_process, grace_secs=stop_grace_secs)
+        try:
+            return await supervise(
+                run_attempt,
+                dataclasses.replace(spec, url=store or f"local://{own_dir}"),
+                max_restarts=max_restarts,
+                backoff=backoff,
+                grace_secs=2 * stop_grace_secs + 5.0,
+            )
+        finally:
+            if own_dir is not None:
+                await to_thread(lambda: shutil.rmtree(own_dir, ignore_errors=True), grace_secs=stop_grace_secs)
+            elif run is None:
+                await forget_run(opened, stop_grace_secs)
+
+    return await _until_sigterm(run_all(), f"the launcher of the run {spec.run}")
+
+
+async def _until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
+    """Await `running`; SIGTERM cancels it and then ends the program, unless the program handles that signal itself."""
+    if not may_handle(signal.SIGTERM):
+        return await running
+    coord = Coordinator()
+    coord.label = label
+    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), coord, lambda reason, error: None)
+    remove = stop.install()
     try:
-        grace_secs = 2 * stop_grace_secs + 5.0
-        return await supervise(run_attempt, spec, max_restarts=max_restarts, backoff=backoff, grace_secs=grace_secs)
+        return await coord.until(running)
+    except StopRequestedError:
+        if stop.number is None:
+            raise
+        raise SystemExit(128 + stop.number) from None
     finally:
-        if own_dir is not None:
-            await to_thread(lambda: shutil.rmtree(own_dir, ignore_errors=True), grace_secs=stop_grace_secs)
-        elif run is None:
-            await forget_run(opened, stop_grace_secs)
+        remove()
 
 
 _spawn = multiprocessing.get_context("spawn")
@@ -141,7 +177,7 @@ async def run_in_process(spec: TaskSpec, grace_secs: float) -> Any:
     """
     receiver, sender = _spawn.Pipe(duplex=False)
     process = _spawn.Process(target=_process_main, args=(sender, spec, grace_secs), name=f"aiohooks {task_name(spec.task_id)}")
-    result: TaskResult | None = None
+    sent: bytes | None = None
     received = False
     pid = code = None
     try:
@@ -149,8 +185,7 @@ async def run_in_process(spec: TaskSpec, grace_secs: float) -> Any:
             await to_thread(_start_process, process, grace_secs=grace_secs)
         finally:
             sender.close()
-        await _wait_readable(receiver.fileno())
-        result = await to_thread(_receive_result, receiver, grace_secs=grace_secs)
+        sent = await _receive_result(receiver.fileno(), process)
         received = True
     finally:
         receiver.close()
@@ -159,6 +194,7 @@ async def run_in_process(spec: TaskSpec, grace_secs: float) -> Any:
             # A process that has sent its result, or has died, ends by itself.
             ending = _end_process(process, grace_secs, terminate=not received)
             code = await shielded(ending, grace_secs=2 * grace_secs + 1, what=process.name)
+    result: TaskResult | None = None if sent is None else await to_thread(_unpickle, sent, grace_secs=grace_secs)
     if result is not None:
         return unwrap_result(result, spec)
     if code == 0:
@@ -180,40 +216,95 @@ def _start_process(process: SpawnProcess) -> None:
             ) from error
 
 
-def _receive_result(receiver: connection.Connection[Any, Any]) -> TaskResult | None:
-    try:
-        result: TaskResult = receiver.recv()
-    except (EOFError, OSError):
-        return None
-    return result
+_LENGTH = struct.Struct("!Q")
+
+
+async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
+    """Return the pickled result of a process, or None if the process ends without one.
+
+    The end of the pipe alone does not say that: whatever the process has forked holds it open.
+    """
+    os.set_blocking(pipe, False)
+    received = bytearray()
+    with _open_process(process.pid, process.sentinel) as end:
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        while True:
+            ended = bool(poll.poll(0))  # before the pipe is read: all that was sent is in it then
+            try:
+                part = os.read(pipe, 1 << 20)
+            except BlockingIOError:
+                if ended:
+                    return None
+                await _wait_readable(pipe, end)
+                continue
+            received += part
+            if len(received) >= _LENGTH.size and len(received) - _LENGTH.size >= _LENGTH.unpack_from(received)[0]:
+                return bytes(received[_LENGTH.size :])
+            if not part:
+                return None
+
+
+_unpickle: Callable[[bytes], TaskResult] = cast("Any", ForkingPickler).loads
 
 
 async def _end_process(process: SpawnProcess, grace_secs: float, *, terminate: bool) -> int | None:
     """Wait for the end of a process, kill it after the grace period, and return its exit code."""
+    pid = process.pid
     if terminate:
         process.terminate()
-    try:
-        with TimeLimit(grace_secs, process.name):
-            await _wait_readable(process.sentinel)
-    except TimeoutError:
-        process.kill()
-        await _wait_readable(process.sentinel)
+    with _open_process(pid, process.sentinel) as end:
+        try:
+            with TimeLimit(grace_secs, process.name):
+                await _wait_readable(end)
+        except TimeoutError:
+            process.kill()
+            await _wait_readable(end)
     with _start_lock:
         process.join()
     code = process.exitcode
     process.close()
+    if code != 0 and pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # what it has started itself, and has not ended
     return code
 
 
-async def _wait_readable(fd: int) -> None:
-    """Wait until the file has data or is at its end."""
+@contextlib.contextmanager
+def _open_process(pid: int | None, sentinel: int) -> Generator[int]:
+    """Open a process as a file that is readable once it has ended.
+
+    A sentinel of multiprocessing is a pipe, which whatever the process has forked holds open. It is used where the system has
+    nothing better: other systems than Linux.
+    """
+    fd = -1
+    if hasattr(os, "pidfd_open") and pid is not None:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has ended, and its exit code was taken
+            fd, writer = os.pipe()
+            os.close(writer)
+        except OSError:  # an old kernel, or a sandbox
+            pass
+    if fd == -1:
+        fd = os.dup(sentinel)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+async def _wait_readable(*fds: int) -> None:
+    """Wait until one of the files has data or is at its end."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, wake, readable)
+    for fd in fds:
+        loop.add_reader(fd, wake, readable)
     try:
         await readable
     finally:
-        loop.remove_reader(fd)
+        for fd in fds:
+            loop.remove_reader(fd)
 
 
 def _describe_exit(code: int | None) -> str:
@@ -235,11 +326,12 @@ def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec, grace
     threading.Thread(target=_end_with_parent, args=(grace_secs,), name="aiohooks: parent's end", daemon=True).start()
     result = run_task(spec)
     try:
-        sender.send(result)
-    except BrokenPipeError:
-        pass  # the launcher has ended
+        data = ForkingPickler.dumps(result)
     except Exception as error:
-        sender.send(TaskResult(None, TypeError(f"what main returned cannot be sent to another process: {error}")))
+        data = ForkingPickler.dumps(TaskResult(None, TypeError(f"what main returned cannot be sent to another process: {error}")))
+    with contextlib.suppress(BrokenPipeError), open(sender.fileno(), "wb", closefd=False) as pipe:  # the launcher may have ended
+        pipe.write(_LENGTH.pack(len(data)))
+        pipe.write(data)
     sender.close()
 
 
@@ -248,7 +340,11 @@ def _end_with_parent(grace_secs: float) -> None:
     parent = parent_process()
     if parent is None:
         return
-    connection.wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(grace_secs)
+    with _open_process(parent.pid, parent.sentinel) as end:
+        connection.wait([end])
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(grace_secs)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)  # with what this process has started itself
     os._exit(1)

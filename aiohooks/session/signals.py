@@ -69,6 +69,14 @@ def policy_of(handle_signals: object) -> SignalPolicy | None:
     return SignalPolicy() if handle_signals else None
 
 
+def may_handle(number: signal.Signals) -> bool:
+    """Return whether nothing but sessions handles the signal, in this thread: it would end the program otherwise."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handler = signal.getsignal(number)
+    return handler is signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), _SignalHandlers)
+
+
 class StopOnSignal:
     """Stops one session when a signal arrives."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from aiohooks.distributed.local import run_processes, run_tasks
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from tests.support import tasks as distributed_tasks
 from tests.support.source import ROOT
-from tests.support.waiting import ticks
+from tests.support.waiting import ticks, until_true
 
 NO_PAUSES = Backoff(initial_secs=0)
 
@@ -235,13 +236,53 @@ async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> Non
                 os.kill(pid, 0)
 
 
+@pytest.mark.slow
+@needs_pidfd
+@pytest.mark.parametrize("how", ["kill", "exit"])
+async def test_a_process_that_dies_and_leaves_a_helper(tmp_path: Path, how: str) -> None:
+    """It is restarted, although the process that it has forked holds all of its pipes; that one is ended."""
+    async with pids_of(tmp_path / "pipe", 1) as pids_written:
+        main, args = distributed_tasks.dies_with_a_helper, (how, str(tmp_path / "pipe"))
+        assert await run_processes(main, num_workers=1, args=args, backoff=NO_PAUSES) == [1, 2]
+        (helper,) = await pids_written
+        await wait_ended(helper)
+
+
 LAUNCHER = """
-import asyncio, sys
+import asyncio, os, signal, sys, threading
 from aiohooks.distributed.local import run_processes
 from tests.support.tasks import writes_its_pid
+
+def fork():
+    sys.stdin.readline()
+    if os.fork() == 0:
+        while True:
+            signal.pause()
+
+async def main():
+    threading.Thread(target=fork, daemon=True).start()
+    await run_processes(writes_its_pid, num_workers=1, args=(sys.argv[1],), stop_grace_secs=2.0)
+
 if __name__ == "__main__":
-    asyncio.run(run_processes(writes_its_pid, num_workers=1, args=(sys.argv[1],), stop_grace_secs=2.0))
+    asyncio.run(main())
 """
+
+
+@contextlib.asynccontextmanager
+async def launched(tmp_path: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """Start a program that starts a chief and a worker; yield it and the ids of their processes."""
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    (tmp_path / "temporary").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    async with pids_of(tmp_path / "pipe", 2) as pids_written:
+        command = [sys.executable, str(script), str(tmp_path / "pipe")]
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True) as launcher:  # noqa: ASYNC220
+            try:
+                yield launcher, await pids_written
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(launcher.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -249,13 +290,40 @@ if __name__ == "__main__":
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_the_processes_end_with_a_killed_launcher(tmp_path: Path) -> None:
     """After a SIGKILL of the launcher its processes end."""
-    script = tmp_path / "launcher.py"
-    script.write_text(LAUNCHER)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    async with pids_of(tmp_path / "pipe", 2) as pids_written:
-        command = [sys.executable, str(script), str(tmp_path / "pipe")]
-        with subprocess.Popen(command, env=env) as launcher:  # noqa: ASYNC220
-            pids = await pids_written
-            launcher.kill()
+    async with launched(tmp_path) as (launcher, pids):
+        launcher.kill()
         for pid in pids:
             await wait_ended(pid)
+
+
+@pytest.mark.slow
+@needs_pidfd
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_the_processes_end_with_a_killed_launcher_that_has_forked(tmp_path: Path) -> None:
+    """After a SIGKILL of the launcher its processes end, although a process that it has forked holds all of its pipes."""
+    async with launched(tmp_path) as (launcher, pids):
+        assert launcher.stdin is not None
+        launcher.stdin.write(b"fork\n")
+        launcher.stdin.flush()
+        children = Path(f"/proc/{launcher.pid}/task")
+        await until_true(lambda: count_children(children) == 4)  # two tasks, the resource tracker, and what was forked
+        launcher.kill()
+        for pid in pids:
+            await wait_ended(pid)
+
+
+def count_children(tasks: Path) -> int:
+    return sum(len((thread / "children").read_text().split()) for thread in tasks.iterdir())
+
+
+@pytest.mark.slow
+@needs_pidfd
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_launcher_that_gets_sigterm(tmp_path: Path) -> None:
+    """It ends its processes, removes its directory, and exits with the code of the signal."""
+    async with launched(tmp_path) as (launcher, pids):
+        launcher.terminate()
+        for pid in pids:
+            await wait_ended(pid)
+        assert await asyncio.to_thread(launcher.wait) == 128 + signal.SIGTERM
+    assert os.listdir(tmp_path / "temporary") == []
