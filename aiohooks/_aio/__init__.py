@@ -6,6 +6,7 @@ fork            locks, threads and connections when the process forks
 run_scope       the run that the current code is part of
 await_chain     where a task is suspended
 long_waits      logs what a long wait is for
+cancel_watch    which of the cancels that reach a coroutine come from outside
 cancel          cancel scopes, time limits, cleanup that must finish, worker threads
 gather          the lazy gather: coroutines overlap once one of them suspends
 """

@@ -84,7 +84,7 @@ def _link(awaited: Any) -> tuple[types.FrameType | None, Any]:
     if kind is types.GeneratorType:
         frame, inner = awaited.gi_frame, awaited.gi_yieldfrom
         if inner is None and frame is not None:
-            inner = frame.f_locals.get("coro")  # what `aiohooks._aio.cancel.drive` calls the coroutine that it resumes
+            inner = frame.f_locals.get("coro")  # what `drive` in `cancel_watch.py` calls the coroutine that it resumes
         return frame, inner
     if kind is types.AsyncGeneratorType:
         return awaited.ag_frame, awaited.ag_await

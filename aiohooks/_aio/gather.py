@@ -28,7 +28,8 @@ from typing import Any, ClassVar
 import anyio
 
 from aiohooks._aio.await_chain import describe_suspension
-from aiohooks._aio.cancel import CancelScope, CancelWatch, cancel_is_pending, drive, drive_on
+from aiohooks._aio.cancel import CancelScope
+from aiohooks._aio.cancel_watch import CancelWatch, cancel_is_pending, drive, drive_on
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.run_scope import RunScope, SharedContext, current_scope
 from aiohooks.errors import add_origin, flattened, raise_unchanged, set_context

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from aiohooks._aio.cancel import current_task, wait_done
+from aiohooks._aio.cancel import wait_done
+from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import wake
 from aiohooks._aio.run_scope import leave_run
 from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from itertools import repeat
 from typing import Any
 
-from aiohooks._aio.cancel import current_task
+from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.gather import LazyGather, Overlap, raise_failure, run_overlapping
 from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration

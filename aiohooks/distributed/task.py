@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import current_task, shielded, wait_done
+from aiohooks._aio.cancel import shielded, wait_done
+from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, is_coroutine_function
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError, add_note, safe_str

@@ -8,7 +8,8 @@ import types
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, drive, shielded
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
+from aiohooks._aio.cancel_watch import drive
 from aiohooks._aio.gather import LazyGather, Overlap, lazily
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.checkpoint import Stateful
@@ -53,7 +54,7 @@ class Session:
         *,
         global_step: StepStore | None = None,
         variables: Variables | None = None,
-        grace_secs: float = DEFAULT_GRACE_SECS,
+        grace_secs: float | None = None,
     ) -> None:
         """Open a session. It holds no resources; closing it only makes `run` raise.
 
@@ -61,18 +62,21 @@ class Session:
             graph: the graph to run.
             global_step: the store of the global step; by default one of its own.
             variables: the values of the variables; by default its own.
-            grace_secs: how long a cancelled run waits for what does not end immediately, such as worker threads.
+            grace_secs: how long a cancelled run waits for what does not end immediately, such as worker threads. By default
+                10 s, or the `stop_grace_period_secs` of the monitored session that uses this one.
         """
         check_instance(graph, Graph, "graph")
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)
-        check_secs(grace_secs, "grace_secs")
+        if grace_secs is not None:
+            check_secs(grace_secs, "grace_secs")
         self.graph = graph
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self.variables: Variables = Variables() if variables is None else variables
         self.committed_step: int = self.global_step.latest.step
         """The global step after the latest run of this session."""
-        self.grace_secs = grace_secs
+        self.grace_secs: float = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
+        self._has_own_grace = grace_secs is not None
         self.tracked: Mapping[str, Stateful] = {}
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
         self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
@@ -289,6 +293,11 @@ class Session:
             "tracked": {name: copy.deepcopy(one.state_dict()) for name, one in self.tracked.items()},
             "hooks": {name: copy.deepcopy(hook.state_dict()) for name, hook in self.stateful_hooks().items()},
         }
+
+    def inherit_grace_secs(self, grace_secs: float) -> None:
+        """Internal: use the grace period of the monitored session, unless this one was given its own."""
+        if not self._has_own_grace:
+            self.grace_secs = grace_secs
 
     async def aclose(self) -> None:
         """Close the session; closing twice is harmless. Values of shared variables and steps stay."""

@@ -7,7 +7,8 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from aiohooks._aio.cancel import CancelScope, current_task
+from aiohooks._aio.cancel import CancelScope
+from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end

@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohooks._aio.cancel import CancelScope, CancelWatch, TimeLimit, current_task, shielded, task_of
+from aiohooks._aio.cancel import CancelScope, TimeLimit, shielded
+from aiohooks._aio.cancel_watch import CancelWatch, current_task, task_of
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope

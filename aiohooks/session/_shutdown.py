@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiohooks._aio.cancel import cancel_count, current_task, shielded
+from aiohooks._aio.cancel import shielded
+from aiohooks._aio.cancel_watch import cancel_count, current_task
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.run_scope import begin_run, current_run, current_scope, in_own_context, shares_context
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, cast
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, CancelWatch, current_task, drive, task_of, wait_done
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, wait_done
+from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive, task_of
 from aiohooks._aio.clock import current_clock, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.run_scope import leave_run

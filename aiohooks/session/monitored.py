@@ -16,7 +16,8 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelWatch, current_task, drive
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
+from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive
 from aiohooks._aio.clock import monotonic_now, quick_now
 from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.run_scope import in_own_context, shares_context

@@ -338,6 +338,7 @@ class SessionSupervisor:
         self.coord = Coordinator(parent=self.root, is_recoverable=self._policy.recovers)
         if isinstance(created, Session):
             created.stateful_hooks, created.drain_hooks = self._hooks.stateful, self._hooks.drain_stateful
+            created.inherit_grace_secs(self._grace_secs)
             restore_hooks(created)
         await self._hooks.after_create_session(session, self.coord)
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiohooks._aio.cancel import current_task
+from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_secs

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from aiohooks._aio.cancel import CancelScope, CancelWatch
+from aiohooks._aio.cancel import CancelScope
+from aiohooks._aio.cancel_watch import CancelWatch
 from aiohooks._validate import check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session

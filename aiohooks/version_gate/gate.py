@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from aiohooks._aio.cancel import CancelScope, current_task
+from aiohooks._aio.cancel import CancelScope
+from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import current_clock, wake
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError, add_note

@@ -64,6 +64,44 @@ async def test_an_uncancellable_hook_has_the_grace_period(caplog: pytest.LogCapt
             await until_true(lambda: uncancellable.done)
 
 
+@pytest.mark.parametrize(("own", "grace"), [(None, 3), (5, 5)])
+async def test_an_uncancellable_operation_has_the_grace_period(
+    own: float | None, grace: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Operations have the grace period of the monitored session, unless the raw session was given its own."""
+    uncancellable, graph = UncancellableHook(), ah.Graph()
+
+    @graph.operation
+    async def fails() -> None:
+        await ticks(2)
+        raise OSError("broken")
+
+    @graph.operation
+    async def waits() -> None:
+        await uncancellable.wait()
+
+    class Creator:
+        def __init__(self) -> None:
+            self.graph = graph
+
+        async def create_session(self) -> ah.Session:
+            return ah.Session(graph, grace_secs=own)
+
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(Creator(), stop_grace_period_secs=3) as session:
+            run = asyncio.create_task(session.run(["fails", "waits"]))
+            await until_true(lambda: uncancellable.cancels)
+            clock.advance(grace - 1)
+            await ticks(5)
+            assert not run.done()
+            clock.advance(1)
+            with pytest.raises(OSError, match="broken"):
+                await run
+            assert any(f"still runs {grace}" in text for text in warnings_of(caplog))
+            uncancellable.released.set()
+            await until_true(lambda: uncancellable.done)
+
+
 @pytest.mark.parametrize("sibling", [False, True], ids=["alone", "overlapping"])
 async def test_a_hook_that_swallows_its_callers_cancel(sibling: bool) -> None:
     """A hook that runs in its caller's task swallows a cancel as under a plain `await`: the run is completed.

@@ -160,7 +160,6 @@ class Announced(ah.SessionRunHook):
 
     async def after_create_session(self, session: Any, coord: Any) -> None:
         self.record.epoch += 1
-        session.grace_secs = GRACE_SECS
 
 
 class Execution(Recorder):
