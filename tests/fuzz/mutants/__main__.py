@@ -1,0 +1,141 @@
+"""Make small faults in the library and run the fast tests of the changed module: `python -m tests.fuzz.mutants --count 500`.
+
+Prints each fault that no test notices, and a table of all. Fails if fewer than 95 % of those that change behaviour are killed;
+those that change none are listed in `equivalent.py` with their reasons, and are not tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.fuzz.mutants.changes import Mutant, mutants
+from tests.fuzz.mutants.equivalent import EQUIVALENT
+from tests.fuzz.mutants.trials import is_possible
+from tests.support.source import ROOT
+
+MODULES = (
+    "aiohooks/dispatch/", "aiohooks/_aio/", "aiohooks/session/", "aiohooks/graph/", "aiohooks/checkpoint/",
+    "aiohooks/version_gate/", "aiohooks/stores/_run_state.py", "aiohooks/stores/_membership.py", "aiohooks/stores/_waiting.py",
+    "aiohooks/stores/memory.py", "aiohooks/stores/shared.py",
+)  # fmt: skip
+TESTS = {
+    "_aio": ("tests/aio", "tests/dispatch", "tests/session"),
+    "session": ("tests/session", "tests/tensorflow"),
+    "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
+}
+"""The tests of a package that are not just those in the folder of the same name."""
+
+BAR = 0.95
+
+
+def all_faults(modules: Sequence[str]) -> dict[Mutant, str]:
+    """Return every fault of these modules and folders, in the order of the text, with the text of its module."""
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for module in modules
+        for path in ([ROOT / module] if module.endswith(".py") else sorted((ROOT / module).rglob("*.py")))
+    }
+    return {one: source for module, source in sources.items() for one in mutants(module, source)}
+
+
+def chosen(modules: Sequence[str], match: str, count: int, seed: int) -> list[Mutant]:
+    """Return random faults of these modules and folders, in the order of the text."""
+    faults = {one: source for one, source in all_faults(modules).items() if match in str(one)}
+    shuffled = random.Random(seed).sample(list(faults), len(faults))
+    taken = set(itertools.islice((one for one in shuffled if is_possible(one, faults[one])), count))
+    return [one for one in faults if one in taken]
+
+
+def tried(faults: Sequence[Mutant], tests: Sequence[str]) -> Iterator[tuple[Mutant | None, str, str]]:
+    """Try faults in a copy of the tree; yield each with its fate and the test that decided it."""
+    with tempfile.TemporaryDirectory(prefix="aiohooks-mutants-") as folder:
+        copy = Path(folder) / "tree"
+        for name in ("aiohooks", "tests", "examples"):
+            shutil.copytree(ROOT / name, copy / name)
+        shutil.copy2(ROOT / "pyproject.toml", copy)
+        job = copy / "job.json"
+        job.write_text(json.dumps({"faults": [dataclasses.asdict(one) for one in faults], "tests": tests}), encoding="utf-8")
+        reader, writer = os.pipe()
+        with (copy / "output").open("w+", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.mutants.trials", str(job), str(writer)],
+                cwd=copy,
+                env=os.environ | {"PYTHONPATH": str(copy), "TMPDIR": folder},
+                pass_fds=[writer],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            os.close(writer)
+            try:
+                with os.fdopen(reader, encoding="utf-8") as results:
+                    for number, fate, test in map(json.loads, results):
+                        yield None if number < 0 else faults[number], fate, test
+            finally:
+                process.kill() if process.poll() is None and sys.exc_info()[0] else process.wait()
+            if process.returncode:
+                output.seek(0)
+                raise SystemExit(f"the tests could not be run:\n{output.read()[-3000:]}")
+
+
+def package(module: str) -> str:
+    """Return the package of a module: `dispatch` for `aiohooks/dispatch/calls.py`."""
+    return module.split("/")[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.mutants", description=__doc__)
+    parser.add_argument("--count", type=int, default=500, help="faults (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--module", nargs="+", default=MODULES, help="modules, or folders of them that end in a slash")
+    parser.add_argument("--match", default="", help="only faults whose line in the list contains this")
+    parser.add_argument("--tests", nargs="+", help="the tests to run, instead of those of the package")
+    parser.add_argument("--verbose", action="store_true", help="print what kills each fault, too")
+    options = parser.parse_args(arguments)
+
+    fates: Counter[tuple[str, str]] = Counter()
+    by_package: dict[str, list[Mutant]] = {}
+    for one in chosen(options.module, options.match, options.count, options.seed):
+        name = package(one.module)
+        if (one.module, one.function, one.change) in EQUIVALENT:
+            fates[name, "equivalent"] += 1
+        else:
+            by_package.setdefault(name, []).append(one)
+    for name, faults in by_package.items():
+        start = time.monotonic()
+        for fault, fate, test in tried(faults, options.tests or TESTS.get(name, (f"tests/{name}",))):
+            if fault is not None:
+                fates[name, fate] += 1
+            if (fault or test) and (fate != "killed" or options.verbose):
+                print(f"{fate}: {fault or ''}", f"    {test}", sep="\n" if test else "", flush=True)
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+    return report(fates)
+
+
+def report(fates: Counter[tuple[str, str]]) -> int:
+    """Print the table; return 1 if the tests are too weak."""
+    columns = ("killed", "survived", "equivalent")
+    print("package", *columns, sep="\t")
+    for name in dict.fromkeys(name for name, _ in fates):
+        print(name, *(fates[name, column] for column in columns), sep="\t")
+    killed, survived, equivalent = (sum(fates[name, column] for name in {name for name, _ in fates}) for column in columns)
+    print("all", killed, survived, equivalent, sep="\t")
+    print(f"{killed / max(1, killed + survived):.1%} of the faults that change behaviour are killed")
+    return int(killed < BAR * (killed + survived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
