@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.clock import wake, wake_after
+from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_mapping, check_secs
 from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, did_you_mean
 
@@ -52,7 +53,7 @@ class Variables:
         self._waiters[waiter] = None
         timer = None if timeout is None else wake_after(waiter, timeout)
         try:
-            await waiter
+            await wait_for_others(waiter)
         finally:
             self._waiters.pop(waiter, None)
             if timer is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._validate import check_callable, is_coroutine_function
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, StopRequestedError
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -29,8 +29,8 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         The result of `main`.
 
     Raises:
-        SystemExit: a signal has ended a session that handles signals, and `main` has returned None or was cancelled; the exit
-            code is 128 + the signal's number, as in shells. Any other result of `main` is returned.
+        SystemExit: a signal has ended a session that handles signals, and `main` has returned None, was cancelled or has raised
+            `StopRequestedError`; the exit code is 128 + the signal's number, as in shells. Any other result is returned.
         InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`, not `run(main(...))`.
     """
     check_callable(main, "main")
@@ -41,9 +41,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
             result = runner.run(main(*args))
-    except (KeyboardInterrupt, RuntimeError) as error:
-        if loop is None or stopped_by(loop) is None:
+    except (KeyboardInterrupt, RuntimeError, StopRequestedError) as error:
+        if loop is None or (number := stopped_by(loop)) is None:
             raise
+        if isinstance(error, StopRequestedError):  # a session was stopped before it was open
+            _exit_by_signal(number)
         # After a Ctrl-C in its last iteration uvloop's `is_running` stays true, and closing it fails.
         if not isinstance(error, KeyboardInterrupt) and not loop.is_running():
             raise

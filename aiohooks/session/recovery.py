@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded
+from aiohooks._aio.opening import opening_until
 from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.errors import (
     AbortedError,
@@ -327,7 +328,8 @@ class SessionSupervisor:
             await self.root.wait_for_stop(pause)
 
     async def _create(self) -> None:
-        session = await self.creator.create_session()
+        with opening_until(self.root.until):
+            session = await self.creator.create_session()
         created: object = session
         if not all(hasattr(created, name) for name in ("run", "aclose", "graph", "global_step")):
             raise InvalidArgumentError(f"{self.creator!r} created {created!r}; a SessionCreator returns a Session")

@@ -126,7 +126,8 @@ class RunWatcher:
             self.stop()
         if snapshot.failure is not None and snapshot.failure != old.failure and not first:
             self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
-        self._waits.set_initialised(snapshot.ready)
+        # Without a living member nothing is initialised any more: the run has ended, or its chief will be restarted.
+        self._waits.set_initialised(snapshot.ready and bool(snapshot.members or snapshot.last_exit is None))
         self._report_others()
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
+from aiohooks._aio.opening import wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     PublisherFailedError,
@@ -326,7 +327,7 @@ class WaitRegistry:
             timer = self._clock.call_later(secs, functools.partial(resolve, waiter, late))
         try:
             self._notify_subscriber()  # leases are watched while any wait is parked
-            error = await waiter
+            error = await wait_for_others(waiter)
         finally:
             if timer is not None:
                 timer.cancel()

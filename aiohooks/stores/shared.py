@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreClosedError, StoreDamagedError
 from aiohooks.stores._membership import Members, RunWatcher
@@ -386,7 +387,7 @@ class SharedStepStore(StepStore):
         self._vacancies.add(vacancy)
         try:
             self._watch_leases()
-            await vacancy
+            await wait_for_others(vacancy)
         finally:
             self._vacancies.discard(vacancy)
             self._watch_leases()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import logging
@@ -16,14 +17,14 @@ from typing import Any
 import anyio
 import pytest
 
-from aiohooks import AsyncMonitoredSession, SessionRunHook
+from aiohooks import AsyncMonitoredSession, Graph, SessionRunHook, Variables, WorkerSessionCreator
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.adapters.asgi._lifespan import notify_on_signals
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
 from tests.support.services import FeedQueue, make_service, running_service
-from tests.support.waiting import ticks
+from tests.support.waiting import ticks, until_true
 
 owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="test")
 
@@ -209,6 +210,93 @@ async def test_a_signal_ends_waits_before_the_server_ends(server: list[int], num
         await waiting.task
         assert waiting.reply.json["message"] == f"the session makes no more steps: the server received {number.name}"
         assert server == [number]
+
+
+class SlowToOpen(SessionRunHook):
+    """A hook that waits when the session is opened."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+
+    async def begin(self) -> None:
+        await self.released.wait()
+
+
+async def test_a_signal_while_the_session_opens(server: list[int]) -> None:
+    """Clients that wait for a session that is still opening are answered at the signal, with its reason."""
+    hook = SlowToOpen()
+    service = make_service(FeedQueue(), [hook])
+    async with service.lifespan():
+        waiting = Exchange(service, "/steps/9")
+        await ticks(20)
+        assert service.health().state == "starting"
+        os.kill(os.getpid(), signal.SIGTERM)
+        await waiting.task
+        for reply in (waiting.reply, await ask(service, "/steps/9")):
+            assert (reply.status, reply.json["error"]) == (410, "stopped")
+            assert reply.json["message"] == "the session makes no more steps: the server received SIGTERM"
+        assert service.health().state == "stopping"
+        hook.released.set()
+    assert (service.health().state, server) == ("finished", [signal.SIGTERM])
+
+
+async def test_a_signal_while_a_worker_waits_for_its_chief(server: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    """The session of the worker ends, and with it the streams of its events: the server need not wait for anything."""
+    worker = WorkerSessionCreator(Graph(), variables=Variables())
+    service = SessionService(AsyncMonitoredSession(worker), FeedQueue().loop)
+    with ManualClock() as clock:
+        async with service.lifespan():
+            stream = Exchange(service, "/events")
+            await ticks(20)
+            clock.advance(0.5)
+            await ticks(20)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until_true(lambda: server)
+            await ticks(20)
+            clock.advance(0.5)
+            await stream.task
+            assert stream.reply.events[-1][1]["state"] == "finished"
+            assert stream.reply.events[-1][1]["stop_reason"] == "the server received SIGTERM"
+    assert caplog.records == []
+
+
+class Stubborn(SlowToOpen):
+    """One that ignores its cancellation, too."""
+
+    async def begin(self) -> None:
+        while not self.released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await super().begin()
+
+
+@pytest.mark.parametrize("hook_class", [SlowToOpen, Stubborn])
+async def test_the_grace_period_begins_at_the_signal(
+    server: list[int], hook_class: type[SlowToOpen], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that does not end holds up the streams, for which the server waits, for `grace_secs` twice at the most."""
+    hook = hook_class()
+    with ManualClock() as clock:
+        service = make_service(FeedQueue(), [hook], grace_secs=7)
+        async with service.lifespan():
+            stream = Exchange(service, "/events")
+            await ticks(20)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until_true(lambda: service.health().stop_reason)
+            await ticks(20)
+            clock.advance(6.9)
+            await ticks(20)
+            assert not stream.task.done()
+            for secs in (0.2, 7.0, 0.5):
+                clock.advance(secs)
+                await ticks(20)
+            await stream.task
+            assert stream.reply.events[-1][0] == "end"
+            hook.released.set()
+        assert service._runner is not None
+        assert service._runner._task is not None
+        await asyncio.wait([service._runner._task])
+    assert "cancelling it" in caplog.text
+    assert ("ending without it" in caplog.text) is (hook_class is Stubborn)
 
 
 async def test_a_signal_ends_steps_that_compute(server: list[int]) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,34 @@ PROGRAM = """
 """
 AH_RUN = "ah.run(main)"
 RUNNER = "asyncio.Runner(loop_factory=program._new_event_loop).run(main())"
+
+
+WAITS = """
+    import sys
+    import aiohooks as ah
+
+    class Hook(ah.SessionRunHook):
+        async def begin(self):
+            print("ready", flush=True)
+
+    async def main(creator, url):
+        async with ah.open_step_store(url, run="r") as store:
+            if creator is ah.ChiefSessionCreator:
+                await ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=store)).__aenter__()
+            async with ah.open_step_store(url, run="r") as other:
+                async with ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=other), [Hook()], handle_signals=True):
+                    print("open", flush=True)
+
+    ah.run(main, getattr(ah, sys.argv[1]), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("creator", ["WorkerSessionCreator", "ChiefSessionCreator"])
+def test_a_signal_while_a_session_waits_for_another_one(creator: str, tmp_path: Path) -> None:
+    """A worker that waits for its chief, and a chief that waits for the lead, end at the first signal, with its exit code."""
+    command = [sys.executable, "-c", textwrap.dedent(WAITS), creator, f"local://{tmp_path}"]
+    code, output, _ = send_signals(command, TERM)
+    assert (code, output) == (128 + TERM, "")
 
 
 def program(run: str, loop: str, result: object = None, signals: int = 1) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,22 @@ from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
+
+
+class Recorder(ah.SessionRunHook):
+    """Records the calls at the beginning and the end of a session."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def begin(self) -> None:
+        self.calls.append("begin")
+
+    async def end(self, session: Any) -> None:
+        self.calls.append("end")
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.calls.append(f"close({type(exc).__name__})")
 
 
 def model() -> ah.Graph:
@@ -77,6 +94,77 @@ async def test_worker_gives_up_at_its_deadline() -> None:
             assert not entering.done()
             clock.advance(0.2)
             with pytest.raises(ah.errors.SessionNotReadyError, match="has not initialised it within 30 s"):
+                await entering
+
+
+def waiting_worker(engine: FakeEngine, steps: FakeStepStore) -> ah.WorkerSessionCreator:
+    """A worker in another process than its chief."""
+    return ah.WorkerSessionCreator(model(), global_step=steps)
+
+
+def waiting_worker_here(engine: FakeEngine, steps: FakeStepStore) -> ah.WorkerSessionCreator:
+    """A worker in the process of its chief."""
+    return ah.WorkerSessionCreator(model(), variables=ah.Variables())
+
+
+def standby_chief(engine: FakeEngine, steps: FakeStepStore) -> ah.ChiefSessionCreator:
+    """A chief of a run that has one."""
+    return ah.ChiefSessionCreator(model(), global_step=steps)
+
+
+@pytest.mark.parametrize("make_creator", [waiting_worker, waiting_worker_here, standby_chief])
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, before: bool) -> None:
+    """A session that waits for a chief, or for the end of another chief, ends at a stop, requested before or meanwhile."""
+    engine = FakeEngine()
+    recorder = Recorder()
+
+    class Stops(ah.SessionRunHook):
+        async def begin(self) -> None:
+            if before:
+                session.request_stop("enough")
+
+    async with FakeStepStore(engine) as other, FakeStepStore(engine) as steps, other.lead():
+        session = ah.AsyncMonitoredSession(make_creator(engine, steps), [Stops(), recorder])
+        entering = asyncio.ensure_future(session.__aenter__())
+        await ticks(40)
+        assert entering.done() is before
+        session.request_stop("enough")
+        with pytest.raises(ah.StopRequestedError, match="enough"):
+            await entering
+        assert recorder.calls == ["begin", "close(StopRequestedError)"]
+        assert session.status().state == "closed"
+
+
+async def test_a_stop_before_a_lead_that_is_free() -> None:
+    """A chief that need not wait for anybody is opened, also after a stop: its hooks see the end of the session."""
+    engine = FakeEngine()
+
+    class Stops(ah.SessionRunHook):
+        async def begin(self) -> None:
+            session.request_stop("enough")
+
+    recorder = Recorder()
+    async with FakeStepStore(engine) as steps:
+        session = ah.AsyncMonitoredSession(standby_chief(engine, steps), [Stops(), recorder])
+        async with session:
+            assert session.should_stop()
+    assert "end" in recorder.calls
+
+
+async def test_a_worker_that_comes_after_the_end() -> None:
+    """A worker whose chief has finished, and has no successor, is notified, and does not train on."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine) as steps, ah.AsyncMonitoredSession(standby_chief(engine, steps)) as session:
+        await session.run("train")
+    with ManualClock() as clock:
+        async with FakeStepStore(engine) as steps:
+            worker = ah.AsyncMonitoredSession(waiting_worker(engine, steps))
+            entering = asyncio.ensure_future(worker.__aenter__())
+            await ticks(40)
+            assert not entering.done(), "a successor may come"
+            clock.advance(30.1)
+            with pytest.raises(ah.errors.PublisherFinishedError, match="finished at step 1"):
                 await entering
 
 

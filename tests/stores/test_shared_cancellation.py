@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -64,9 +65,10 @@ async def test_cancelled_or_closed_at_every_point(work: Work, close: bool) -> No
     """The caller is cancelled, or the store closed, after n ticks: nothing is left in the engine, and other stores work."""
     for after in range(40):
         engine = FakeEngine()
-        async with FakeStepStore(engine) as other:
+        async with FakeStepStore(engine) as other, contextlib.AsyncExitStack() as chief:
             if work is wait_initialised:
-                await lead(other)
+                await chief.enter_async_context(other.lead())
+                await other.mark_initialised()
             store = FakeStepStore(engine)
             task = asyncio.ensure_future(work(store))
             await ticks(after)
@@ -79,6 +81,8 @@ async def test_cancelled_or_closed_at_every_point(work: Work, close: bool) -> No
             if not done and close:
                 assert not isinstance(result, BaseException) or isinstance(result, ah.errors.StoreClosedError), result
             await store.aclose()
+            await chief.aclose()
+            await other.flush()
             run = engine.runs["default"]
             assert run.members == {}, after
             async with other.lead(), asyncio.timeout(5):

@@ -84,11 +84,14 @@ def store_of(session: AsyncMonitoredSession) -> StepStore | None:
 
 
 async def _opened_store(reporter: SessionReporter) -> StepStore | None:
-    """Wait until the session is open and return its step store, or None if it does not open."""
+    """Wait until the session is open and return its step store, or None if it does not open, or is to stop."""
     session, runner = reporter.session, reporter.runner
     store = store_of(session)
     if runner is not None and runner.started and (store is None or session.status().state == "opening"):
-        await runner.opened.wait()
+        try:
+            await runner.wait_opened()
+        except Exception:  # a stop or a failure, which the caller reports
+            return None
         store = store_of(session)
     return store
 
@@ -99,7 +102,7 @@ def _ended_reply(reporter: SessionReporter, wanted: int, store: StepStore | None
     more = _seen(wanted, store)
     if not health.ok:
         return error_reply(503, "failed", f"the session failed: {health.failure}", **more)
-    if health.state == "starting":
+    if health.state == "starting" and health.stop_reason is None:
         return error_reply(503, "not_started", "the session was not entered yet", retry=True, **more)
     reason = health.stop_reason or "it has ended"
     return error_reply(410, "stopped", f"the session makes no more steps: {reason}", **more)
@@ -202,10 +205,13 @@ def _has_ended(reporter: SessionReporter, state: str) -> bool:
 async def _wait_for_change(reporter: SessionReporter, changes: Changes | None) -> None:
     """Wait for the next step, or for another state of the session."""
     session, runner = reporter.session, reporter.runner
-    if runner is not None and (not runner.opened.is_set() or session.should_stop()):
-        await (runner.ended if runner.opened.is_set() else runner.opened).wait()
+    if runner is not None and not runner.opened.is_set() and session.stop_reason is None:
+        with contextlib.suppress(Exception):  # a stop or a failure: the next report says which
+            await runner.wait_opened()
+    elif runner is not None and session.should_stop():
+        await runner.ended.wait()
     elif store_of(session) is None or changes is None or session.should_stop():
         await sleep(_POLL_SECS)
     else:
-        with contextlib.suppress(Exception):  # a stop or a failure: the next report says which
+        with contextlib.suppress(Exception):
             await session.until(anext(changes))

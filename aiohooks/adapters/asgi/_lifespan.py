@@ -38,6 +38,7 @@ class SessionRunner:
         name = session.status().name
         self._label = "the session" if name is None else f"session {safe_text(name)}"
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self.opened: asyncio.Event = asyncio.Event()
         """Set once the session is open, or has failed to open."""
         self.ended: asyncio.Event = asyncio.Event()
@@ -60,6 +61,8 @@ class SessionRunner:
         if self._task is not None:
             raise SessionClosedError("this service was started before; make a new one, with a new session")
         self._task = asyncio.get_running_loop().create_task(self._run(), name="the session of a service")
+        # The coordinator of the session lives as long as the session, from before its opening.
+        self._coord = self._session.coord
 
     async def _run(self) -> None:
         try:
@@ -73,6 +76,8 @@ class SessionRunner:
                         self.failure = error  # before the session closes, which may take its time
                     raise
         except Exception as error:
+            if is_clean_end(error) and self._session.stop_reason is not None:
+                return  # it was stopped before it was open
             self.failure = error
             _logger.error("%s of a service failed; the server continues without it", self._label, exc_info=error)
         except BaseException as error:
@@ -82,13 +87,39 @@ class SessionRunner:
             self.opened.set()
             self.ended.set()
 
+    async def wait_opened(self) -> None:
+        """Wait until the session is open, or has failed to open.
+
+        Raises:
+            StopRequestedError: it was asked to stop before.
+            Exception: a background task that a hook has started has failed before.
+        """
+        await self._coord.until(self.opened.wait())
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the session to stop; the grace period begins. From a signal handler of the loop's thread as well.
+
+        The server may wait for its clients before it calls `stop`, and these may wait for the end of the session.
+        """
+        assert self._task is not None
+        self._session.request_stop(reason)
+        self._task.get_loop().call_soon_threadsafe(self._limit_end)
+
     async def stop(self, reason: str) -> None:
         """Ask the session to stop and wait for its end; after the grace period, cancel it and wait as long again."""
         task = self._task
         assert task is not None
         self._session.request_stop(reason)
         cancel = functools.partial(task.cancel, "the server was cancelled")
-        await shielded(self._wait_stopped(task), grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel)
+        ending = wait_done([self._limit_end()], None)
+        await shielded(ending, grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel)
+
+    def _limit_end(self) -> asyncio.Task[None]:
+        assert self._task is not None
+        if self._ending is None:
+            ending = self._wait_stopped(self._task)
+            self._ending = asyncio.get_running_loop().create_task(ending, name="the end of a service")
+        return self._ending
 
     async def _wait_stopped(self, task: asyncio.Task[None]) -> None:
         if await wait_done([task], self._grace_secs):
@@ -96,7 +127,11 @@ class SessionRunner:
         _logger.warning("%s is still active %s s after the stop; cancelling it", self._label, self._grace_secs)
         task.cancel("the grace period was over")
         if not await wait_done([task], self._grace_secs):
-            _logger.warning("%s is still active %s s after its cancellation; ending without it", self._label, self._grace_secs)
+            late = f"{self._label} is still active {self._grace_secs} s after its cancellation"
+            _logger.warning("%s; ending without it", late)
+            self.failure = self.failure or TimeoutError(late)
+            self.opened.set()
+            self.ended.set()  # its clients are not to wait for it either
 
 
 @contextlib.contextmanager

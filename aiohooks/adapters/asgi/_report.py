@@ -88,7 +88,7 @@ class SessionReporter:
         elif failure is not None and (status.stop_reason is not None or status.state == "closed"):
             state = "failed"
         elif status.state in ("new", "opening"):
-            state = "starting"
+            state = "starting" if status.stop_reason is None else "stopping"
         elif status.state == "closed":
             state = "finished"
         elif status.state == "closing" or status.stop_reason is not None:

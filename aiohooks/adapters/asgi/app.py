@@ -144,10 +144,10 @@ class SessionService:
     @contextlib.asynccontextmanager
     async def _run_session(self, runner: SessionRunner) -> AsyncGenerator[None]:
         def stop(name: str) -> None:
-            self._session.request_stop(f"the server received {name}")
+            runner.request_stop(f"the server received {name}")
 
+        runner.start()
         with notify_on_signals(stop) if self._stop_on_signals else contextlib.nullcontext():
-            runner.start()
             try:
                 yield
             finally:
