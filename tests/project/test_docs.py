@@ -119,9 +119,11 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
 
 @pages
 def test_every_named_test_exists(page: Path) -> None:
-    """Where a page names a file of tests, it is there."""
-    named = re.findall(r"`(?:tests/)?([a-z_]+/test_\w+\.py)`", page.read_text(encoding="utf-8"))
-    assert not [name for name in named if not (ROOT / "tests" / name).exists()]
+    """Where a page names a file of tests, or a test in it, it is there."""
+    named = re.findall(r"`(?:tests/)?([a-z_]+/test_\w+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
+    files = {file: ROOT / "tests" / file for file, _ in named}
+    texts = {file: path.read_text(encoding="utf-8") if path.exists() else "" for file, path in files.items()}
+    assert not [(file, test) for file, test in named if f"def {test}" not in texts[file]]
 
 
 def test_every_page_can_be_reached() -> None:
