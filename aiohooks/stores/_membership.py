@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
@@ -67,10 +68,15 @@ class Members:
         self._seq += 1
         self._once.append(request._replace(writer=self.exit_writer, seq=self._seq))
 
-    def unsent(self) -> list[Request]:
-        """Return the requests that bring the engine up to date."""
+    def unsent(self, refused: Collection[Request] = ()) -> list[Request]:
+        """Return the requests that bring the engine up to date, without those that it has refused now.
+
+        Exits and failures are sent in their order, so a refused one holds back the later ones; nothing else does.
+        """
         members = [*self._publishers.values(), *([] if self.chief is None else [self.chief])]
-        return [*(Join(member) for member in members if self._sent.get(member.id) != member), *self._once]
+        joins = [Join(member) for member in members if self._sent.get(member.id) != member]
+        once = [] if any(request in refused for request in self._once) else self._once
+        return [*(join for join in joins if join not in refused), *once]
 
     def mark_sent(self, request: Request) -> None:
         """Take note that the engine has answered one of them."""

@@ -183,6 +183,7 @@ class WaitRegistry:
 
     __slots__ = (
         "__weakref__",
+        "_abort",
         "_change_waiters",
         "_clock",
         "_failure",
@@ -242,6 +243,7 @@ class WaitRegistry:
         self._subscribed = NO_WAITER  # the latest threshold that the store was notified of
         self._update_scheduled = False
         self._failure: tuple[AiohooksError, Position] | None = None
+        self._abort: tuple[AiohooksError, Position] | None = None  # the failure, if it is the engine's
         self._warned_at: Position | None = None
         self._progress = _ProgressLog(self, self._clock)
 
@@ -417,12 +419,17 @@ class WaitRegistry:
 
     def abort(self, error: AiohooksError) -> None:
         """End all waits as `fail` does, with an error of the engine."""
-        self._failure = error, self.latest
+        self._failure = self._abort = error, self.latest
         self.fail_unreachable()
 
     def clear_failure(self) -> None:
         """Let new waits begin again after `fail` or `abort`."""
         self._failure = None
+
+    def clear_abort(self) -> None:
+        """Let new waits begin again after `abort`; not after `fail`."""
+        if self._failure is self._abort:
+            self._failure = None
 
     def close(self) -> None:
         """End all waits for good."""

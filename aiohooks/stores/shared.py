@@ -14,6 +14,7 @@ import socket
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
+from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.fork import call_after_fork
@@ -41,6 +42,9 @@ from aiohooks.stores.publishers import Publisher
 
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
+
+_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
+"""The pauses before something is announced again that the engine has refused: a full disk, too many open files."""
 
 OnLost = Literal["raise", "keep"]
 
@@ -86,6 +90,7 @@ class SharedStepStore(StepStore):
         self._announcing: asyncio.Task[None] | None = None
         self._renewal: TimerHandle | None = None
         self._announces = True
+        self._failed_announcements = 0  # in a row
         self._watcher = RunWatcher(self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs)
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
@@ -409,20 +414,32 @@ class SharedStepStore(StepStore):
         self._announce()
 
     async def _announce_all(self) -> None:
+        refused: list[Request] = []
         try:
-            while requests := self._members.unsent():
+            while self._announces and (requests := self._members.unsent(refused)):
                 for request in requests:
-                    await self._request(request)
-                    self._members.mark_sent(request)
-        except ENGINE_ERRORS as error:
-            logger.warning("run %s: could not announce its publishers: %s", self.run, error)
-            if isinstance(error, StoreDamagedError):
-                self._stop_announcing()
+                    try:
+                        await self._request(request)
+                        self._members.mark_sent(request)
+                    except StoreDamagedError as error:
+                        logger.warning("run %s: could not announce its publishers: %s", self.run, error)
+                        self._stop_announcing()
+                        break
+                    except ENGINE_ERRORS as error:
+                        log = logger.info if self._failed_announcements else logger.warning
+                        log("run %s: could not announce its publishers, trying again: %s", self.run, error)
+                        refused.append(request)
+                        break
         finally:
             self._announcing = None
-            secs = self._members.renewal_secs
+            self._failed_announcements = self._failed_announcements + 1 if refused else 0
+            secs = _BACKOFF.pause_secs(self._failed_announcements) if refused else self._members.renewal_secs
             if self._opened and self._announces and self._renewal is None and secs is not None:
-                self._renewal = self._clock.call_later(secs, self._renew)
+                self._renewal = self._clock.call_later(secs, self._announce_later if refused else self._renew)
+
+    def _announce_later(self) -> None:
+        self._renewal = None
+        self._announce()
 
     def _renew(self) -> None:
         self._renewal = None
@@ -468,6 +485,7 @@ class SharedStepStore(StepStore):
             while self._refresh_wanted:  # what was read before the request does not answer it
                 self._refresh_wanted = False
                 snapshot = await self._read_run()
+            self._waits.clear_abort()  # the engine answers again
             self._observe_snapshot(snapshot)
             self._waits.fail_unreachable()
         except (*ENGINE_ERRORS, StoreClosedError) as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import logging
 import os
+import resource
 import select
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,9 +18,11 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import open_step_store
+from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.stores.local._notify import InotifyWatcher
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -91,6 +96,123 @@ async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
         for call in (other.advance, other.value):
             with pytest.raises(ah.errors.StoreUnavailableError, match="was deleted"):
                 await call()
+
+
+class FullDisk(LocalStepStore):
+    """A store on a disk that is full at times."""
+
+    full = False
+
+    async def _request(self, request: Request) -> Answer:
+        if self.full:
+            raise ah.errors.StoreUnavailableError(f"no space is left for {request!r}")
+        return await super()._request(request)
+
+
+async def test_a_registration_that_failed_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full when a publisher comes, and when it leaves, delays the notification of others and loses none."""
+    with ManualClock() as clock:
+        async with FullDisk(tmp_path) as store, LocalStepStore(tmp_path) as other:
+            store.full = True
+            publisher = store.publisher("trainer")
+            await store.flush()
+            for _ in range(20):
+                clock.advance(0.1)
+                await ticks()
+            await other.value()
+            assert other.statistics().publishers == ()
+            store.full = False
+            clock.advance(5.0)
+            await ticks()
+            await other.value()
+            assert other.statistics().publishers == ("trainer",)
+            waiting = await parked(other.wait_for(3))
+            store.full = True
+            publisher.close(ValueError("bad data"))
+            await store.flush()
+            store.full = False
+            clock.advance(0.1)
+            with pytest.raises(ah.PublisherFailedError, match="trainer failed"):
+                await waiting
+            assert store._renewal is None
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["no space is left" in record.getMessage() for record in warnings] == [True, True], "once each"
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open no file more in the block."""
+    limits, opened = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max(opened) + 1, limits[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in opened:
+            os.close(fd)
+
+
+async def test_used_up_descriptors_end_no_wait(tmp_path: Path) -> None:
+    """A change that cannot be read because too many files are open is read later: waits go on, and new ones begin."""
+    with ManualClock() as clock:
+        async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+            waiting = await parked(other.wait_for(3))
+            lead = store.lead()
+            await lead.__aenter__()  # does not suspend
+            with no_descriptors():
+                await ticks(20)
+                late = await parked(other.wait_for(4))
+                await ticks(20)
+                assert other.statistics().publishers == ()
+                assert not waiting.done()
+                assert not late.done()
+            clock.advance(0.2)
+            await until_true(lambda: other.statistics().publishers)
+            await store.advance(4)
+            assert (await waiting, await late) == (4, 4)
+            assert other._retry_timer is None
+            await lead.__aexit__(None, None, None)
+
+
+async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path: Path) -> None:
+    """After an error of the files waits end with it; a new one does not, once they can be read again."""
+    async with LocalStepStore(tmp_path) as store:
+        waiting = await parked(store.wait_for(3))
+        store._fail_waits(OSError(errno.EIO, "Input/output error"))
+        with pytest.raises(ah.errors.StoreUnavailableError, match="Input/output error"):
+            await waiting
+        with pytest.raises(ah.StepTimeoutError):
+            await store.wait_for(3, timeout=0.01)
+
+
+@pytest.mark.parametrize("kind", [LocalStepStore, WithoutInotify])
+async def test_a_run_directory_that_is_moved(tmp_path: Path, kind: type[LocalStepStore]) -> None:
+    """Whoever waits there, or uses the store later, is notified: another store of the run would begin anew."""
+    with ManualClock() as clock:
+        async with kind(tmp_path) as store:
+            await store.advance()
+            waiting = await parked(store.wait_for(3))
+            store.directory.rename(tmp_path / "moved")
+            clock.advance(1.0)
+            with pytest.raises(ah.errors.StoreUnavailableError, match=r"its directory .* was moved: close this store"):
+                await waiting
+            for use in (store.advance, store.value, store.forget):
+                with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
+                    await use()
+            assert (tmp_path / "moved" / "position").exists()
+
+
+async def test_a_run_directory_that_is_moved_and_moved_back(tmp_path: Path) -> None:
+    """Nothing is lost: the waits go on."""
+    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+        waiting = await parked(store.wait_for(1))
+        store.directory.rename(tmp_path / "moved").rename(store.directory)
+        await ticks(20)
+        await other.advance()
+        assert await waiting == 1
 
 
 async def test_forgetting_keeps_foreign_files(tmp_path: Path) -> None:

@@ -317,6 +317,7 @@ class RunFiles:
         return fd
 
     def is_deleted(self) -> bool:
+        """Return whether the run's directory was deleted or moved: there is none in its place, or another one."""
         try:
             there, here = os.stat(self.path), os.fstat(self.run_fd)
         except FileNotFoundError:

@@ -21,6 +21,7 @@ from aiohooks.stores._protocol import logger
 MODIFY = 0x2
 CLOSE_WRITE = 0x8
 DELETE = 0x200
+MOVE_SELF = 0x800
 
 _EVENT = struct.Struct("iIII")
 _READ_SIZE = 1 << 13
@@ -74,14 +75,16 @@ class RunEvents(NamedTuple):
         notified: the file `notify` was written.
         ended: slots whose processes may have ended; None: any of them.
         removed: slots that were freed, by their processes or because the run was deleted.
+        moved: the run's directory was moved.
     """
 
     notified: bool
     ended: set[str] | None
     removed: set[str]
+    moved: bool
 
 
-_NOTIFIED = RunEvents(notified=True, ended=set(), removed=set())
+_NOTIFIED = RunEvents(notified=True, ended=set(), removed=set(), moved=False)
 
 
 class InotifyWatcher(Inotify):
@@ -92,6 +95,7 @@ class InotifyWatcher(Inotify):
         try:
             self._notify_watch = self.add(path / "notify", MODIFY)
             self._alive_watch = self.add(path / "alive", CLOSE_WRITE | DELETE)
+            self._run_watch = self.add(path, MOVE_SELF)
         except BaseException:
             self.close()
             raise
@@ -105,7 +109,7 @@ class InotifyWatcher(Inotify):
             data = b""
         if data == self._only_notified:
             return _NOTIFIED
-        notified = overflow = False
+        notified = overflow = moved = False
         ended: set[str] = set()
         removed: set[str] = set()
         offset = 0
@@ -114,11 +118,12 @@ class InotifyWatcher(Inotify):
             offset += _EVENT.size + size
             overflow |= watch < 0  # any number of events was lost
             notified |= watch == self._notify_watch
+            moved |= watch == self._run_watch and bool(mask & MOVE_SELF)
             if watch == self._alive_watch:
                 name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
                 ended |= {name} if mask & CLOSE_WRITE else set()
                 removed |= {name} if mask & DELETE else set()
-        return RunEvents(overflow or notified, None if overflow else ended, removed)
+        return RunEvents(overflow or notified, None if overflow else ended, removed, overflow or moved)
 
 
 def watch_run(path: Path, run: str, watcher_class: type[InotifyWatcher]) -> InotifyWatcher | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreClosedError, StoreUnavailableError
@@ -35,6 +36,9 @@ T = TypeVar("T")
 _OPEN_SECS = 5.0
 _NOT_OUR_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST)
 """Errors of a file in the place of a directory, and the like."""
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+"""Errors that pass: files that others have open, a disk that is full."""
+_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
 _CLOSE_SECS = 1.0
 """How long closing waits for the lock, which a stopped process may hold."""
 _POLL_SECS = 1.0
@@ -89,6 +93,8 @@ class LocalStepStore(SharedStepStore):
         self._poll_task: asyncio.Task[None] | None = None
         self._ready = False
         self._deleted = False
+        self._retry_timer: TimerHandle | None = None
+        self._failed_reads = 0  # in a row
         self._wanted_step: int | None = None  # that the engine should notify of
         self._subscribed_step: int | None = None  # that it notifies of
 
@@ -133,6 +139,9 @@ class LocalStepStore(SharedStepStore):
         if self._poll_timer is not None:
             self._poll_timer.cancel()
             self._poll_timer = None
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
         files, lock, inotify = self._files, self._lock, self._inotify
         self._files = self._lock = self._inotify = None
         loop = get_running_loop()
@@ -236,7 +245,9 @@ class LocalStepStore(SharedStepStore):
     def _unusable_error(self) -> StoreClosedError | StoreUnavailableError:
         if not self._deleted:
             return self._closed_error()
-        return StoreUnavailableError(f"the run {self.run!r} was deleted ({self.directory}): close this store and make a new one")
+        return StoreUnavailableError(
+            f"the run {self.run!r} was deleted, or its directory {self.directory} was moved: close this store and make a new one"
+        )
 
     # Notifications.
 
@@ -267,7 +278,7 @@ class LocalStepStore(SharedStepStore):
             return
         try:
             events = inotify.read_events()
-            if events.removed and files.is_evicted():
+            if (events.removed and files.is_evicted()) or (events.moved and files.is_deleted()):
                 self._on_deleted()
                 return
         except OSError as error:
@@ -284,7 +295,7 @@ class LocalStepStore(SharedStepStore):
             self._read_notified()
 
     def _poll(self) -> None:
-        if self._files is not None and self._files.is_evicted():
+        if self._files is not None and (self._files.is_evicted() or self._files.is_deleted()):
             self._on_deleted()
             return
         if self._poll_task is None or self._poll_task.done():
@@ -336,9 +347,29 @@ class LocalStepStore(SharedStepStore):
             self._deleted = True
             self._fail_waits(self._unusable_error())
 
+    def _read_again(self) -> None:
+        self._retry_timer = None
+        self._subscribed_step = None
+        self._spawn(self._read_all(), "reading the run again")
+
+    async def _read_all(self) -> None:
+        """Read everything of which this process may have missed the notification."""
+        failed = self._failed_reads
+        self._subscribe(self._wanted_step)
+        await self._remove_dead(None)
+        if failed == self._failed_reads:
+            self._failed_reads = 0
+
     def _fail_waits(self, error: OSError | AiohooksError) -> None:
-        """End all waits with `error`, as no notification can be relied on any more."""
-        if not self._waits.closed:
+        """End all waits with `error`, as no notification can be relied on any more; or read again, if it may pass."""
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _PASSING:
+            if self._retry_timer is None and self._ready:
+                self._failed_reads += 1
+                log = logger.warning if self._failed_reads == 1 else logger.info
+                log("run %s: the waits go on, trying again: %s", self.run, error)
+                self._retry_timer = self._clock.call_later(_BACKOFF.pause_secs(self._failed_reads), self._read_again)
+        elif not self._waits.closed:
             reason = self._engine_error(error) if isinstance(error, OSError) else error
             logger.error("run %s: %s", self.run, reason)
             self._waits.abort(reason)
