@@ -367,7 +367,7 @@ class LocalStepStore(SharedStepStore):
             if self._retry_timer is None and self._ready:
                 self._failed_reads += 1
                 log = logger.warning if self._failed_reads == 1 else logger.info
-                log("run %s: the waits go on, trying again: %s", self.run, error)
+                log("run %s: the waits continue, trying again: %s", self.run, error)
                 self._retry_timer = self._clock.call_later(_BACKOFF.pause_secs(self._failed_reads), self._read_again)
         elif not self._waits.closed:
             reason = self._engine_error(error) if isinstance(error, OSError) else error
