@@ -11,6 +11,9 @@ from aiohooks.stores._protocol import Fail, Join, LastExit, Leave, Member, Posit
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher, PublisherExit
 
+_MAX_TEXT = 4_000
+"""The characters of an error's text that travel: every process of the run reads them, and engines limit a message."""
+
 
 class Members:
     """The members in this process, and the requests that the engine has not been sent yet.
@@ -99,7 +102,10 @@ class Members:
 
 
 def _text(exc: BaseException) -> str:
-    return f"{type(exc).__name__}: {safe_str(exc)}"
+    """Return what other processes get to know of an error: its class, and its message up to a limit."""
+    text = f"{type(exc).__name__}: {safe_str(exc)}"
+    cut = len(text) - _MAX_TEXT
+    return text if cut <= 0 else f"{text[:_MAX_TEXT]}... ({cut:,} more characters were cut off; the process that failed has them)"
 
 
 class RunWatcher:

@@ -344,8 +344,13 @@ class StepStore(abc.ABC):
         return InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
 
 
+_MAX_NAME = 1_000
+
+
 def _checked_name(name: str, what: str) -> str:
     # It is shown in messages and logs, one line each.
     if not isinstance(name, str) or not name or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError(f"{what}{name!r}: give a printable name that is not empty")
+    if len(name) > _MAX_NAME:
+        raise InvalidArgumentError(f"{what}{name[:40]!r}... has {len(name):,} characters; give a name of {_MAX_NAME:,} at most")
     return name

@@ -276,6 +276,29 @@ async def reports_the_last_failed(run: Run) -> None:
     assert "a bad batch" in str(error.__cause__), error.__cause__
 
 
+async def bounds_texts(run: Run) -> None:
+    """A failure with a long text is reported like any other, with the beginning of it; the process continues to advance."""
+    a, b = await run.pair()
+    trainer = a.publisher("trainer")
+    await a.flush()
+    wait = await parked(b, b.wait_for(100))
+    trainer.close(ValueError("bad data " + 3_000_000 * "x"))
+    assert await a.advance() == 1
+    error = await raises(PublisherFailedError, wait)
+    cause = str(error.__cause__)
+    assert "bad data" in cause
+    if isinstance(b, SharedStepStore):
+        assert cause.startswith("ValueError: bad data xxx")
+        assert len(cause) < 5_000
+        assert "more characters were cut off" in cause
+    await raises(InvalidArgumentError, _publish(a, 1_001 * "x"))
+    assert await b.advance() == 2
+
+
+async def _publish(store: StepStore, name: str) -> None:
+    store.publisher(name)
+
+
 async def waits_while_one_can_advance(run: Run) -> None:
     """While one publisher could still advance, waits continue; when all that remain are waiting themselves, all waits end."""
     a, b = await run.pair()
@@ -412,7 +435,8 @@ _CHECKS: dict[str, _Check] = {
     check.__name__: check
     for check in (
         *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
-        *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, waits_while_one_can_advance),
+        *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
+        waits_while_one_can_advance,
         *(fails, leads, initialises, closes, keeps_runs_apart, advances_for_threads, stays_in_its_process, forgets),
     )
 }

@@ -156,7 +156,7 @@ def no_descriptors() -> Iterator[None]:
 
 
 async def test_used_up_descriptors_end_no_wait(tmp_path: Path) -> None:
-    """A change that cannot be read because too many files are open is read later: waits go on, and new ones begin."""
+    """A change that cannot be read because too many files are open is read later: waits continue, and new ones begin."""
     with ManualClock() as clock:
         async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
             waiting = await parked(other.wait_for(3))
@@ -206,7 +206,7 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, kind: type[LocalSte
 
 
 async def test_a_run_directory_that_is_moved_and_moved_back(tmp_path: Path) -> None:
-    """Nothing is lost: the waits go on."""
+    """Nothing is lost: the waits continue."""
     async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
         waiting = await parked(store.wait_for(1))
         store.directory.rename(tmp_path / "moved").rename(store.directory)

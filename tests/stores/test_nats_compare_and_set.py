@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiohooks._aio.clock import LoopClock
-from aiohooks.errors import StoreUnavailableError
+from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Fail, Join, Lead, Member, Request, Write
 from aiohooks.stores._run_state import RunState
@@ -33,6 +33,7 @@ class FakeSubject:
     def __init__(self, clock: Any = None) -> None:
         self.seq = 0
         self.data = b""
+        self.refused_text: str | None = None
         self.listeners: list[CompareAndSet] = []
         self.answers_to_lose = 0
         self.republished_to_lose = 0
@@ -50,6 +51,8 @@ class FakeSubject:
         async def publish(data: bytes, after: int) -> int | None:
             self.publishes += 1
             await asyncio.sleep(0)
+            if self.refused_text is not None and self.refused_text.encode() in data:
+                raise StoreRefusedError("the message is too large")
             if after != self.seq:
                 return None
             self.seq += 1
@@ -86,6 +89,8 @@ async def apply(run: CompareAndSet, request: Request) -> Any:
     while True:
         try:
             return await run.update(lambda state: state.apply(request), 1.0)
+        except StoreRefusedError:
+            raise
         except StoreUnavailableError:
             await asyncio.sleep(0)
 
@@ -120,6 +125,19 @@ async def test_pending_updates_are_sent_together() -> None:
     assert subject.publishes <= 2
     assert subject.states[-1].position.step == 30
     assert list(subject.states[-1].members) == ["a/1"]
+
+
+async def test_an_update_that_is_refused_does_not_hold_back_the_others() -> None:
+    """The server refuses every message with one update in it: only that one fails, in whatever order they come."""
+    for place in range(5):
+        subject = FakeSubject()
+        subject.refused_text = "too long"
+        run = subject.run_of("a")
+        requests: list[Request] = [write("w", number) for number in range(1, 5)]
+        requests.insert(place, Fail("too long", "a/", 1))
+        results = await asyncio.gather(*(apply(run, request) for request in requests), return_exceptions=True)
+        assert [isinstance(result, StoreRefusedError) for result in results] == [each == place for each in range(5)]
+        assert subject.states[-1].position.step == 4
 
 
 async def test_an_update_without_effect_is_not_sent() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import Clock, sleep
-from aiohooks.errors import StoreUnavailableError
+from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import Member, Position, Snapshot
 from aiohooks.stores._run_state import RunState
 
@@ -222,13 +222,19 @@ class CompareAndSet:
         try:
             async with self._lock:
                 if not update.result:
-                    await self._commit_pending(secs)
+                    try:
+                        await self._commit(self._pending, secs)
+                    except StoreRefusedError:
+                        if self._pending == [update]:
+                            raise
+                        await self._commit([update], secs)  # one of the others may be what is refused
         finally:
             if not update.result:
                 self._pending.remove(update)
         return update.result[0]
 
-    async def _commit_pending(self, secs: float) -> None:
+    async def _commit(self, pending: list[_PendingUpdate[Any]], secs: float) -> None:
+        """Apply the updates that are in `pending` at the time of an attempt, all together."""
         lost_races = 0
         while True:
             latest = self.latest or await self.refresh(secs)
@@ -237,7 +243,7 @@ class CompareAndSet:
             if backup is not None and (backup.run_id != latest.run_id or backup.seq > latest.seq):
                 # The server has lost data. A write that others saw, but whose answer was lost, must not count again.
                 state.recover(backup.state)
-            updates = tuple(self._pending)
+            updates = tuple(pending)
             results = [update.apply(state) for update in updates]
             if await self._compare_and_set(latest, state, secs):
                 self._backup = None

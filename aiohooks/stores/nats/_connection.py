@@ -20,7 +20,7 @@ try:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.transport import Transport
-    from nats.errors import SlowConsumerError
+    from nats.errors import MaxPayloadError, SlowConsumerError
 except ImportError as _missing:
     raise missing_extra("NatsStepStore", "nats") from _missing
 
@@ -392,6 +392,11 @@ class NatsConnection:
     def _explain_error(self, error: Exception) -> StoreUnavailableError:
         text = str(error) or type(error).__name__
         low = text.lower()
+        if isinstance(error, MaxPayloadError):
+            return StoreRefusedError(
+                f"{self._address} takes no message of more than {self._client.max_payload:,} bytes (max_payload), and the run "
+                "does not fit into one; give the server a larger limit, or the run fewer publishers"
+            )
         if isinstance(error, ssl.SSLCertVerificationError):
             return StoreRefusedError(
                 f"the certificate of {self._address} is not trusted ({text}); give tls=ssl.create_default_context(cafile=...)"
