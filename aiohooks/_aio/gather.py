@@ -95,8 +95,6 @@ def lazily(
         waiting = coro.send(None)
     except StopIteration:
         return
-    except GeneratorExit:
-        raise
     except BaseException as error:
         failure = error
     if failure is None:

@@ -76,8 +76,10 @@ async def answer_wrap(target: Target, args: tuple[Any, ...], keywords: dict[str,
         bare_args, bare_keywords = _without_last(target.point, args, keywords)
 
         async def call_next(*changed: Any, **named: Any) -> Any:
-            new_args, new_keywords = _with_last(target.point, bare_args, {**bare_keywords, **named}, changed)
-            new_args, new_keywords = _and_last(target.point, new_args, new_keywords, _last(target.point, args, keywords))
+            others = {key: value for key, value in bare_keywords.items() if key not in named}
+            new_args, others = _with_last(target.point, bare_args, others, changed)
+            own_last = _last(target.point, args, keywords)
+            new_args, new_keywords = _and_last(target.point, new_args, {**others, **named}, own_last)
             try:
                 answer = await call(number + 1, new_args, new_keywords)
             except BaseException as error:

@@ -170,8 +170,6 @@ def call_groups(
                 waiting = coro.send(None)
             except StopIteration:
                 break
-            except GeneratorExit:
-                raise
             except BaseException as error:
                 failure = error
             overlapping = HookCalls(group, calls, args, results, before, step)

@@ -379,7 +379,6 @@ def _method(group: HookGroup[Any], target: Target) -> Callable[..., Any]:
         return answer_plain(target, args, keywords)
 
     made: Callable[..., Any] = functools.wraps(each.own)(method if each.is_async else plain_method)
-    vars(made).pop("__isabstractmethod__", None)
     return made
 
 

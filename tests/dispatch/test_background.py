@@ -286,10 +286,24 @@ async def test_a_background_failure_comes_out_of_a_later_run() -> None:
 
 async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:
     """A save waits for the background calls of the hooks that it holds: the restored state has seen every run before it."""
-    hook = Watching()
-    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), save_on_end=False)
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.configure(hook, background=True), saver]) as session:
+    hook, saving = Watching(), asyncio.Event()
+
+    class Listener(ah.CheckpointSaverListener):
+        async def before_save(self, session: ah.Session, global_step: int) -> None:
+            if global_step:
+                saving.set()
+
+    class Foreground(ah.SessionRunHook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"waited": 1}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), save_on_end=False, listeners=[Listener()])
+    hooks: list[Any] = [ah.configure(hook, background=True), Foreground(), saver]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         run = asyncio.create_task(session.run("train"))
+        await saving.wait()
         await ticks(20)
         assert not run.done()
         hook.gate.set()

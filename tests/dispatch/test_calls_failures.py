@@ -225,8 +225,11 @@ async def test_a_cancel_by_a_third_party_is_reported(victim: int) -> None:
         strike()
 
     striking = asyncio.create_task(strike_soon())
-    with pytest.raises(ah.errors.HookCancelledError, match=rf"Hook#{victim + 1}\.before_run at step 1 was cancelled, and not by"):
+    with pytest.raises(
+        ah.errors.HookCancelledError, match=rf"Hook#{victim + 1}\.before_run at step 1 was cancelled, and not by"
+    ) as raised:
         await run_once(five_hooks(act))
+    assert isinstance(raised.value.__cause__, asyncio.CancelledError)
     await striking
     assert caller is not None
     assert caller.cancelling() == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -16,6 +18,11 @@ from tests.support.sessions import double
 from tests.support.waiting import fail, ticks, until_true
 
 pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
+
+
+class Calls:
+    async def on(self, depth: int) -> None: ...
+
 
 places = pytest.mark.parametrize("place", [0, 1], ids=["in the caller's task", "in its own"])
 
@@ -118,10 +125,6 @@ async def test_a_hook_in_its_callers_task_that_ignores_its_cancel(caplog: pytest
 @places
 async def test_a_group_is_called_inside_itself_under_a_time_limit(place: int) -> None:
     """A hook that calls its own group: the call that is left behind is the one whose time limit has passed."""
-
-    class Calls:
-        async def on(self, depth: int) -> None: ...
-
     hook = Uncancellable()
     group: ah.HookGroup[Calls]
 
@@ -150,3 +153,61 @@ async def test_a_group_is_called_inside_itself_under_a_time_limit(place: int) ->
             await outer
         hook.released.set()
         await until_true(lambda: hook.task is not None)
+
+
+async def test_an_outer_call_is_left_behind_after_an_inner_one_has_ended() -> None:
+    """A hook calls its own group, both with a time limit, and then ignores its cancel: the caller continues without it."""
+    group: ah.HookGroup[Calls]
+    hook = Uncancellable()
+
+    class Nesting:
+        async def on(self, depth: int) -> None:
+            await asyncio.sleep(0)
+            if depth:
+                await group.hooks.on(depth - 1)
+                await hook.wait()
+
+    group = ah.HookGroup(Calls, [ah.configure(Nesting(), timeout=5)], grace_secs=2)
+    with ManualClock() as clock:
+        outer = asyncio.create_task(group.hooks.on(1))
+        await ticks(10)
+        clock.advance(5)
+        await ticks()
+        clock.advance(2)
+        with refused(ah.errors.HookTimeoutError, "Nesting.on"):
+            await outer
+        hook.released.set()
+        await until_true(lambda: hook.task is not None)
+        assert hook.task is not outer
+
+
+async def test_no_task_of_a_call_is_kept() -> None:
+    """A group outlives the tasks that call it, and those of calls that were left behind, when they have ended."""
+    hook = Uncancellable()
+
+    class Waiting:
+        async def on(self, depth: int) -> None:
+            await (hook.wait() if depth else asyncio.sleep(0))
+
+    group = ah.HookGroup(Calls, [ah.configure(Waiting(), timeout=5)], grace_secs=2)
+    callers: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
+    with ManualClock() as clock:
+        for depth in (0, 1):
+            caller = asyncio.create_task(group.hooks.on(depth))
+            callers.add(caller)
+            await ticks(5)
+            clock.advance(5)
+            await ticks()
+            clock.advance(2)
+            await asyncio.wait([caller])
+            assert (caller.exception() is None) is (depth == 0)
+            del caller
+        hook.released.set()
+        await until_true(lambda: hook.task is not None)
+        assert hook.task is not None
+        callers.add(hook.task)
+        hook.task = None
+        await ticks(5)
+    gc.collect()
+    assert not callers
+    assert group.status()[0].pending == 0

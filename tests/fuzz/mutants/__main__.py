@@ -32,6 +32,7 @@ MODULES = (
     "aiohooks/stores/memory.py", "aiohooks/stores/shared.py",
 )  # fmt: skip
 TESTS = {
+    "dispatch": ("tests/dispatch", "tests/session/test_status.py"),
     "_aio": ("tests/aio", "tests/dispatch", "tests/session"),
     "session": ("tests/session", "tests/tensorflow"),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),

@@ -1,0 +1,93 @@
+"""How several answers become one: where the arguments come by keyword, and where methods are plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import aiohooks as ah
+from tests.support.waiting import fail
+
+pytestmark = pytest.mark.every_python
+
+
+class Texts:
+    @ah.point("wrap")
+    async def call(self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
+        return await call_next(text, extra=extra)
+
+    @ah.point("chain")
+    def rewrite(self, number: int, text: str) -> str:
+        return text
+
+    @ah.point("first")
+    def choose(self, text: str) -> str | None:
+        return None
+
+    @ah.point("chain")
+    async def translate(self, *, text: str, language: str) -> str:
+        return language
+
+
+class Adding:
+    """Adds its letter to what it gets, under other names of the positional arguments."""
+
+    def __init__(self, letter: str | None) -> None:
+        self.letter = letter
+
+    async def call(self, what: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
+        return f"{self.letter}({await call_next(what, extra=f'{extra}{self.letter}')})"
+
+    def rewrite(self, times: int, what: str) -> str | None:
+        return None if self.letter is None else what + times * self.letter
+
+    def choose(self, what: str) -> str | None:
+        return None if self.letter is None else f"{self.letter} of {what}"
+
+    async def translate(self, *, text: str, language: str) -> str:
+        return f"{language}{self.letter}"
+
+
+async def own(text: str, *, extra: str = "") -> str:
+    return f"{text} {extra}"
+
+
+async def test_the_next_hook_may_be_a_keyword() -> None:
+    """`wrap`: the last keyword-only argument calls the next hook, which gets the keywords that the one before it gives."""
+    hooks = ah.compose(Texts, [Adding("a"), Adding("b")])
+    assert await hooks.call("x", call_next=own) == "a(b(x ab))"
+    assert await hooks.call("x", extra="+", call_next=own) == "a(b(x +ab))"
+    assert await hooks.call(text="x", extra="+", call_next=own) == "a(b(x +ab))"
+
+
+async def test_the_last_keyword_of_a_chain() -> None:
+    """`chain`: the answer takes the place of the last keyword-only argument, and the others stay."""
+    assert await ah.compose(Texts, [Adding("a"), Adding("b")]).translate(text="x", language="l") == "lab"
+
+
+def test_plain_methods_have_answers() -> None:
+    """A plain method chains and chooses as a coroutine does, with arguments given in either way."""
+    hooks = ah.compose(Texts, [Adding("a"), Adding(None), Adding("b")])
+    assert hooks.rewrite(2, "x") == hooks.rewrite(number=2, text="x") == "xaabb"
+    assert hooks.choose("x") == hooks.choose(text="x") == "a of x"
+    assert ah.compose(Texts, [Adding(None)]).choose("x") is None
+    assert ah.compose(Texts, [Adding(None)]).rewrite(1, "x") == "x"
+
+
+async def test_a_hook_that_may_be_disabled_answers() -> None:
+    """`disable_after` does not change what the hook returns; a success between two failures starts the count anew."""
+    outcomes = iter([None, "a", None, "b", None, None, "never"])
+
+    class Choosing:
+        async def choose(self) -> str | None:
+            return next(outcomes) or await fail(ValueError("no"))
+
+    class Questions:
+        @ah.point("first")
+        async def choose(self) -> str | None:
+            return None
+
+    hooks = ah.compose(Questions, [ah.configure(Choosing(), on_error="log", disable_after=2)])
+    assert [await hooks.choose() for _ in range(8)] == [None, "a", None, "b", None, None, None, None]
+    assert next(outcomes) == "never"

@@ -1,0 +1,169 @@
+"""What a class says about the hooks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import InvalidHookError
+from tests.support.checks import refused
+
+NAME = "on_tool_start"
+
+
+class Calls:
+    async def on_tool_start(self) -> None: ...
+
+
+def with_method(name: str) -> object:
+    """Return a hook with a coroutine method of this name, beside one that fits and a helper."""
+
+    async def method(self: object) -> None: ...
+
+    return type("Observer", (), {name: method, NAME: method, "_on_tool_start": method})()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "n_tool_start", "on_tol_start", "on_tool_star", "on_tool_starts", "xon_tool_start", "on_ttool_start", "in_tool_start",
+        "on_toolxstart", "on_tool_starx", "no_tool_start", "on_tool_satrt", "on_tool_statr",
+    ],
+)  # fmt: skip
+def test_a_name_that_is_one_edit_away_is_refused(name: str) -> None:
+    """One letter more, less, changed, or exchanged with its neighbour, anywhere in the name."""
+    with refused(InvalidHookError, f"Observer.{name} is not a method of Calls", f"did you mean {NAME!r}"):
+        ah.compose(Calls, [with_method(name)])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "on_tool",
+        "on_tool_started",
+        "tool_start",
+        "no_tool_satrt",
+        "on_tool_sxyrt",
+        "xn_tool_starx",
+        "on_tool_sratt",
+        "ontool_starx",
+    ],
+)
+def test_a_name_that_is_further_away_is_a_helpers(name: str) -> None:
+    """Two edits are another word."""
+    ah.compose(Calls, [with_method(name)])
+
+
+class Base:
+    async def inherited(self) -> Base | None: ...
+
+
+class Builder(Base):
+    """Methods that return a hook of the class, in all the ways this can be written; and two that do not."""
+
+    async def itself(self) -> Self:
+        raise NotImplementedError
+
+    async def text(self) -> "Builder":  # noqa: UP037 - a text within the text
+        raise NotImplementedError
+
+    async def base(self) -> Base:
+        raise NotImplementedError
+
+    async def anything(self) -> object:
+        raise NotImplementedError
+
+    async def number(self) -> int:
+        raise NotImplementedError
+
+
+class OnlyForTypeCheckers:
+    async def text(self) -> "OnlyForTypeCheckers[Missing]":  # type: ignore[name-defined, type-arg] # noqa: F821, UP037
+        raise NotImplementedError
+
+    async def other(self) -> "Missing":  # type: ignore[name-defined] # noqa: F821, UP037
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Builder, "itself"), (Builder, "text"), (Builder, "base"), (OnlyForTypeCheckers, "text")]
+)
+def test_methods_that_return_a_hook_are_refused(kind: type[Any], name: str) -> None:
+    """What they return would be called in place of the group."""
+
+    async def method(self: object) -> Any: ...
+
+    with refused(InvalidHookError, f"Observer.{name} returns a hook", "use this hook beside the group"):
+        ah.compose(kind, [type("Observer", (), {name: method})()])
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Builder, "anything"), (Builder, "number"), (OnlyForTypeCheckers, "other")])
+def test_methods_that_return_something_else_are_not(kind: type[Any], name: str) -> None:
+    """Every object is an `object`, and an annotation that cannot be evaluated is only compared by name."""
+
+    async def method(self: object) -> Any: ...
+
+    ah.compose(kind, [type("Observer", (), {name: method})()])
+
+
+class Untyped:
+    """Nothing says what is returned; the last argument looks like the next hook, or not."""
+
+    async def plain(self, text):  # type: ignore[no-untyped-def]
+        ...
+
+    async def named(self, text, call_next):  # type: ignore[no-untyped-def]
+        ...
+
+    async def annotated(self, text, inner: Callable[..., Awaitable[Any]]):  # type: ignore[no-untyped-def]
+        ...
+
+    async def alone(self):  # type: ignore[no-untyped-def]
+        ...
+
+
+@pytest.mark.parametrize(("name", "several"), [("plain", True), ("alone", True), ("named", False), ("annotated", False)])
+def test_several_hooks_on_a_method_that_seems_to_wrap_need_to_be_told_how(name: str, several: bool) -> None:
+    """A method whose last argument looks like the next hook is not called for all of them in turn by default."""
+
+    async def method(self: object, *args: Any) -> Any: ...
+
+    kind = type("Observer", (), {name: method})
+    if several:
+        ah.compose(Untyped, [kind(), kind()])
+    else:
+        with refused(InvalidHookError, f"Observer#1.{name} and Observer#2.{name}", "results="):
+            ah.compose(Untyped, [kind(), kind()])
+
+
+class Questions:
+    async def count(self) -> int:
+        return 0
+
+    async def word(self, of: int) -> str:
+        return ""
+
+    async def tell(self) -> None: ...
+
+
+async def test_one_way_for_all_answers() -> None:
+    """`results` as one word is for every method that returns something; methods that return None overlap as always."""
+    told: list[int] = []
+
+    class Says:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def count(self) -> int:
+            return self.number
+
+        async def tell(self) -> None:
+            told.append(self.number)
+
+    hooks = ah.compose(Questions, [Says(1), Says(2)], results="first")
+    assert await hooks.count() == 1
+    await hooks.tell()
+    assert told == [1, 2]
