@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from aiohooks._aio.await_chain import describe_suspension
 from aiohooks._aio.cancel_watch import CancelWatch, ScopeReason, cancel_count, current_task, task_of
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 
@@ -93,7 +92,6 @@ class CancelScope:
             outside = error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
         if self._pending is not None:
             self._pending.cancel()
-            self._pending = None
         while self._own:
             self._own.pop()
             self.task.uncancel()
@@ -108,32 +106,23 @@ class TimeLimit:
     Raises `TimeoutError` when the time is up; a cancel from outside passes unchanged. `secs=None` sets no limit.
     """
 
-    __slots__ = ("_scope", "_secs", "_timer", "_what", "expired", "suspended_at")
+    __slots__ = ("_scope", "_secs", "_timer", "_what")
 
     def __init__(self, secs: float | None, what: str) -> None:
         self._secs = secs
         self._what = what
         self._timer: TimerHandle | None = None
-        self.expired: bool = False
-        """Whether the block ended because the time was up."""
-        self.suspended_at: str = ""
-        """Where the task was suspended when the time was up."""
 
     def __enter__(self) -> None:
         self._scope = CancelScope(current_task())
         if self._secs is not None:
-            self._timer = current_clock().call_later(self._secs, self._expire)
-
-    def _expire(self) -> None:
-        self.suspended_at = describe_suspension(self._scope.task)
-        self._scope.cancel(self._what)
+            self._timer = current_clock().call_later(self._secs, functools.partial(self._scope.cancel, self._what))
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         outside = self._scope.uncancel(error)
         if self._scope.cancel_called and not outside and isinstance(error, asyncio.CancelledError):
-            self.expired = True
             raise TimeoutError(f"{self._what} took longer than {self._secs} s") from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aiohooks._aio.await_chain import format_tasks, task_wait
+from aiohooks._aio.cancel import wait_done
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -50,6 +51,26 @@ async def test_a_chain_is_followed_through_everything() -> None:
     waiting.opened.set()
     await task
     assert task_wait(task).where is None
+
+
+async def test_a_task_that_is_watched_is_a_link() -> None:
+    """Where a function waits for a task without awaiting it, the chain continues in the task, as long as that runs."""
+    waiting = Waiting()
+
+    async def watches() -> None:
+        watched_task = asyncio.create_task(waiting.pass_through())
+        await wait_done([watched_task], None)
+        await waiting.opened.wait()
+
+    task = asyncio.create_task(watches())
+    await ticks()
+    functions = [frame.f_code.co_name for frame in task_wait(task).frames]
+    assert functions[0] == "watches"
+    assert functions[-2:] == ["pass_through", "wait"]
+    waiting.opened.set()
+    await ticks()
+    waiting.opened.clear()
+    await task
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks come with Python 3.12")

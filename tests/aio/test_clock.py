@@ -8,9 +8,10 @@ from contextvars import ContextVar
 
 import pytest
 
-from aiohooks._aio.clock import Clock, LoopClock, current_clock
+from aiohooks._aio.clock import Clock, LoopClock, current_clock, sleep
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing.clock import ManualClock
+from tests.support.waiting import ticks
 
 # -- the loop's clock
 
@@ -33,6 +34,24 @@ async def test_loop_clock_calls_back() -> None:
     clock.call_later(0, lambda: (made.append("yes"), done.set()))
     await done.wait()
     assert made == ["yes"]
+
+
+async def test_sleep_waits_on_the_clock_that_it_is_given() -> None:
+    """By default on the current one; a sleep that is cancelled leaves no timer."""
+    given = ManualClock()
+    with ManualClock() as current:
+        sleeps = [asyncio.create_task(sleep(5)), asyncio.create_task(sleep(5, given)), asyncio.create_task(sleep(5))]
+        await ticks()
+        sleeps[2].cancel()
+        current.advance(5)
+        await ticks()
+        assert [one.done() for one in sleeps] == [True, False, True]
+        given.advance(4)
+        await ticks()
+        assert not sleeps[1].done()
+        given.advance(1)
+        await sleeps[1]
+    assert sleeps[2].cancelled()
 
 
 def test_loop_clock_may_be_taken_outside_a_loop() -> None:

@@ -94,7 +94,9 @@ class Trials:
         """Return whether a fault is killed, and by which test."""
         first, last = fault.lines
         tests = {test for line in range(first, last + 1) for test in reached.get(str(line), ())}
-        items = sorted((item for item in session.items if item.nodeid in tests), key=lambda item: not _is_own(item, fault))
+        reaching = [item for item in session.items if item.nodeid in tests]  # none, where only other processes do
+        items = sorted(reaching or session.items, key=lambda item: not _is_own(item, fault))
+        items = items if reaching else [item for item in items if _is_own(item, fault)]
         if not items:
             return "survived", "no test runs it"
         path = self.root / fault.module
