@@ -126,7 +126,7 @@ class Untyped:
 
 
 @pytest.mark.parametrize(("name", "several"), [("plain", True), ("alone", True), ("named", False), ("annotated", False)])
-def test_several_hooks_on_a_method_that_seems_to_wrap_need_to_be_told_how(name: str, several: bool) -> None:
+def test_several_hooks_on_a_method_that_seems_to_wrap_need_a_word_how(name: str, several: bool) -> None:
     """A method whose last argument looks like the next hook is not called for all of them in turn by default."""
 
     async def method(self: object, *args: Any) -> Any: ...
@@ -146,12 +146,12 @@ class Questions:
     async def word(self, of: int) -> str:
         return ""
 
-    async def tell(self) -> None: ...
+    async def notify(self) -> None: ...
 
 
 async def test_one_way_for_all_answers() -> None:
     """`results` as one word is for every method that returns something; methods that return None overlap as always."""
-    told: list[int] = []
+    notified: list[int] = []
 
     class Says:
         def __init__(self, number: int) -> None:
@@ -160,10 +160,10 @@ async def test_one_way_for_all_answers() -> None:
         async def count(self) -> int:
             return self.number
 
-        async def tell(self) -> None:
-            told.append(self.number)
+        async def notify(self) -> None:
+            notified.append(self.number)
 
     hooks = ah.compose(Questions, [Says(1), Says(2)], results="first")
     assert await hooks.count() == 1
-    await hooks.tell()
-    assert told == [1, 2]
+    await hooks.notify()
+    assert notified == [1, 2]
