@@ -139,9 +139,14 @@ async def test_a_publisher_is_not_taken_for_one_that_waits() -> None:
 
 
 def test_hooks_under_nest_asyncio() -> None:
-    """A hook that runs the loop again from inside it, with nest_asyncio, neither hangs nor disturbs the hooks beside it."""
+    """A hook that runs the loop again from inside it, with nest_asyncio, neither hangs nor disturbs the hooks beside it.
+
+    Variables that hooks set are the caller's.
+    """
     program = """
-import asyncio, nest_asyncio, aiohooks as ah
+import asyncio, contextvars, nest_asyncio, aiohooks as ah
+
+variables = [contextvars.ContextVar(name, default=0) for name in "ab"]
 
 class Calls:
     async def on(self) -> None: ...
@@ -150,19 +155,21 @@ class Nested:
     async def on(self):
         await asyncio.sleep(0)
         asyncio.get_event_loop().run_until_complete(asyncio.sleep(0.01))
+        variables[0].set(variables[0].get() + 1)
 
 class Waiting:
     async def on(self):
         for _ in range(5):
             await asyncio.sleep(0.001)
+        variables[1].set(variables[1].get() + 1)
 
 async def main():
     for hooks in ([Nested(), Waiting()], [Waiting(), Nested()]):
         await ah.compose(Calls, hooks).on()
-    print("done")
+    print([variable.get() for variable in variables])
 
 nest_asyncio.apply()
 asyncio.run(main())
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (ran.stdout, ran.returncode) == ("done\n", 0), ran.stderr
+    assert (ran.stdout, ran.returncode) == ("[2, 2]\n", 0), ran.stderr

@@ -32,12 +32,15 @@ MODULES = (
     "aiohooks/stores/memory.py", "aiohooks/stores/shared.py",
 )  # fmt: skip
 TESTS = {
+    "graph": ("tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py"),
     "dispatch": ("tests/dispatch", "tests/session/test_status.py"),
     "_aio": ("tests/aio", "tests/dispatch", "tests/session"),
     "session": ("tests/session", "tests/tensorflow"),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }
 """The tests of a package that are not just those in the folder of the same name."""
+ARGUMENTS = "tests/project/test_argument_values.py"
+"""The tests of every package."""
 
 BAR = 0.95
 
@@ -117,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             by_package.setdefault(name, []).append(one)
     for name, faults in by_package.items():
         start = time.monotonic()
-        for fault, fate, test in tried(faults, options.tests or TESTS.get(name, (f"tests/{name}",))):
+        for fault, fate, test in tried(faults, options.tests or (*TESTS.get(name, (f"tests/{name}",)), ARGUMENTS)):
             if fault is not None:
                 fates[name, fate] += 1
             if (fault or test) and (fate != "killed" or options.verbose):

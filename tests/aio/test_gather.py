@@ -1,0 +1,108 @@
+"""What overlaps, where its caller is thrown away, and the errors that another one hides."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._aio.gather import keep_errors
+from aiohooks.testing import ManualClock
+from tests.support.waiting import forever, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+class Calls:
+    async def on(self) -> None: ...
+
+
+class Waiting:
+    """Waits until it is cancelled or closed."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    async def on(self) -> None:
+        self.events.append("starts")
+        try:
+            await forever()
+        except BaseException as error:
+            self.events.append(type(error).__name__)
+            raise
+
+
+@types.coroutine
+def started_and_closed(coro: Coroutine[Any, Any, Any], turns: int = 5) -> Generator[None, None, None]:
+    """Start a coroutine in the running task, and throw it away some turns of the loop later."""
+    coro.send(None)
+    for _ in range(turns):
+        yield
+    coro.close()
+
+
+async def test_what_overlaps_ends_with_a_caller_that_is_thrown_away(clock: ManualClock) -> None:
+    """The hook in the caller's task is closed and the others are cancelled; no timer of a time limit is left."""
+    hooks = [Waiting(), Waiting(), Waiting()]
+    group = ah.HookGroup(Calls, [ah.configure(one, timeout=60) for one in hooks])
+    await started_and_closed(group.hooks.on())
+    assert clock.pending == 0
+    await ticks()
+    first, *others = (one.events for one in hooks)
+    assert first == ["starts", "GeneratorExit"]
+    assert others == [["starts", "CancelledError"]] * 2
+
+
+def chained(*errors: BaseException) -> BaseException:
+    """Make each error the context of the one before it; return the first."""
+    for error, context in itertools.pairwise(errors):
+        error.__context__ = context
+    return errors[0]
+
+
+def context_of(error: BaseException) -> list[BaseException]:
+    """Return the chain of contexts, which must end."""
+    found: list[BaseException] = []
+    link = error.__context__
+    while link is not None:
+        found.append(link)
+        assert len(found) < 100
+        link = link.__context__
+    return found
+
+
+def test_hidden_errors_are_at_the_end_of_the_context(caplog: pytest.LogCaptureFixture) -> None:
+    """One as it is, several as a group, behind what was there; each is logged."""
+    raised, own, one, other = (ValueError(name) for name in ("raised", "own", "one", "other"))
+    chained(raised, own)
+    keep_errors(raised, [one])
+    assert context_of(raised) == [own, one]
+    keep_errors(raised, [other, own])
+    (*known, last) = context_of(raised)
+    assert known == [own, one]
+    assert isinstance(last, ExceptionGroup)
+    assert last.exceptions == (other, own)
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [one, other, own]
+
+
+@pytest.mark.parametrize("links", [0, 1, 3])
+def test_the_context_is_no_circle(links: int) -> None:
+    """A hidden error that has what is raised in its own context, however deep, is cut there."""
+    raised, hidden = ValueError("raised"), ValueError("hidden")
+    between = [ValueError(f"{number}") for number in range(links)]
+    chained(hidden, *between, raised)
+    keep_errors(raised, [hidden])
+    assert context_of(raised) == [hidden, *between]
+
+
+def test_an_error_that_is_in_the_context_already_stays_there() -> None:
+    """It is not put behind itself."""
+    raised, hidden = ValueError("raised"), ValueError("hidden")
+    chained(raised, hidden)
+    keep_errors(raised, [hidden])
+    keep_errors(raised, [])
+    assert context_of(raised) == [hidden]
