@@ -303,3 +303,19 @@ async def test_hooks_see_the_callers_request() -> None:
         await session.run(fetches, None, options)
     assert seen == [ah.SessionRunArgs(["loss"], None, {"level": 1})] * 2
     assert seen[0].fetches is fetches
+
+
+@pytest.mark.parametrize("fetches", [5, object(), b"x", {"x"}, ["x", 5], {"k": None}])
+async def test_what_is_no_fetch_is_refused(fetches: Any) -> None:
+    """Only nodes, names and containers of them can be fetched."""
+    with pytest.raises(ah.errors.FetchError):
+        await ah.Session(counting_graph()).run(fetches)
+
+
+@pytest.mark.parametrize("key", ["x", ("total", "x")])
+async def test_a_node_is_fed_once(key: Any) -> None:
+    """By name or by node, also inside a tuple."""
+    graph = counting_graph()
+    feeds = {key: 1 if key == "x" else (1, 2), graph.node("x"): 2}
+    with refused(ah.errors.FetchError, "'x' is fed twice in one feed_dict", "leave one out"):
+        await ah.Session(graph).run("train", feeds)

@@ -177,3 +177,25 @@ async def test_the_repr_of_variables() -> None:
     assert repr(variables) == "<Variables none, not ready>"
     async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
         assert repr(variables) == "<Variables total, ready>"
+
+
+async def test_one_session_initialises_shared_variables() -> None:
+    """The others wait until it has, or take its place if it fails; then no session initialises them again."""
+    variables = ah.Variables()
+    assert await variables.claim()
+    second, third = asyncio.create_task(variables.claim()), asyncio.create_task(variables.claim())
+    await ticks()
+    assert not second.done()
+    variables.discard()
+    assert await second
+    await ticks()
+    assert not third.done()
+    variables.mark_ready()
+    assert not await third
+    assert not await variables.claim()
+
+
+async def test_values_are_assigned_by_a_mapping() -> None:
+    """Anything else is refused."""
+    with refused(ah.errors.InvalidArgumentError, "values is None"):
+        ah.Variables().assign(None)  # type: ignore[arg-type]

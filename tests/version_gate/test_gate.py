@@ -12,6 +12,7 @@ import pytest
 
 from aiohooks.errors import InvalidArgumentError, StepTimeoutError, WrongLoopError
 from aiohooks.stores import MemoryStepStore
+from aiohooks.testing import ManualClock
 from aiohooks.version_gate import Ticket, VersionGate
 from tests.project.test_architecture import NO_FRONT_DOOR, ONLY_CORE
 from tests.support.source import ROOT
@@ -213,3 +214,23 @@ def test_it_works_alone() -> None:
     """The gate imports and works without the session, with the standard library and anyio only."""
     program = "".join(map(textwrap.dedent, (ONLY_CORE, NO_FRONT_DOOR, ALONE)))
     subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+async def test_statistics_of_lags_and_waits(clock: ManualClock) -> None:
+    """The mean is over the items used; nothing has waited at first; a wait is counted with its own seconds, not the clock's."""
+    clock.advance(1_000)
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=2)
+    new = gate.statistics()
+    assert (new.waits, new.max_waiting, new.waited_secs, new.lag_mean, new.lag_max) == (0, 0, 0.0, 0.0, 0)
+    tickets = await admit_items(gate, 3)
+    late = start_waiting(gate)
+    await ticks(10)
+    clock.advance(4)
+    for ticket in tickets:
+        assert ticket.use()
+        await versions.advance()
+    await late[0]
+    found = gate.statistics()
+    assert (found.waits, found.max_waiting, found.waited_secs) == (1, 1, 4.0)
+    assert (found.used, found.lag_mean, found.lag_max) == (3, 1.0, 2)
