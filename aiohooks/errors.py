@@ -440,8 +440,23 @@ def raise_unchanged(error: BaseException) -> NoReturn:
 
 
 def set_context(error: BaseException, context: BaseException | None) -> None:
-    """Set the context of an error, also of one that refuses attributes, such as a frozen dataclass."""
-    BaseException.__setattr__(error, "__context__", context)
+    """Set the context of an error, also of one that refuses attributes, such as a frozen dataclass.
+
+    A link that would make a circle is cut, as the interpreter does: whoever follows the contexts would never come to an end.
+    """
+    for link in contexts(context):
+        if link.__context__ is error:
+            BaseException.__setattr__(link, "__context__", None)
+    BaseException.__setattr__(error, "__context__", None if context is error else context)
+
+
+def contexts(error: BaseException | None) -> list[BaseException]:
+    """Return an error, its context, the context of that and so on."""
+    chain: list[BaseException] = []
+    while error is not None and all(error is not one for one in chain):
+        chain.append(error)
+        error = error.__context__
+    return chain
 
 
 def add_note(error: BaseException, text: str) -> bool:

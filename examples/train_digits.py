@@ -93,7 +93,8 @@ async def train(
         *more_hooks,
     ]
     runs = 0
-    async with ah.AsyncMonitoredSession(source, hooks, handle_signals=True, name=name) as session:
+    # The loop waits for its feeds, so it needs no turns by the clock: the seed alone decides how the workers take turns.
+    async with ah.AsyncMonitoredSession(source, hooks, handle_signals=True, name=name, yield_secs=None) as session:
         first = session.global_step.latest.step
         if first and not number:
             say(f"continuing from step {first}, the newest checkpoint in {options.checkpoint_dir}")

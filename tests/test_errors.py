@@ -218,3 +218,14 @@ async def test_an_error_that_refuses_attributes_beside_another_one(make: Callabl
     with pytest.raises(type(errors[1])) as caught:
         await run_once([PhaseHook("close", lambda _: fail(errors[0])), PhaseHook("before_run", lambda _: fail(errors[1]))])
     assert caught.value is errors[1]
+
+
+def test_the_contexts_of_errors_make_no_circle() -> None:
+    """A context that leads back to the error is cut there, and no other link: whoever follows the contexts comes to an end."""
+    first, second, third = ValueError("first"), KeyError("second"), OSError("third")
+    errors.set_context(first, second)
+    errors.set_context(second, third)
+    errors.set_context(third, first)
+    assert errors.contexts(third) == [third, first, second]
+    errors.set_context(third, third)
+    assert errors.contexts(third) == [third]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from aiohooks._aio.await_chain import PACKAGE
-from aiohooks.errors import set_context
+from aiohooks.errors import contexts, set_context
 
 T = TypeVar("T")
 
@@ -169,16 +169,12 @@ class CancelWatch:
             return next((one.error for one in self._deliveries or () if one.error is error and one.cancels), None)
         is_cancel = isinstance(error, asyncio.CancelledError)
         known: Delivery | None = None
-        link: BaseException | None = error
-        for _ in range(_MOST_LINKS):
-            if link is None:
-                break
+        for link in contexts(error):
             for one in self._deliveries or ():
                 if one.error is link:
                     if one.cancels > own.count(one.number) and ((is_cancel and link is error) or self._is_outstanding(one, own)):
                         return self._with_message_of_outside(one.error) if one.number in own else one.error
                     known = one if known is None or known.number < one.number else known
-            link = link.__context__
         if not isinstance(error, asyncio.CancelledError):
             return None
         if known is None:  # some blocks raise a new error
@@ -226,7 +222,6 @@ def _is_hidden(error: asyncio.CancelledError) -> bool:
 
 
 _MOST_DELIVERIES = 32
-_MOST_LINKS = 100
 
 
 @types.coroutine

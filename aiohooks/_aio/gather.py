@@ -32,7 +32,7 @@ from aiohooks._aio.cancel import CancelScope
 from aiohooks._aio.cancel_watch import CancelWatch, cancel_is_pending, drive, drive_on
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.run_scope import RunScope, SharedContext, current_scope
-from aiohooks.errors import add_origin, flattened, raise_unchanged, set_context
+from aiohooks.errors import add_origin, contexts, flattened, raise_unchanged, set_context
 
 _logger = logging.getLogger("aiohooks")
 _probe: contextvars.ContextVar[object] = contextvars.ContextVar("aiohooks_probe")
@@ -517,26 +517,17 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
     """Log what would be lost because `raised` wins, and put it at the end of its context."""
     if not errors:
         return
-    last = raised
-    for _ in range(_MOST_LINKS):
-        if last.__context__ is None:
-            break
-        last = last.__context__
+    chain = contexts(raised)
     for error in errors:
         _logger.error("a hook failed, but %s is raised instead", type(raised).__name__, exc_info=error)
-        link = error
-        for _ in range(_MOST_LINKS):  # cut where the chain would become a circle
-            if link.__context__ is None:
-                break
-            if link.__context__ is raised:
+    lost = [error for error in errors if all(error is not one for one in chain)]
+    for error in lost:
+        for link in contexts(error):  # often raised while the cancel was handled
+            if any(link.__context__ is one for one in chain):
                 set_context(link, None)
                 break
-            link = link.__context__
-    if all(error is not last for error in errors):
-        set_context(last, errors[0] if len(errors) == 1 else BaseExceptionGroup("hooks failed", errors))
-
-
-_MOST_LINKS = 100
+    if lost:
+        set_context(chain[-1], lost[0] if len(lost) == 1 else BaseExceptionGroup("hooks failed", lost))
 
 
 def _context_of(task: asyncio.Task[Any], probe: contextvars.ContextVar[Any], mark: object) -> contextvars.Context | None:

@@ -285,6 +285,37 @@ async def test_errors_that_a_cancel_hides_are_kept(caplog: pytest.LogCaptureFixt
     assert all(error in chain for error in errors.values())
 
 
+async def test_errors_of_one_tick_are_all_in_the_context() -> None:
+    """A cancel comes in the tick of a failure, and another hook fails in its cleanup: no error is lost, and no circle is made."""
+    caller: asyncio.Task[object]
+
+    async def act(number: int, phase: str) -> None:
+        if phase == "before_run" and number == 0:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise OSError("cleanup") from None
+        elif phase == "before_run" and number == 1:
+            await ticks(2)
+            asyncio.get_running_loop().call_soon(caller.cancel)
+            raise ValueError("failed")
+
+    caller = asyncio.create_task(run_once(five_hooks(act)))
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await caller
+    links: list[BaseException] = []
+    link: BaseException | None = raised.value
+    while link is not None and len(links) < 100:
+        links.append(link)
+        link = link.__context__
+    assert link is None
+    kept = [one for link in links for one in (link.exceptions if isinstance(link, BaseExceptionGroup) else [link])]
+    assert sorted(repr(one) for one in kept if not isinstance(one, asyncio.CancelledError)) == [
+        "OSError('cleanup')",
+        "ValueError('failed')",
+    ]
+
+
 @pytest.mark.parametrize("how", ["inline", "own", "child", "cancelled", "time limit"])
 async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
     """What a failed run referred to is freed when its error is, without the garbage collector."""

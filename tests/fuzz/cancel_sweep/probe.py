@@ -257,6 +257,8 @@ class Probe:
             await _Watched(_call(operation), self, "operation")
         except BaseException as error:
             self.outcome = error
+            if _is_circular(error):
+                self.found_violations.append(f"context: the contexts of {error!r} make a circle")
         self.running = False
         self.outside = task.outside - outside
         self.kept = task.cancelling() - cancelling
@@ -290,6 +292,17 @@ class Probe:
             found.append(f"hang: {self.outcome}")
         found += [f"leak: task {name!r} outlived the operation" for name in self.leftovers]
         return found
+
+
+def _is_circular(error: BaseException) -> bool:
+    known: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None:
+        if any(link is one for one in known):
+            return True
+        known.append(link)
+        link = link.__context__
+    return False
 
 
 async def _call(fn: Callable[..., Awaitable[Any]], *args: Any) -> Any:
