@@ -78,6 +78,7 @@ class RemoteStepStore(SharedStepStore):
         self._outage_limit: TimerHandle | None = None
         self._given_up = False
         self._damage: StoreDamagedError | None = None
+        self._refusal: StoreRefusedError | None = None
         self._answers = 0
 
     # What an engine implements.
@@ -197,6 +198,12 @@ class RemoteStepStore(SharedStepStore):
         self._waits.abort(self._outage_error())
         self._wake_sleepers()
 
+    def _refuse(self, error: StoreRefusedError) -> None:
+        """End waits and requests with `error`, until a connection can be made: the engine is there, and the run is not."""
+        self._refusal = error
+        self._waits.abort(error)
+        self._wake_sleepers()
+
     def _outage_error(self) -> StoreUnavailableError:
         return StoreUnavailableError(f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}")
 
@@ -204,6 +211,7 @@ class RemoteStepStore(SharedStepStore):
         logger.info("run %s: connected again after %.1f s", self.run, self.outage_secs or 0.0)
         self._end_outage()
         self._given_up = False
+        self._refusal = None
         self._waits.clear_failure()
         latest = self._waits.latest
         self._observe_snapshot(snapshot)
@@ -255,6 +263,8 @@ class RemoteStepStore(SharedStepStore):
                     raise self._closed_error() from None
                 if self._damage is not None:
                     raise copy_error(self._damage) from None
+                if self._refusal is not None:
+                    raise copy_error(self._refusal) from None
                 if self._given_up:
                     raise self._outage_error() from None
                 if writes is not None and all(write.answer.done() for write in writes):

@@ -16,9 +16,11 @@ import pytest
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
 from tests.support.redis_servers import KINDS, execute
-from tests.support.store_servers import Server, first_stream, free_port, running
+from tests.support.store_servers import Server, first_stream, free_port, program, running
 
 HOUR_SECS = 3600.0
+IN_SCRIPT = "Error running script (call to f_0123): @user_script:88: @user_script: 88:"
+"""How Redis 6.2 begins the text of an error that a command of a script has met."""
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,7 @@ async def test_a_server_that_is_still_starting(tmp_path: Path) -> None:
         ("+what?", "what?"),
         ("-ERR something new", "something new"),
         ("-MOVED 1234 10.0.0.7:6379", "give the address of that node"),
+        ("-ASK 1234 10.0.0.7:6379", "give the address of that node"),
     ],
 )
 async def test_a_permanent_refusal_is_raised_immediately(answer: str, said: str) -> None:
@@ -118,6 +121,10 @@ async def test_a_permanent_refusal_is_raised_immediately(answer: str, said: str)
         ("-CLUSTERDOWN The cluster is down", "the cluster is down"),
         ("-MISCONF Redis is configured to save RDB snapshots, but ...", "cannot write to its disk"),
         ("-NOREPLICAS Not enough good replicas to write.", "too few replicas"),
+        ("-TRYAGAIN Multiple keys request during rehashing of slot", "being moved to another node"),
+        (f"-ERR {IN_SCRIPT} -READONLY You can't write against a read only replica. ", "give the address of its master"),
+        (f"-ERR {IN_SCRIPT} -OOM command not allowed when used memory > 'maxmemory'. ", "its memory is full"),
+        (f"-ERR {IN_SCRIPT} -NOREPLICAS Not enough good replicas to write. ", "too few replicas"),
         ("-ERR max number of clients reached", "maxclients"),
         ("-BUSY Redis is busy running a script. You can only call SCRIPT KILL", "another script"),
     ],
@@ -218,3 +225,55 @@ def test_without_the_package(tmp_path: Path) -> None:
     )
     ended: Any = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "pip install 'aiohooks[redis]'" in ended.stderr
+
+
+async def test_a_sentinel(tmp_path: Path) -> None:
+    """The address of a Sentinel is refused, with how to find that of the master."""
+    port = free_port()
+    (tmp_path / "sentinel.conf").write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor m 127.0.0.1 1 1\n")
+    command = [program((KINDS or ["valkey"])[0]) or "", "sentinel.conf", "--sentinel"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as sentinel:  # noqa: ASYNC220
+        try:
+            # The Sentinel is still starting: until then nothing listens there.
+            error = await refused(RedisStepStore(f"redis://127.0.0.1:{port}", connect_timeout=20.0))
+        finally:
+            sentinel.kill()
+    assert isinstance(error, StoreRefusedError)
+    assert "it is a Sentinel and not a server: give the address of the master" in str(error)
+
+
+@contextlib.contextmanager
+def running_node(directory: Path) -> Iterator[Server]:
+    """Run a node of a cluster."""
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with running((KINDS or ["valkey"])[0], directory, options, keeps=False) as server:
+        yield server
+
+
+async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path) -> None:
+    """On the node of a cluster that has the run a store works; when the run is moved, calls and waits end with what to do."""
+    with running_node(tmp_path) as node, running_node(tmp_path) as other:
+        await execute(node, "CLUSTER ADDSLOTSRANGE", 0, 16383)
+        bus = await execute(other, "CONFIG", "GET", "cluster-port")
+        await execute(node, "CLUSTER MEET", "127.0.0.1", other.port, bus[1])
+        ids = [str(await execute(each, "CLUSTER MYID")) for each in (node, other)]
+        for each, id in ((node, ids[1]), (other, ids[0])):
+            while id not in str(await execute(each, "CLUSTER NODES")) or "ok" not in str(await execute(each, "CLUSTER INFO")):
+                pass  # nothing is reported
+        async with RedisStepStore(node.url, run="r", heartbeat=0.5) as store:
+            assert await store.advance() == 1
+            waiting = asyncio.ensure_future(store.wait_for(9))
+            slot = await execute(node, "CLUSTER KEYSLOT", "aiohooks:{r}")
+            await execute(other, "CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
+            await execute(node, "CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
+            for key in await execute(node, "CLUSTER GETKEYSINSLOT", slot, 100):
+                await execute(node, "MIGRATE", "127.0.0.1", other.port, key, 0, 5000)
+            for each in (other, node):
+                await execute(each, "CLUSTER SETSLOT", slot, "NODE", ids[1])
+            for call in (waiting, store.advance(), store.wait_for(9)):
+                with pytest.raises(StoreRefusedError, match="the run is on another one: give the address of that node"):
+                    await call
+        error = await refused(RedisStepStore(node.url, run="r"))
+        assert f"127.0.0.1:{other.port}" in str(error)
+        async with RedisStepStore(other.url, run="r") as store:
+            assert (await store.value()).step == 1

@@ -13,7 +13,16 @@ from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 
 # Each hint belongs to the first of these that is the name of an error's class, or part of its text.
 _NO_RIGHTS = "the user may not do that; give it the rights in docs/engine-redis.md (ACL SETUSER)"
-_OTHER_NODE = "it is a node of a cluster, and the run is on another one; give the address of that node"
+_OTHER_NODE = (
+    "it is a node of a cluster, and the run is on another one: give the address of that node, or use a server that is not "
+    "part of a cluster, as a store does not follow a slot that is moved"
+)
+_SENTINEL = (
+    "it is a Sentinel and not a server: give the address of the master, which `redis-cli -p PORT SENTINEL "
+    "get-master-addr-by-name NAME` shows; a store does not follow a failover to another address"
+)
+_REPLICA = "it is a replica, which cannot be written to; give the address of its master"
+_FULL = "its memory is full (maxmemory); give it more, or delete what is not needed"
 _RIGHTS_SIGNS = ("NoPermissionError", "has no permissions", "can't run this command", "can't access at least one of the keys")
 _REFUSED_HINTS = (
     *((sign, _NO_RIGHTS) for sign in _RIGHTS_SIGNS),
@@ -27,6 +36,8 @@ _REFUSED_HINTS = (
     ("Unknown Redis command", "a command is missing there; Redis 6.2 or later, or Valkey, is needed"),
     ("MOVED ", _OTHER_NODE),  # the words of clients before redis-py 6
     ("MovedError", _OTHER_NODE),
+    ("ASK ", _OTHER_NODE),
+    ("AskError", _OTHER_NODE),
     ("CROSSSLOT", "it is a proxy of a cluster that does not know hash tags; give the address of one node"),
     ("DB index is out of range", "there is no such database; leave the number out of the URL"),
     ("SELECT is not allowed", "a cluster has one database only; leave the number out of the URL"),
@@ -34,13 +45,18 @@ _REFUSED_HINTS = (
 _START_SERVER = "no server is listening there; start one (redis-server --port 6379), or correct the address"
 _UNAVAILABLE_HINTS = (
     ("BusyLoadingError", "it is still reading its data from the disk"),
-    ("ReadOnlyError", "it is a replica, which cannot be written to; give the address of its master"),
+    ("ReadOnlyError", _REPLICA),
+    ("read only replica", _REPLICA),  # Redis 6.2 puts errors of commands into the text of the script's error
+    ("TRYAGAIN", "its part of the cluster is being moved to another node"),
+    ("TryAgainError", "its part of the cluster is being moved to another node"),
     ("MASTERDOWN", "it is a replica that has lost its master"),
     ("CLUSTERDOWN", "the cluster is down"),
     ("MasterDownError", "it is a replica that has lost its master"),
     ("ClusterDownError", "the cluster is down"),
-    ("OutOfMemoryError", "its memory is full (maxmemory); give it more, or delete what is not needed"),
+    ("OutOfMemoryError", _FULL),
+    ("when used memory >", _FULL),
     ("MISCONF", "it cannot write to its disk, and refuses changes until it can; look at its log"),
+    ("Not enough good replicas", "it has too few replicas (min-replicas-to-write)"),
     ("NOREPLICAS", "it has too few replicas (min-replicas-to-write)"),
     ("max number of clients", "it has the most clients that it may have (maxclients)"),
     ("is busy running a script", "another script keeps it busy"),
@@ -93,6 +109,16 @@ def explain_error(error: BaseException, address: str, *, connecting: bool = Fals
     explained = kind(f"redis at {address}: {text}{': ' if hint else ''}{hint}")
     explained.__cause__ = error
     return explained
+
+
+def is_moved(error: BaseException) -> bool:
+    """Return whether the server is a node of a cluster that does not have the run, or will not have it any more."""
+    return str(error).endswith(_OTHER_NODE)
+
+
+def sentinel_error(address: str) -> StoreRefusedError:
+    """Return the error of an address where a Sentinel is."""
+    return StoreRefusedError(f"redis at {address}: {_SENTINEL}")
 
 
 _Outcome = tuple[Any, BaseException | None]

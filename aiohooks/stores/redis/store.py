@@ -13,7 +13,14 @@ from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefuse
 from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
 from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.redis import _script
-from aiohooks.stores.redis._connection import RedisConnection, explain_error, is_foreign_data, is_unknown_script
+from aiohooks.stores.redis._connection import (
+    RedisConnection,
+    explain_error,
+    is_foreign_data,
+    is_moved,
+    is_unknown_script,
+    sentinel_error,
+)
 from aiohooks.stores.remote import RemoteStepStore
 
 try:
@@ -121,9 +128,21 @@ class RedisStepStore(RemoteStepStore):
         await self._open_connection()
         assert self._reads is not None
         # A user without the right to read is refused now, not at the first wait.
-        await self._execute(self._reads, "XREAD", "STREAMS", self._keys.positions, "$", within=self._answer_timeout)
+        try:
+            await self._execute(self._reads, "XREAD", "STREAMS", self._keys.positions, "$", within=self._answer_timeout)
+        except StoreRefusedError:
+            if await self._is_sentinel(self._reads):
+                raise sentinel_error(self._address) from None
+            raise
         # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
         return self._parse_snapshot(await self._call_script(self._keys.all, "open"))
+
+    async def _is_sentinel(self, connection: RedisConnection) -> bool:
+        try:
+            role = await self._execute(connection, "ROLE", within=self._answer_timeout)
+        except (StoreUnavailableError, StoreDamagedError):  # without the right to ask: what was refused says more
+            return False
+        return isinstance(role, list) and role[:1] == [b"sentinel"]
 
     def _new_connection(self) -> RedisConnection:
         return RedisConnection(self._new_client_connection(), self._address, self._spawn, self._drop_connections)
@@ -158,6 +177,10 @@ class RedisStepStore(RemoteStepStore):
             after = _script.read_after(self._waits.latest, self._blocked_for, NO_WAITER), self._last_change, self._last_wake
             try:
                 reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
+            except StoreRefusedError as error:
+                if is_moved(error):
+                    self._refuse(error)
+                raise
             finally:
                 self._blocked_for = None
             refresh = not reply
