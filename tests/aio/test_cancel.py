@@ -9,7 +9,6 @@ import logging
 import pytest
 
 from aiohooks._aio.cancel import CancelScope, TimeLimit, shielded, wait_done
-from aiohooks._aio.cancel_watch import CancelWatch, drive
 from aiohooks.testing import ManualClock
 from tests.support.waiting import forever, ticks
 
@@ -158,23 +157,3 @@ async def test_waiting_for_tasks_leaves_nothing_with_them(clock: ManualClock) ->
     assert waits[2].cancelled()
     future.set_result(None)
     assert await waits[1] is await waits[3] is True
-
-
-async def test_a_driven_coroutine_is_closed_with_its_caller() -> None:
-    """A caller that is thrown away closes what it awaits, and nothing is awaited any more."""
-    events: list[str] = []
-
-    async def inner() -> None:
-        try:
-            await asyncio.sleep(0)
-        finally:
-            events.append("closed")
-
-    async def outer() -> None:
-        watch = CancelWatch()
-        await drive(inner(), watch)
-
-    coro = outer()
-    coro.send(None)
-    coro.close()
-    assert events == ["closed"]

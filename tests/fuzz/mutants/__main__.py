@@ -35,7 +35,7 @@ TESTS = {
     "graph": ("tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py"),
     "dispatch": ("tests/dispatch", "tests/session/test_status.py"),
     "_aio": ("tests/aio", "tests/dispatch", "tests/session"),
-    "session": ("tests/session", "tests/tensorflow"),
+    "session": ("tests/session", "tests/tensorflow", "tests/dispatch/test_background.py"),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }
 """The tests of a package that are not just those in the folder of the same name."""

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
+_WATCH = "aiohooks/_aio/cancel_watch.py"
+_LATEST = "known = one if known is None or {} else known"
+_IS_LATER = "known.number < one.number"
+
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('-1', '-2')}"): "only its sign counts",
+    (_WATCH, "CancelWatch.__init__", "self._number = 0  =>  self._number = 1"): "the numbers are only compared with each other",
+    (
+        _WATCH,
+        "CancelWatch.outside_cancel",
+        f"{_LATEST.format(_IS_LATER)}  =>  {_LATEST.format('(known.number <= one.number)')}",
+    ): "a number is that of one delivery",
+    ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }

@@ -1,0 +1,78 @@
+"""Which cancel comes from outside, and coroutines that are thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._aio.cancel_watch import CancelWatch, drive
+from tests.support.checks import refused
+from tests.support.hooks import RequestingHook
+from tests.support.sessions import double
+
+pytestmark = pytest.mark.every_python
+
+
+class CancelsItself(ah.SessionRunHook):
+    """Suspends in each phase of a run, and raises a cancel of its own in one of them."""
+
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
+
+    async def _act(self, phase: str) -> None:
+        await asyncio.sleep(0)
+        if phase == self.phase:
+            raise asyncio.CancelledError("not from outside")
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        await self._act("before_run")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await self._act("after_run")
+
+
+@pytest.mark.parametrize("phase", ["before_run", "after_run"])
+async def test_a_cancel_of_a_later_phase_is_judged_by_itself(phase: str) -> None:
+    """What was awaited before has settled its cancels; a hook's own CancelledError is never taken for one from outside."""
+    with refused(ah.errors.HookCancelledError, f"CancelsItself.{phase}"):
+        async with ah.AsyncMonitoredSession(double, [CancelsItself(phase), RequestingHook(None)]) as session:
+            await session.run("loss")
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_nothing_comes_from_outside_while_nothing_suspends() -> None:
+    """A coroutine that has never suspended got no cancel, whatever it raises."""
+    watch = CancelWatch()
+
+    async def raises() -> None:
+        raise asyncio.CancelledError("its own")
+
+    with pytest.raises(asyncio.CancelledError, match="its own") as raised:
+        await drive(raises(), watch)
+    assert watch.outside_cancel(raised.value) is None
+    assert watch.outside_cancel(None) is None
+    assert watch.counted([0, 0]) == 2
+
+
+async def test_a_driven_coroutine_is_closed_with_its_caller() -> None:
+    """A caller that is thrown away closes what it awaits, and nothing is awaited any more."""
+    events: list[str] = []
+
+    async def inner() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            events.append("closed")
+
+    async def outer() -> None:
+        watch = CancelWatch()
+        await drive(inner(), watch)
+
+    coro = outer()
+    coro.send(None)
+    coro.close()
+    assert events == ["closed"]
