@@ -162,7 +162,7 @@ class AsyncMonitoredSession:
             check_mapping(options, "options")
         session = supervisor.session
         if session is None:
-            session = await drive(supervisor.current_session(), gather)
+            session = await drive(supervisor.missing_session(), gather)
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)

@@ -177,10 +177,9 @@ class SessionSupervisor:
                 raise
             await self._replace(error, None, None)
 
-    async def current_session(self) -> Session:
-        """Return the session; a new one if a recovery was interrupted before it had created one."""
-        if self.session is None:
-            await self._create()
+    async def missing_session(self) -> Session:
+        """Return a new session where there is none: a recovery was interrupted before it had created one."""
+        await self._create()
         if self.session is None:
             raise SessionClosedError("the session was closed while it was created")
         return self.session

@@ -278,6 +278,23 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
     assert (caller["watch"], asked["watch"]) == (["a"], ("b",))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "merged"),
+    [
+        (True, False, True), (False, False, False), (True, 5, 5), (5, False, 5), (3, 2.5, 3), (9, "x", "x"), ("x", 9, 9),
+        ([1], (2,), [1, 2]), ((1,), [2], [1, 2]), ([1], "x", "x"), ("x", [1], [1]), ([1], 2, 2), (None, 1, 1), ({"a": 1}, {}, {}),
+    ],
+)  # fmt: skip
+async def test_how_two_values_of_an_option_are_merged(old: Any, new: Any, merged: Any) -> None:
+    """Values of different kinds are not merged: the later one stays."""
+    hook = RequestingHook(None, None, {"option": new})
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        await session.run("loss", None, {"option": old})
+    (found,) = (values.options["option"] for values in hook.values if values.options is not None)
+    assert found == merged
+    assert type(found) is type(merged)
+
+
 async def test_without_options_there_is_no_metadata() -> None:
     """`options` and `run_metadata` are None for a run without options."""
     hook = RequestingHook("loss")

@@ -488,3 +488,29 @@ async def test_errors_of_close_are_raised_after_a_recovery_error_was_caught() ->
     with pytest.raises(OSError, match="disk full") as caught:
         await use()
     assert caught.value is close_error
+
+
+async def test_a_background_failure_from_which_the_next_run_would_have_recovered(caplog: pytest.LogCaptureFixture) -> None:
+    """There is no next run: the session ends cleanly, and a warning has the error."""
+    error = ah.errors.UnavailableError("gone")
+    async with ah.AsyncMonitoredSession(double, name="chief") as session:
+        await session.run("loss")
+        session.coord.start_soon(fail, error, name="producer")
+        await ticks()
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert record.getMessage() == "session 'chief': a background task failed, from which the next run would have recovered"
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+@pytest.mark.parametrize("owner", ["session", "coord"])
+async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(owner: str) -> None:
+    """Whoever caught it has dealt with it: the end of the session is clean."""
+    error = ValueError("no")
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        (session if owner == "session" else session.coord).start_soon(fail, error)
+        with pytest.raises(ValueError, match="no") as raised:
+            await session.until(forever())
+        assert raised.value is error
+    assert hook.phases()[-2:] == ["end", "close"]

@@ -15,7 +15,7 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import parked, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -119,11 +119,14 @@ async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path)
     assert saver.saved == 0
 
 
-async def test_a_session_opened_after_the_signal_is_stopped_too() -> None:
+@pytest.mark.parametrize("later", [0, 5])
+async def test_a_session_opened_after_the_signal_is_stopped_too(later: int) -> None:
     """A session that is opened while others end because of a signal makes no step; one that is opened later does."""
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as first:
         await send(signal.SIGTERM, first.should_stop)
+        await ticks(later)
         async with ah.AsyncMonitoredSession(double, handle_signals=True) as late:
+            assert late.should_stop()
             assert (late.stop_reason, late.stop_signal) == ("SIGTERM received", signal.SIGTERM)
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as next_one:
         assert await next_one.run("loss") == 2

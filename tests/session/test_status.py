@@ -214,3 +214,9 @@ async def test_a_status_outside_the_block_is_a_value() -> None:
     status = session.status()
     assert pickle.loads(pickle.dumps(status)) == status
     assert str(status).startswith("session: closed, at step 1")
+
+
+async def test_a_session_that_has_not_begun_does_nothing() -> None:
+    """Its status can be asked for before it is entered."""
+    status = ah.AsyncMonitoredSession(double, name="chief").status()
+    assert (status.doing, status.runs, status.queued, status.running) == ((), 0, 0, False)

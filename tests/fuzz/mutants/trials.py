@@ -52,6 +52,8 @@ class Trials:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Interrupted("not all tests can be imported")
         functions = _library_functions(self.root)
         gc.collect()
         gc.freeze()  # shared with the forks, and not looked at by their garbage collections
