@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
@@ -105,7 +105,6 @@ FORMAT = "aiohooks-checkpoint"
 VERSION = 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 _MAX_ENTRIES = 65_536
-_MAX_DEPTH = 32
 
 _KEYS = {"format", "version", "step", "sequence", "metrics", "files", "checksum"}
 _CRC32 = re.compile(r"[0-9a-f]{8}", re.ASCII)
@@ -193,8 +192,6 @@ def decode(data: bytes, name: Name) -> Manifest:
     content = cast("dict[str, Any]", content)
     if again != data:
         raise DamagedError("is not in canonical form")
-    if _depth(content) > _MAX_DEPTH:
-        raise DamagedError(f"is nested deeper than {_MAX_DEPTH}")
     checksum = content.get("checksum")
     if checksum != _checksum({key: value for key, value in content.items() if key != "checksum"}):
         raise DamagedError("does not have the checksum it states")
@@ -256,15 +253,6 @@ def _canonical(content: object) -> bytes:
 
 def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(content)).hexdigest()
-
-
-def _depth(content: Any) -> int:
-    """Return how deeply a value is nested. The decoder has refused what would overflow the stack here."""
-    if isinstance(content, dict):
-        content = list(cast("dict[str, Any]", content).values())
-    if not isinstance(content, list):
-        return 0
-    return 1 + max(map(_depth, cast("Sequence[Any]", content)), default=0)
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

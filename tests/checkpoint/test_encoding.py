@@ -9,6 +9,7 @@ import json
 import random
 import struct
 import types
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -227,6 +228,17 @@ def test_a_state_is_a_mapping_of_finite_depth() -> None:
     for state in ([1], None, {"a": loop}):
         with pytest.raises(InvalidArgumentError, match="state"):
             _encoding.encode(state)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"k": inner}, lambda inner: (inner,)])
+def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
+    """63 levels below the state come back; one more is refused, long before the stack is full, with its place."""
+    value: Any = 1
+    for _ in range(63):
+        value = wrap(value)
+    assert there_and_back({"a": value}) == {"a": value}
+    with pytest.raises(InvalidArgumentError, match=r"a.*\.\.\. is nested deeper than 64 levels, or in itself; flatten it"):
+        _encoding.encode({"a": wrap(value)})
 
 
 def test_the_same_state_gives_the_same_bytes() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
+_SHAPE = 'sizes = list(cast("Sequence[Any]", value)) if isinstance(value, list) else [-{}]'
+_VERIFY = "found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes={}, read_only={}).verify()"
 _WATCH = "aiohooks/_aio/cancel_watch.py"
 _LATEST = "known = one if known is None or {} else known"
 _IS_LATER = "known.number < one.number"
@@ -11,6 +13,16 @@ _IS_LATER = "known.number < one.number"
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('-1', '-2')}"): "only its sign counts",
+    (
+        "aiohooks/checkpoint/_encoding.py",
+        "_parse_shape",
+        f"{_SHAPE.format(1)}  =>  {_SHAPE.format(2)}",
+    ): "any negative size will do",
+    (
+        "aiohooks/checkpoint/cli.py",
+        "checkpoints",
+        f"{_VERIFY.format(0, True)}  =>  {_VERIFY.format(0, False)}",
+    ): "verifying changes nothing either way",
     (_WATCH, "CancelWatch.__init__", "self._number = 0  =>  self._number = 1"): "the numbers are only compared with each other",
     (
         _WATCH,

@@ -1,0 +1,56 @@
+"""Plain files of a checkpoint directory, read whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks.checkpoint._files import Files
+from aiohooks.checkpoint._format import DamagedError
+
+
+class SlowFs:
+    """An `os` whose reads return a few bytes each, and are interrupted in between."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def read(self, fd: int, size: int) -> bytes:
+        self.reads += 1
+        if self.reads % 2 == 0:
+            raise InterruptedError
+        return os.read(fd, min(size, self.most))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 6, 100])
+def test_a_file_is_read_whole_however_the_reads_are_cut(most: int, tmp_path: Path) -> None:
+    """Short reads are joined, and an interrupted one is made again."""
+    (tmp_path / "file").write_bytes(b"abcdef")
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert Files(SlowFs(most)).read("file", dir_fd=directory, size=6, max_size=6) == b"abcdef"
+    finally:
+        os.close(directory)
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [({"size": 5}, "has 6 bytes instead of 5"), ({"size": 7}, "instead of 7"), ({"max_size": 5}, "more than the 5 allowed")],
+)
+def test_a_file_of_another_size_is_damage(limits: dict[str, int], says: str, tmp_path: Path) -> None:
+    """The size is checked before anything is read."""
+    (tmp_path / "file").write_bytes(b"abcdef")
+    directory, fs = os.open(tmp_path, os.O_RDONLY), SlowFs(100)
+    try:
+        with pytest.raises(DamagedError, match=says):
+            Files(fs).read("file", dir_fd=directory, **limits)
+    finally:
+        os.close(directory)
+    assert fs.reads == 0
