@@ -66,13 +66,14 @@ def chosen(modules: Sequence[str], match: str, count: int, seed: int) -> list[Mu
     return [one for one in faults if one in taken]
 
 
-def tried(faults: Sequence[Mutant], tests: Sequence[str]) -> Iterator[tuple[Mutant | None, str, str]]:
+def tried(faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float) -> Iterator[tuple[Mutant | None, str, str]]:
     """Try faults in a copy of the tree; yield each with its fate and the test that decided it."""
     with tempfile.TemporaryDirectory(prefix="aiohooks-mutants-") as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "venv", "build", "dist"))
         job = copy / "job.json"
-        job.write_text(json.dumps({"faults": [dataclasses.asdict(one) for one in faults], "tests": tests}), encoding="utf-8")
+        what = {"faults": [dataclasses.asdict(one) for one in faults], "tests": tests, "hang_secs": hang_secs}
+        job.write_text(json.dumps(what), encoding="utf-8")
         reader, writer = os.pipe()
         with (copy / "output").open("w+", encoding="utf-8") as output:
             process = subprocess.Popen(
@@ -108,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--module", nargs="+", default=MODULES, help="modules, or folders of them that end in a slash")
     parser.add_argument("--match", default="", help="only faults whose line in the list contains this")
     parser.add_argument("--tests", nargs="+", help="the tests to run, instead of those of the package")
+    parser.add_argument(
+        "--hang-secs", type=float, default=20, help="a fault whose test takes longer is killed (default %(default)s)"
+    )
     parser.add_argument("--verbose", action="store_true", help="print what kills each fault, too")
     options = parser.parse_args(arguments)
 
@@ -121,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             by_package.setdefault(name, []).append(one)
     for name, faults in by_package.items():
         start = time.monotonic()
-        for fault, fate, test in tried(faults, options.tests or (*TESTS.get(name, (f"tests/{name}",)), ARGUMENTS)):
+        tests = options.tests or (*TESTS.get(name, (f"tests/{name}",)), ARGUMENTS)
+        for fault, fate, test in tried(faults, tests, options.hang_secs):
             if fault is not None:
                 fates[name, fate] += 1
             if (fault or test) and (fate != "killed" or options.verbose):

@@ -9,6 +9,7 @@ _VERIFY = "found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes={
 _WATCH = "aiohooks/_aio/cancel_watch.py"
 _LATEST = "known = one if known is None or {} else known"
 _IS_LATER = "known.number < one.number"
+_LOGGED = " # when the last line was logged, or the waiting began"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
@@ -29,5 +30,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "CancelWatch.outside_cancel",
         f"{_LATEST.format(_IS_LATER)}  =>  {_LATEST.format('(known.number <= one.number)')}",
     ): "a number is that of one delivery",
+    (
+        "aiohooks/stores/_waiting.py",
+        "_ProgressLog.__init__",
+        f"self._logged_at: float = 0.0{_LOGGED}  =>  self._logged_at: float = 1.0{_LOGGED}",
+    ): "it is set when a wait begins, before it is read",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }

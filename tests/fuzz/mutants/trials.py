@@ -26,8 +26,8 @@ import pytest
 
 from tests.fuzz.mutants.changes import Mutant
 
-# A fault that hangs or takes all memory counts as found.
-HANG_SECS = 20.0
+_SLOWEST_TEST_SECS = 300.0  # without a fault, on a busy machine
+# A fault that takes all memory counts as found, and so does one that hangs.
 MEMORY = 4 * 1024**3
 CO_ITERABLE_COROUTINE = 0x100
 
@@ -38,9 +38,10 @@ Reached = dict[str, dict[int, list[str]]]
 class Trials:
     """The plugin that runs faults in place of the tests."""
 
-    def __init__(self, faults: list[Mutant], results: int) -> None:
+    def __init__(self, faults: list[Mutant], results: int, hang_secs: float) -> None:
         self.faults = faults
         self.results = results
+        self.hang_secs = hang_secs
         self.root = Path.cwd()
 
     def pytest_configure(self) -> None:
@@ -58,7 +59,7 @@ class Trials:
         gc.collect()
         gc.freeze()  # shared with the forks, and not looked at by their garbage collections
         reached: Reached = {}
-        with _forked(lambda out: self._measure(session, out)) as lines:
+        with _forked(lambda out: self._measure(session, out), _SLOWEST_TEST_SECS) as lines:
             for line in lines:
                 reached |= json.loads(line)
         for number, fault in enumerate(self.faults):
@@ -116,7 +117,7 @@ class Trials:
 
         fate, test = "killed", "at the start"
         try:
-            with _forked(run) as lines:
+            with _forked(run, self.hang_secs) as lines:
                 for line in lines:
                     match json.loads(line):
                         case [fate, test]:
@@ -146,7 +147,7 @@ def _run(session: pytest.Session, items: list[pytest.Item], started: Callable[[s
 
 
 @contextlib.contextmanager
-def _forked(run: Callable[[int], None]) -> Iterator[Iterator[str]]:
+def _forked(run: Callable[[int], None], hang_secs: float) -> Iterator[Iterator[str]]:
     """Run something in a fork of this process, and give the lines it writes. Kill it when it writes none for too long."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -155,7 +156,7 @@ def _forked(run: Callable[[int], None]) -> Iterator[Iterator[str]]:
     os.close(writer)
     try:
         with os.fdopen(reader, encoding="utf-8") as lines:
-            yield _lines(lines.fileno())
+            yield _lines(lines.fileno(), hang_secs)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
@@ -171,10 +172,10 @@ def _child(run: Callable[[int], None], writer: int) -> NoReturn:
         os._exit(0)
 
 
-def _lines(reader: int) -> Iterator[str]:
+def _lines(reader: int, hang_secs: float) -> Iterator[str]:
     rest = b""
     while True:
-        if not select.select([reader], [], [], HANG_SECS)[0]:
+        if not select.select([reader], [], [], hang_secs)[0]:
             raise TimeoutError
         read = os.read(reader, 1 << 16)
         if not read:
@@ -233,7 +234,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     faults = [Mutant(**fields) for fields in job["faults"]]
     arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--loop", "asyncio", *job["tests"]]
-    sys.exit(pytest.main(arguments, plugins=[Trials(faults, int(sys.argv[2]))]))
+    sys.exit(pytest.main(arguments, plugins=[Trials(faults, int(sys.argv[2]), job["hang_secs"])]))
 
 
 if __name__ == "__main__":
