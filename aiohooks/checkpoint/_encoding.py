@@ -12,7 +12,7 @@ import math
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 try:
     import msgspec
     import numpy as np
-    import safetensors
 except ImportError as error:
     raise missing_extra("aiohooks.checkpoint", "checkpoint") from error
 
@@ -141,18 +140,71 @@ def _little_endian_bytes(array: Array, dtype: str) -> memoryview:
     return memoryview(cast("Any", np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
 
 
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """An array in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+_read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
+
+
+class _PieceReader:
+    """Reads a file that comes in pieces."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._piece = np.empty(0, np.uint8)
+
+    def read(self, size: int) -> Array:
+        """Return an array of the next `size` bytes."""
+        found = np.empty(size, np.uint8)
+        place = 0
+        while place < size:
+            if not self._piece.size:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    raise DamagedError("is not a safetensors file (it is too short)")
+                self._piece = np.frombuffer(piece, np.uint8)
+            part, self._piece = self._piece[: size - place], self._piece[size - place :]
+            found[place : place + part.size] = part
+            place += part.size
+        return found
+
+
 class LoadedArrays:
     """The arrays of a file, to be taken one by one.
 
-    Raises:
-        DamagedError: it is not a safetensors file.
+    The safetensors library copies all of them in one call that holds the interpreter's lock, so that the event loop would stop
+    for a second for each GiB. Here each piece of the file is copied into its array as it is read.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, pieces: Iterable[bytes], size: int) -> None:
+        """Read a file of `size` bytes.
+
+        Raises:
+            DamagedError: it is not a safetensors file, or its arrays do not follow each other.
+        """
+        reader = _PieceReader(pieces)
+        header_size = int.from_bytes(reader.read(8).tobytes(), "little")
+        if header_size > min(_MAX_HEADER_BYTES, size - 8):
+            raise DamagedError("is not a safetensors file (its header is too long)")
         try:
-            self._entries: dict[str, dict[str, Any]] = dict(cast("Any", safetensors).deserialize(data))
-        except (safetensors.SafetensorError, ValueError, OverflowError) as error:
+            self._entries = _read_header(reader.read(header_size).tobytes())
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise DamagedError(f"is not a safetensors file ({type(error).__name__})") from None
+        in_order = sorted(self._entries.items(), key=lambda item: item[1].data_offsets)
+        place = 0
+        for _, entry in in_order:
+            begin, end = entry.data_offsets
+            if begin != place or end < begin:
+                raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
+            place = end
+        if place != size - 8 - header_size:
+            raise DamagedError(f"has {size - 8 - header_size} bytes of arrays, and {place} in its header")
+        self._data = {name: reader.read(entry.data_offsets[1] - entry.data_offsets[0]) for name, entry in in_order}
 
     def take(self, name: object, dtype: object, shape: object) -> Array:
         """Return the array of that name, once. It belongs to the caller and is writable.
@@ -163,10 +215,10 @@ class LoadedArrays:
         entry = self._entries.pop(name, None) if isinstance(name, str) else None
         if entry is None:
             raise DamagedError("refers to an array that is not in the other file")
+        data = self._data.pop(cast("str", name))
         kind, sizes = _parse_dtype(dtype), _parse_shape(shape)
-        data: bytearray = entry["data"]
         native = _NATIVE.get(kind.str[1:])
-        if math.prod(sizes) * kind.itemsize != len(data) or (entry["dtype"], list(entry["shape"])) != (
+        if math.prod(sizes) * kind.itemsize != len(data) or (entry.dtype, entry.shape) != (
             native or "U8",
             sizes if native else [len(data)],
         ):
@@ -179,14 +231,17 @@ class LoadedArrays:
             raise DamagedError(f"has {len(self._entries)} arrays that the state does not refer to")
 
 
-def _make_array(kind: np.dtype[Any], shape: list[int], data: bytearray) -> Array:
+def _make_array(kind: np.dtype[Any], shape: list[int], data: Array) -> Array:
+    """Return an array in the memory of `data`."""
     try:
-        if not data:
-            return np.ndarray(shape, kind)
-        array: Array = np.ndarray(shape, kind, buffer=data)
+        array: Array = np.ndarray(shape, kind, buffer=cast("Any", data) if data.size else None)
     except (ValueError, TypeError, OverflowError):  # too many dimensions, or too large
         raise DamagedError("has an invalid array shape") from None
-    return array.byteswap(inplace=True) if kind.str.startswith(">") else array
+    if kind.str.startswith(">"):
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, CHUNK_BYTES):
+            flat[start : start + CHUNK_BYTES].byteswap(inplace=True)
+    return array
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
@@ -220,7 +275,7 @@ def _scalar_from_bytes(dtype: object, data: object) -> Any:
     kind = _parse_dtype(dtype)
     if not isinstance(data, bytes) or len(data) != kind.itemsize or kind.kind in "US":
         raise DamagedError("has a number whose size is not that of its dtype")
-    return _make_array(kind, [], bytearray(data))[()]
+    return _make_array(kind, [], np.array(bytearray(data), np.uint8))[()]
 
 
 _TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR = 1, 2, 3, 4, 5
@@ -259,8 +314,8 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     return data, encoder.arrays
 
 
-def decode(data: bytes, arrays: bytes) -> dict[str, Any]:
-    """Return the state in the bytes of these two files.
+def decode(data: bytes, arrays: LoadedArrays) -> dict[str, Any]:
+    """Return the state in the bytes of the tree, and the arrays.
 
     Raises:
         DamagedError: they are not what `encode` makes; the message begins with the name of the file.
@@ -339,17 +394,21 @@ class _Encoder:
         )
 
 
+_read_tree = msgspec.msgpack.Decoder().decode
+_write_tree = msgspec.msgpack.Encoder().encode
+_PLAIN_TYPES = frozenset((type(None), bool, int, float, str, bytes))
+"""The types of MessagePack that stand for themselves; timestamps are not among them."""
+
+
 class _Decoder:
-    def __init__(self, arrays: bytes) -> None:
-        with damage_in(ARRAYS):
-            self._arrays = LoadedArrays(arrays)
-        self._decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+    def __init__(self, arrays: LoadedArrays) -> None:
+        self._arrays = arrays
         self._depth = 0
 
     def state(self, data: bytes) -> dict[str, Any]:
         with damage_in(STATE):
             try:
-                found = self._decode(data)
+                found = self._tree(data)
             except DamagedError:
                 raise
             except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
@@ -360,15 +419,37 @@ class _Decoder:
             self._arrays.check_all_taken()
         return cast("dict[str, Any]", found)
 
-    def _extension(self, code: int, data: memoryview) -> Any:
+    def _tree(self, data: bytes) -> Any:
+        """Return what is represented in MessagePack, if `_Encoder` can have written it."""
+        plain = _read_tree(data)
+        if len(_write_tree(plain)) != len(data):  # of two equal keys only one was read
+            raise DamagedError("has a key twice, or is not in canonical form")
+        return self._value(plain)
+
+    def _value(self, plain: Any) -> Any:
+        kind = cast("object", type(plain))
+        if kind is dict:
+            for key, value in plain.items():
+                if type(key) is not str and type(key) is not int:
+                    raise DamagedError(f"has a key of type {type(key).__name__}")
+                plain[key] = self._value(value)
+        elif kind is list:
+            plain[:] = map(self._value, plain)
+        elif kind is msgspec.msgpack.Ext:
+            return self._extension(plain.code, bytes(plain.data))
+        elif kind not in _PLAIN_TYPES:
+            raise DamagedError(f"has a value of type {type(plain).__name__}")
+        return plain
+
+    def _extension(self, code: int, data: bytes) -> Any:
         if code == _INT:
-            return _int_from_bytes(bytes(data))
+            return _int_from_bytes(data)
         if code == _COMPLEX:
             return complex(*struct.unpack("<dd", data))
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise DamagedError(f"is nested deeper than {_MAX_DEPTH}")
-        inner = self._decode(data)
+        inner = self._tree(data)
         self._depth -= 1
         if isinstance(inner, list):
             items = list(cast("Sequence[Any]", inner))

@@ -24,7 +24,7 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 # Opening a pipe for reading would wait for a writer.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 # One read or write moves 2 GiB at most; smaller ones also let other threads run.
-_MAX_READ_BYTES = 1 << 30
+_MAX_READ_BYTES = 1 << 20
 
 # Errors of open and read that mean the entry is damaged. All others are trouble of this process (permissions, limits) and say
 # nothing about the checkpoint.
@@ -181,7 +181,11 @@ class Files:
             left = left[written:]
 
     def read(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> bytes:
-        """Read a whole plain file.
+        """Return the content of a plain file; see `read_pieces`."""
+        return b"".join(self.read_pieces(name, dir_fd=dir_fd, size=size, max_size=max_size))
+
+    def read_pieces(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> Generator[bytes]:
+        """Read a whole plain file, in pieces that keep other threads waiting for a short time only.
 
         Args:
             name: its name in the directory.
@@ -202,12 +206,11 @@ class Files:
                     raise DamagedError(f"has {status.st_size} bytes instead of {size}")
                 if max_size is not None and status.st_size > max_size:
                     raise DamagedError(f"has {status.st_size} bytes, more than the {max_size} allowed")
-                return self._read(fd, status.st_size)
+                yield from self._read(fd, status.st_size)
             finally:
                 self.close_quietly(fd)
 
-    def _read(self, fd: int, size: int) -> bytes:
-        parts: list[bytes] = []
+    def _read(self, fd: int, size: int) -> Generator[bytes]:
         left = size
         while left:
             try:
@@ -216,9 +219,8 @@ class Files:
                 continue
             if not part:
                 raise DamagedError(f"ends {left} bytes early")
-            parts.append(part)
             left -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)  # a single part is not copied
+            yield part
 
     def close_quietly(self, fd: int) -> None:
         """Close a descriptor and ignore errors."""

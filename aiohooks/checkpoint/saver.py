@@ -10,10 +10,10 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.fork import call_after_fork
@@ -26,6 +26,7 @@ from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
 _logger = logging.getLogger("aiohooks")
+T = TypeVar("T")
 
 # How often a reader without the lock starts again because a writer removed what it was reading.
 _MAX_READ_ATTEMPTS = 10
@@ -114,8 +115,7 @@ class Saver:
         """Read the newest checkpoint that verifies, or that of one step. Return None if there has never been one.
 
         Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`, never removed. The newest
-        checkpoint is the one saved last, whatever its step. The arrays belong to the caller and are writable. While this
-        runs it needs twice the memory of the arrays.
+        checkpoint is the one saved last, whatever its step. The arrays belong to the caller and are writable.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and none verifies.
@@ -337,15 +337,29 @@ class CheckpointDirectory:
         """Read and verify the files of a checkpoint. Raises as `_read_manifest` does."""
         from aiohooks.checkpoint import _encoding
 
-        contents = {file: self._read_file(fd, file, entry) for file, entry in manifest.files.items()}
-        return _encoding.decode(contents[_format.STATE], contents.pop(_format.ARRAYS))
+        size = manifest.files[_format.ARRAYS].size
+        arrays = self._read_file(fd, manifest, _format.ARRAYS, lambda pieces: _encoding.LoadedArrays(pieces, size))
+        return _encoding.decode(self._read_file(fd, manifest, _format.STATE, b"".join), arrays)
 
-    def _read_file(self, fd: int, file: str, entry: _format.FileEntry) -> bytes:
-        with damage_in(file):
-            data = self._files.read(file, dir_fd=fd, size=entry.size)
-            if f"{zlib.crc32(data):08x}" != entry.crc32:
-                raise DamagedError("does not have the checksum in the manifest")
-            return data
+    def _read_file(self, fd: int, manifest: Manifest, file: str, load: Callable[[Iterable[bytes]], T]) -> T:
+        """Return what `load` makes of the pieces of a file, if that has the right checksum."""
+        entry, crc32, complete = manifest.files[file], 0, False
+
+        def summed() -> Generator[bytes]:
+            nonlocal crc32, complete
+            for piece in self._files.read_pieces(file, dir_fd=fd, size=entry.size):
+                crc32 = zlib.crc32(piece, crc32)
+                yield piece
+            complete = True
+
+        with damage_in(file), contextlib.closing(summed()) as pieces:
+            try:
+                return load(pieces)
+            finally:
+                for _ in pieces:  # also what follows the damage that `load` has found
+                    pass
+                if complete and f"{crc32:08x}" != entry.crc32:
+                    raise DamagedError("does not have the checksum in the manifest")
 
     def restore(self, step: int | None) -> Restored | None:
         with self._mutex, _error_context(f"no checkpoint could be restored from {self.path}"):

@@ -97,7 +97,7 @@ def test_sizes_are_readable(size: int, text: str) -> None:
     assert _readable_size(size) == text
 
 
-@pytest.mark.parametrize("missing", ["numpy", "safetensors", "msgspec"])
+@pytest.mark.parametrize("missing", ["numpy", "msgspec"])
 def test_a_missing_package_is_reported_when_a_saver_is_made(missing: str) -> None:
     """With what to install; the package itself can be imported without it."""
     code = f"""

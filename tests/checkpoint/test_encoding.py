@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from aiohooks.checkpoint import _encoding
-from aiohooks.checkpoint._format import DamagedError
+from aiohooks.checkpoint._format import DamagedError, damage_in
 from aiohooks.errors import InvalidArgumentError
 from tests.support.checkpoint_files import same
 
@@ -30,7 +30,15 @@ def there_and_back(state: dict[str, Any]) -> dict[str, Any]:
     data, arrays = _encoding.encode(state)
     file = b"".join(map(bytes, arrays.chunks()))
     assert len(file) == arrays.size
-    return _encoding.decode(data, file)
+    return decode(data, file)
+
+
+def decode(data: bytes, file: bytes) -> dict[str, Any]:
+    """Decode the two files of a state; that of the arrays comes in pieces, as it is read."""
+    pieces = (file[start : start + 1000] for start in range(0, len(file), 1000))
+    with damage_in("arrays.safetensors"):
+        arrays = _encoding.LoadedArrays(pieces, len(file))
+    return _encoding.decode(data, arrays)
 
 
 DTYPES = st.one_of(
@@ -255,7 +263,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     """Checksums do not prove that a writer of ours made a file: every part of both files is checked."""
     data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
     good = b"".join(map(bytes, arrays.chunks()))
-    assert _encoding.decode(data, good)["a"].tolist() == [0, 1, 2, 3]
+    assert decode(data, good)["a"].tolist() == [0, 1, 2, 3]
 
     def tree(value: Any) -> bytes:
         return msgspec.msgpack.encode({"x": value})
@@ -273,6 +281,17 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         tree(plain(99, b"")), tree(plain(1, b"\x81\xa1a\x00")), tree(plain(2, b"\1\0\0\0\0")), tree(plain(2, b"")),
         tree(plain(3, b"123")), ext(4, "a"), ext(4, "b", "<i4", [4]), ext(4, 5, "<i4", [4]), ext(4, "a", None, [4]),
         ext(5, "<i4", b"123"), ext(5, "<U1", b"1234"), ext(5, "<i4", "1234"), ext(5, "|O", b"12345678"),
+    ]  # fmt: skip
+    bytes_key, list_key = b"\xc4\x01k", b"\x91\x01"
+    wrong += [
+        # Timestamps; keys of other types, also deeper; a key twice.
+        tree(datetime.datetime.now(datetime.UTC)), tree([{"y": datetime.datetime.now(datetime.UTC)}]), tree(plain(-1, bytes(4))),
+        b"\x82" + data[1:] + bytes_key + b"\x00", b"\x82" + data[1:] + list_key + b"\x00",
+        b"\x82" + data[1:] + b"\xa1y\x81" + bytes_key + b"\x00", b"\x82" + data[1:] + b"\xc0\x00",
+        b"\x82" + data[1:] + b"\xc3\x00",
+        b"\x82" + data[1:] + data[1:], b"\x83" + data[1:] + b"\xa1y\x00\xa1y\x00",
+        b"\x82" + data[1:] + b"\xa1y" + msgspec.msgpack.encode(plain(1, b"\x91\x82\xa1y\x00\xa1y\x00")),
+        b"\x82" + data[1:] + b"\xcb" + struct.pack(">d", 1.5) + b"\x00",
     ]  # fmt: skip
     shapes: list[Any] = [[5], [2, 2], [-4], [True, 4], "4", [2**62, 2**62, 0], [1] * 100 + [4], [[4]], None]
     dtypes = [
@@ -295,15 +314,15 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     wrong += [ext(4, "a", dtype, shape) for dtype in dtypes for shape in ([4], [1], [0])]
     for one in wrong:
         with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
-            _encoding.decode(one, good)
+            decode(one, good)
     # The file has this array as plain bytes, so that only the tree states its shape.
     _, arrays = _encoding.encode({"a": np.arange(4, dtype=np.complex64)})
     with pytest.raises(DamagedError, match=r"state\.msgpack has an invalid array shape"):
-        _encoding.decode(ext(4, "a", "<c8", [1] * 100 + [4]), b"".join(map(bytes, arrays.chunks())))
+        decode(ext(4, "a", "<c8", [1] * 100 + [4]), b"".join(map(bytes, arrays.chunks())))
 
 
 def test_array_files_that_no_writer_makes_are_refused() -> None:
-    """Overlaps, gaps, trailing bytes, a huge header: the safetensors library or the decoder refuses them."""
+    """Overlaps, gaps, trailing bytes, a huge header."""
     data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
     good = b"".join(map(bytes, arrays.chunks()))
 
@@ -320,8 +339,9 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
         file({"a": entry(0, 12)}), file({"a": entry(4, 20)}), file({"a": entry(16, 0)}),
         file({"a": entry(0, 16), "b": entry(0, 16)}), file({"a": entry(0, 16), "b": entry(16, 16, [0])}),
         file({"a": entry(0, 16, [2**62, 4])}), file({"b": entry(0, 16)}), file({"a": {**entry(0, 16), "dtype": "PICKLE"}}),
-        file({"a": {**entry(0, 16), "dtype": "F32"}}),
+        file({"a": {**entry(0, 16), "dtype": "F32"}}), file({"a": {**entry(0, 16), "more": 1}}), file({"a": [1]}),
+        file({"a": entry(-16, 0)}), file({"a": {**entry(0, 16), "data_offsets": [0, 16, 0]}}), good[:7], good[:20],
     ]  # fmt: skip
     for one in wrong:
         with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
-            _encoding.decode(data, one)
+            decode(data, one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from aiohooks.errors import CheckpointError
+from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved, sealed_manifest, state_of
 
 
@@ -34,6 +36,35 @@ def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
     restored = reader.restore(None)
     assert restored is not None
     assert restored.checkpoint.step == 2
+
+
+def test_damage_is_named_by_the_checksum_wherever_it_is(tmp_path: Path) -> None:
+    """Also where the header of the arrays cannot be read; what the system says of a file comes first."""
+    path = saved(tmp_path, 1)[0] / "arrays.safetensors"
+    good = path.read_bytes()
+    for data, reason in (
+        (good[:8] + b"[" + good[9:], "arrays.safetensors does not have the checksum in the manifest"),
+        (good[:-1] + b"\xff", "arrays.safetensors does not have the checksum in the manifest"),
+        (good[:-1], f"arrays.safetensors has {len(good) - 1} bytes instead of {len(good)}"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(CorruptCheckpointError) as raised:
+            directory(tmp_path, read_only=True).restore(None)
+        assert raised.value.reason == reason
+
+
+def test_a_restore_reads_in_pieces(tmp_path: Path) -> None:
+    """No call of the thread keeps the event loop waiting for as long as a large array takes."""
+    with contextlib.closing(directory(tmp_path)) as one:
+        one.save({"a": np.arange(5_000_000), "b": np.arange(3, dtype=">i8")}, 1, {})
+    sizes: list[int] = []
+    fs = WatchedFs()
+    fs.before = lambda name, args: sizes.append(args[1]) if name == "read" else None
+    restored = directory(tmp_path, fs, read_only=True).restore(None)
+    assert restored is not None
+    assert (restored.state["a"] == np.arange(5_000_000)).all()
+    assert restored.state["b"].tolist() == [0, 1, 2]
+    assert max(sizes) <= 1 << 20
 
 
 def test_a_later_version_is_not_damage(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ KNOWN_TO_HOOKS = {"session", "session.hook", "session.coordinator", "session.sta
 EXTRAS: dict[str, str] = {
     "uvloop": "aiohooks.session.program",
     "numpy": "aiohooks.checkpoint._encoding",
-    "safetensors": "aiohooks.checkpoint._encoding",
     "msgspec": "aiohooks.checkpoint._encoding",
     "tensorboardX": "aiohooks.hooks._tensorboard",
     "rich": "aiohooks.hooks._rich",
