@@ -246,8 +246,6 @@ def _one_edit_apart(a: str, b: str) -> bool:
     """Return whether one letter more, less, changed or exchanged with its neighbour makes `a` of `b`."""
     if len(a) < len(b):
         a, b = b, a
-    if len(a) - len(b) > 1:
-        return False
     at = next((number for number, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), len(b))
     if len(a) > len(b):
         return a[at + 1 :] == b[at:]

@@ -61,6 +61,31 @@ async def test_the_next_hook_may_be_a_keyword() -> None:
     assert await hooks.call(text="x", extra="+", call_next=own) == "a(b(x +ab))"
 
 
+async def test_a_hook_that_changes_nothing() -> None:
+    """`wrap`: a call of the next hook without arguments gives it the caller's."""
+
+    class Passing:
+        async def call(self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
+            return await call_next()
+
+    assert await ah.compose(Texts, [Passing(), Adding("b")]).call("x", extra="+", call_next=own) == "b(x +b)"
+
+
+async def test_without_an_answer_the_class_itself_answers() -> None:
+    """A method of the class that returns something is the default, also where hooks implement it."""
+
+    class Asked:
+        @ah.point("first")
+        async def ask(self, text: str) -> str | None:
+            return f"own {text}"
+
+    class Silent:
+        async def ask(self, text: str) -> str | None:
+            return None
+
+    assert await ah.compose(Asked, [Silent(), Silent()]).ask("x") == "own x"
+
+
 async def test_the_last_keyword_of_a_chain() -> None:
     """`chain`: the answer takes the place of the last keyword-only argument, and the others stay."""
     assert await ah.compose(Texts, [Adding("a"), Adding("b")]).translate(text="x", language="l") == "lab"

@@ -581,6 +581,8 @@ async def test_hooks_that_cannot_be_left(block_fails: bool, caplog: pytest.LogCa
             if block_fails:
                 raise ValueError("of the block")
     assert events[3:] == ["leave c", "leave b", "leave a"]
+    hidden = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert hidden == (["leave c", "leave a"] if block_fails else [])
     if block_fails:
         assert raised.value.__notes__ == ["and then: OSError('leave c')", "and then: OSError('leave a')"]
     else:

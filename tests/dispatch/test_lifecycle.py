@@ -167,3 +167,25 @@ async def test_one_way_for_all_answers() -> None:
     assert await hooks.count() == 1
     await hooks.notify()
     assert notified == [1, 2]
+
+
+def test_a_hook_that_decides_which_of_its_methods_are_called_is_refused() -> None:
+    """A lifecycle that is called as a whole calls its own methods; a hook that overrides that would bypass the group."""
+
+    class Handler:
+        async def __call__(self, event: str) -> None:
+            await self.on_event(event)
+
+        async def on_event(self, event: str) -> None: ...
+
+    class Own(Handler):
+        async def __call__(self, event: str) -> None: ...
+
+        async def on_event(self, event: str) -> None: ...
+
+    class Listener(Handler):
+        async def on_event(self, event: str) -> None: ...
+
+    ah.compose(Handler, [Listener()])
+    with refused(InvalidHookError, "Own.__call__ decides which of its methods are called"):
+        ah.compose(Handler, [Own()])

@@ -12,6 +12,7 @@ class Lifecycle:
     """A framework's class: it has an attribute, a property that hooks may override, and one that looks at the class."""
 
     strict: bool = False
+    labels: list[str] | None = None
 
     @property
     def quiet(self) -> bool:
@@ -65,6 +66,14 @@ def test_attributes_that_hooks_set_are_taken_over() -> None:
     assert (composite.strict, composite.quiet) == (True, True)
     with pytest.raises(InvalidHookError, match=r"Strict\.quiet is True and First\.quiet is False"):
         ah.compose(Lifecycle, [hook, other])
+
+
+def test_equal_attributes_are_one() -> None:
+    """Hooks that set equal values agree; the first one's is taken over."""
+    hooks = [First(), First()]
+    for hook in hooks:
+        hook.labels = [*"ab"]
+    assert ah.compose(Lifecycle, hooks).labels is hooks[0].labels
 
 
 def test_wrap_for_all_methods_leaves_those_that_cannot() -> None:
