@@ -117,6 +117,24 @@ async def test_ambiguous_headers_are_refused(headers: list[tuple[bytes, bytes]])
     assert (await ask(service_of(), "/progress", headers=headers)).status == 403
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([(b"user-agent", b"probe")], 200),
+        ([(b"host", b"evil.com")], 403),
+        ([(b"origin", b"http://localhost")], 403),
+        ([(b"origin", b"http://")], 403),
+        ([(b"origin", b"")], 403),
+        ([(b"sec-fetch-site", b"cross-site")], 403),
+    ],
+)
+async def test_http_1_0_needs_no_host(headers: list[tuple[bytes, bytes]], status: int) -> None:
+    """A probe of HTTP/1.0 without a Host is answered; with one, or from a page, it is judged like any other."""
+    service = service_of()
+    assert (await ask(service, "/progress", headers=headers, http_version="1.0")).status == status
+    assert (await ask(service, "/progress", headers=headers, http_version="1.1")).status == 403
+
+
 async def test_a_token_protects_the_session() -> None:
     """Without the token clients get the page, which is empty, and the bare state for probes."""
     service = service_of(token=SECRET, title="canary")

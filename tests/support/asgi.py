@@ -57,6 +57,7 @@ class Exchange:
         query: str | bytes = b"",
         root_path: str = "",
         reads: bool = True,
+        http_version: str = "1.1",
     ) -> None:
         """Send the request. Without a `host` header it has that of the local machine."""
         given = headers.items() if isinstance(headers, Mapping) else headers
@@ -69,7 +70,7 @@ class Exchange:
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
+            "http_version": http_version,
             "method": method,
             "scheme": scheme,
             "path": unquote(root_path + path),

@@ -70,9 +70,12 @@ class AccessPolicy:
             return _METHOD
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
-        if len(hosts) != 1 or not self._is_own_host(hosts[0].decode("latin-1")):
-            return _HOST
-        own = scope.get("scheme", "http").encode() + b"://" + hosts[0].lower()
+        own: bytes | None = None
+        # Some probes use HTTP/1.0, which has no Host. No browser does, so there is no page behind it.
+        if hosts or scope.get("http_version") != "1.0":
+            if len(hosts) != 1 or not self._is_own_host(hosts[0].decode("latin-1")):
+                return _HOST
+            own = scope.get("scheme", "http").encode() + b"://" + hosts[0].lower()
         if any(origin.lower() != own for origin in headers.get(b"origin", [])):
             return _ORIGIN
         if any(site not in (b"same-origin", b"none") for site in headers.get(b"sec-fetch-site", [])):
