@@ -3,6 +3,7 @@
 Options:
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
+    --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
 
 Markers:
     may_leak: nothing is checked after this test, because it leaks on purpose.
@@ -16,7 +17,10 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import itertools
+import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from typing import Any
 
@@ -28,12 +32,14 @@ from aiohooks.testing.leaks import no_leaks
 
 # A guard against hanging, not a measurement.
 HANG_SECS = 45
+SLOW_CALLS = 40  # with --slow-disk
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--loop`."""
+    """Add `--loop` and `--slow-disk`."""
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
+    parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -72,6 +78,22 @@ def _no_turns_by_the_clock(request: pytest.FixtureRequest, monkeypatch: pytest.M
     """Let sessions give the loop no turn when a machine is busy, except in tests of these turns: others would see more ticks."""
     if request.node.get_closest_marker("turns") is None:
         monkeypatch.setattr("aiohooks.session.monitored.monotonic_now", lambda: lambda: 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _slow_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the first calls of `fsync` slow, if so asked: tests must not depend on the speed of the disk."""
+    secs, calls = request.config.getoption("--slow-disk"), itertools.count()
+    if not secs:
+        return
+
+    def slow(sync: Callable[[int], None], fd: int) -> None:
+        if next(calls) < SLOW_CALLS:
+            time.sleep(secs)
+        sync(fd)
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, functools.partial(slow, getattr(os, name)))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -77,16 +77,16 @@ def context_of(error: BaseException) -> list[BaseException]:
 
 def test_hidden_errors_are_at_the_end_of_the_context(caplog: pytest.LogCaptureFixture) -> None:
     """One as it is, several as a group, behind what was there; each is logged."""
-    raised, own, one, other = (ValueError(name) for name in ("raised", "own", "one", "other"))
+    raised, own, one, two, three = (ValueError(name) for name in ("raised", "own", "one", "two", "three"))
     chained(raised, own)
     keep_errors(raised, [one])
     assert context_of(raised) == [own, one]
-    keep_errors(raised, [other, own])
+    keep_errors(raised, [two, own, three])
     (*known, last) = context_of(raised)
     assert known == [own, one]
     assert isinstance(last, ExceptionGroup)
-    assert last.exceptions == (other, own)
-    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [one, other, own]
+    assert last.exceptions == (two, three)
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [one, two, own, three]
 
 
 @pytest.mark.parametrize("links", [0, 1, 3])
