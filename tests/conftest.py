@@ -83,13 +83,13 @@ def _no_turns_by_the_clock(request: pytest.FixtureRequest, monkeypatch: pytest.M
 @pytest.fixture(autouse=True)
 def _slow_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the first calls of `fsync` slow, if so asked: tests must not depend on the speed of the disk."""
-    secs, calls = request.config.getoption("--slow-disk"), itertools.count()
-    if not secs:
+    slow_disk_secs, calls = request.config.getoption("--slow-disk"), itertools.count()
+    if not slow_disk_secs:
         return
 
     def slow(sync: Callable[[int], None], fd: int) -> None:
         if next(calls) < SLOW_CALLS:
-            time.sleep(secs)
+            time.sleep(slow_disk_secs)
         sync(fd)
 
     for name in ("fsync", "fdatasync"):
