@@ -11,6 +11,7 @@ import pytest
 
 from aiohooks._aio.await_chain import format_tasks, task_wait
 from aiohooks._aio.cancel import wait_done
+from aiohooks.stores import MemoryStepStore
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -51,6 +52,28 @@ async def test_a_chain_is_followed_through_everything() -> None:
     waiting.opened.set()
     await task
     assert task_wait(task).where is None
+
+
+class OwnWait:
+    """Has a method of the name of a step store's."""
+
+    async def wait_for(self, step: int) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_what_is_awaited_is_named() -> None:
+    """A wait on a step store by its step, one for a task by the name of that; any other has no name."""
+    own, stored = asyncio.create_task(OwnWait().wait_for(5), name="own"), asyncio.create_task(MemoryStepStore().wait_for(5))
+
+    async def waits_for_own() -> None:
+        await own
+
+    outer = asyncio.create_task(waits_for_own())
+    await ticks()
+    assert [task_wait(task).awaits for task in (own, stored, outer)] == [None, "step 5 of default", "task 'own'"]
+    own.cancel()
+    stored.cancel()
+    await asyncio.wait([own, stored, outer])
 
 
 async def test_a_task_that_is_watched_is_a_link() -> None:
