@@ -189,20 +189,21 @@ async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path:
 
 
 @pytest.mark.parametrize("kind", [LocalStepStore, WithoutInotify])
-async def test_a_run_directory_that_is_moved(tmp_path: Path, kind: type[LocalStepStore]) -> None:
+@pytest.mark.parametrize("moved", ["base/default", "base"])
+async def test_a_run_directory_that_is_moved(tmp_path: Path, kind: type[LocalStepStore], moved: str) -> None:
     """Whoever waits there, or uses the store later, is notified: another store of the run would begin anew."""
     with ManualClock() as clock:
-        async with kind(tmp_path) as store:
+        async with kind(tmp_path / "base") as store:
             await store.advance()
             waiting = await parked(store.wait_for(3))
-            store.directory.rename(tmp_path / "moved")
+            (tmp_path / moved).rename(tmp_path / "elsewhere")
             clock.advance(1.0)
             with pytest.raises(ah.errors.StoreUnavailableError, match=r"its directory .* was moved: close this store"):
                 await waiting
             for use in (store.advance, store.value, store.forget):
                 with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
                     await use()
-            assert (tmp_path / "moved" / "position").exists()
+    assert list((tmp_path / "elsewhere").rglob("position")) != []
 
 
 async def test_a_run_directory_that_is_moved_and_moved_back(tmp_path: Path) -> None:

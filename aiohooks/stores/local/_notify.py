@@ -75,7 +75,7 @@ class RunEvents(NamedTuple):
         notified: the file `notify` was written.
         ended: slots whose processes may have ended; None: any of them.
         removed: slots that were freed, by their processes or because the run was deleted.
-        moved: the run's directory was moved.
+        moved: the run's directory, or the one above it, was moved.
     """
 
     notified: bool
@@ -95,7 +95,7 @@ class InotifyWatcher(Inotify):
         try:
             self._notify_watch = self.add(path / "notify", MODIFY)
             self._alive_watch = self.add(path / "alive", CLOSE_WRITE | DELETE)
-            self._run_watch = self.add(path, MOVE_SELF)
+            self._directory_watches = self.add(path, MOVE_SELF), self.add(path.parent, MOVE_SELF)
         except BaseException:
             self.close()
             raise
@@ -118,7 +118,7 @@ class InotifyWatcher(Inotify):
             offset += _EVENT.size + size
             overflow |= watch < 0  # any number of events was lost
             notified |= watch == self._notify_watch
-            moved |= watch == self._run_watch and bool(mask & MOVE_SELF)
+            moved |= watch in self._directory_watches and bool(mask & MOVE_SELF)
             if watch == self._alive_watch:
                 name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
                 ended |= {name} if mask & CLOSE_WRITE else set()
