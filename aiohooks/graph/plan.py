@@ -113,12 +113,10 @@ class _Planner:
             raise GraphError(f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the cycle")
         value: Any = MISSING
         if node not in self.feeds:
-            self.path.append(node)
             if isinstance(node, Operation):
                 return self.operation(node)
             if isinstance(node, Output):
                 return self.output(node)
-            self.path.pop()
             if isinstance(node, Placeholder):
                 value = node.default
                 if value is MISSING:
@@ -133,6 +131,7 @@ class _Planner:
         return slot
 
     def operation(self, node: Operation) -> int:
+        self.path.append(node)
         positional: list[int] = []
         named: dict[str, int] = {}
         known = self.graph.nodes
@@ -160,6 +159,7 @@ class _Planner:
         return slot
 
     def output(self, node: Output) -> int:
+        self.path.append(node)
         source = self.visit(node.operation)
         self.path.pop()
         slot = self.add(node)

@@ -106,7 +106,6 @@ class Variables:
     def mark_ready(self) -> None:
         """Internal: wake the waiting workers."""
         self._ready = True
-        self._initialising = False
         self._failure = None
         for waiter in (*self._claims, *self._waiters):
             wake(waiter)

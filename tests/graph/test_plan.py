@@ -100,6 +100,18 @@ async def test_a_cycle_is_named(length: int) -> None:
     assert await session.run("start", {"a": 5}) == 5
 
 
+async def test_only_the_cycle_is_named() -> None:
+    """What was planned before, and is not part of the cycle, is not in the message."""
+    graph = ah.Graph()
+    graph.placeholder("x", default=1)
+    graph.operation(name="done")(lambda x: x)
+    graph.operation(name="one")(lambda x, done, two: 0)
+    graph.operation(name="two")(lambda done, x, one: 0)
+    graph.operation(name="top")(lambda done, one: 0)
+    with refused(ah.errors.GraphError, "form a cycle: one -> two -> one; feed"):
+        await ah.Session(graph).run("top")
+
+
 async def test_a_diamond_is_no_cycle() -> None:
     """A node that is needed along several paths is computed once."""
     calls: list[str] = []
