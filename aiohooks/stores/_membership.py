@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from aiohooks._aio.clock import TimerHandle, current_clock
+from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
-from aiohooks.stores._protocol import Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
+from aiohooks.stores._protocol import Expire, Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher, PublisherExit
 
@@ -22,7 +22,18 @@ class Members:
     renew its lease, after a quarter of the lease time.
     """
 
-    __slots__ = ("_lease_secs", "_numbers", "_once", "_publishers", "_sent", "_seq", "chief", "exit_writer", "process")
+    __slots__ = (
+        "_last_once",
+        "_lease_secs",
+        "_numbers",
+        "_once",
+        "_publishers",
+        "_sent",
+        "_seq",
+        "chief",
+        "exit_writer",
+        "process",
+    )
 
     def __init__(self, process: str, lease_secs: float) -> None:
         self.process = process
@@ -34,6 +45,7 @@ class Members:
         self._numbers = 0
         self._publishers: dict[Publisher, Member] = {}
         self._once: list[Leave | Fail] = []
+        self._last_once: Leave | Fail | None = None  # the last one that was answered
         self._seq = 0
         self._sent: dict[str, Member] = {}
 
@@ -71,13 +83,17 @@ class Members:
         self._seq += 1
         self._once.append(request._replace(writer=self.exit_writer, seq=self._seq))
 
+    @property
+    def here(self) -> tuple[Member, ...]:
+        """The members in this process."""
+        return (*self._publishers.values(), *(() if self.chief is None else (self.chief,)))
+
     def unsent(self, refused: Collection[Request] = ()) -> list[Request]:
         """Return the requests that bring the engine up to date, without those that it has refused now.
 
         Exits and failures are sent in their order, so a refused one holds back the later ones; nothing else does.
         """
-        members = [*self._publishers.values(), *([] if self.chief is None else [self.chief])]
-        joins = [Join(member) for member in members if self._sent.get(member.id) != member]
+        joins = [Join(member) for member in self.here if self._sent.get(member.id) != member]
         once = [] if any(request in refused for request in self._once) else self._once
         return [*(join for join in joins if join not in refused), *once]
 
@@ -87,12 +103,19 @@ class Members:
             self._sent[request.member.id] = request.member
         elif isinstance(request, (Leave, Fail)):
             self._once.remove(request)
+            self._last_once = request
             if isinstance(request, Leave):
                 self._sent.pop(request.id, None)
 
     def mark_unsent(self) -> None:
-        """Make all members unsent: to renew their leases, or because the engine may have lost them."""
+        """Make all members unsent: to renew their leases, or to announce them again after an outage."""
         self._sent.clear()
+
+    def repeat_last_exit(self) -> None:
+        """Send the last exit or failure again: the engine has lost its data. It counts once if another process has kept it."""
+        if self._last_once is not None:
+            self._once.insert(0, self._last_once)
+            self._last_once = None
 
     @property
     def renewal_secs(self) -> float | None:
@@ -108,10 +131,61 @@ def _text(exc: BaseException) -> str:
     return text if cut <= 0 else f"{text[:_MAX_TEXT]}... ({cut:,} more characters were cut off; the process that failed has them)"
 
 
+class LeaseWatch:
+    """For how long the members of other processes have been silent, measured by the clock of this process alone.
+
+    No engine compares clocks, and none removes a member by itself: a member renews its lease by a heartbeat, and a process
+    that reads the run often enough, and for the time of the lease sees no other heartbeat, requests its removal. Time in which
+    the run could not be read does not count: no heartbeat could arrive then. Of reads that are all late, each counts as one.
+    """
+
+    __slots__ = ("_clock", "_last", "_process", "_read_at", "_silent")
+
+    def __init__(self, clock: Clock, process: str) -> None:
+        self._clock = clock
+        self._process = process
+        self._last: tuple[Member, ...] | None = None  # of the last snapshot
+        self._read_at = -math.inf
+        # Each member as last seen, for how long it has been silent, and whether the last read was late.
+        self._silent: dict[str, tuple[Member, float, bool]] = {}
+
+    def restart(self) -> None:
+        """Begin all leases again: the engine was unavailable."""
+        self._silent.clear()
+
+    def observe(self, members: tuple[Member, ...]) -> None:
+        """Take note of the members in a snapshot that was just read; the same object again changes nothing."""
+        if members and members is self._last:
+            return
+        self._last = members
+        now = self._clock.now()
+        elapsed, self._read_at = now - self._read_at, now
+        known, self._silent = self._silent, {}
+        for member in members:
+            if member.process != self._process and math.isfinite(member.ttl):
+                before, silent, was_late = known.get(member.id, (None, 0.0, False))
+                late = before is not None and elapsed > member.ttl / 2
+                if before is None or before.heartbeat != member.heartbeat or (late and not was_late):
+                    silent = 0.0
+                else:
+                    silent += member.ttl / 4 if late else elapsed
+                self._silent[member.id] = member, silent, late
+
+    def expired(self) -> list[Expire]:
+        """Return the requests to remove the members whose leases have run out."""
+        return [Expire(member.id, member.heartbeat) for member, silent, _ in self._silent.values() if silent >= member.ttl]
+
+    @property
+    def read_secs(self) -> float | None:
+        """In how many seconds to read the run again; None if there is no lease to watch."""
+        next_reads = (min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self._silent.values())
+        return max(0.0, min(next_reads, default=-1.0)) if self._silent else None
+
+
 class RunWatcher:
     """Compares the engine's snapshots of a run, and passes what is new to the registry of waits."""
 
-    __slots__ = ("_clock", "_grace", "_grace_secs", "_keep", "_observed", "_process", "_seen_exit", "_waits", "snapshot")
+    __slots__ = ("_clock", "_grace", "_grace_secs", "_hold", "_keep", "_observed", "_process", "_seen_exit", "_waits", "snapshot")
 
     def __init__(self, waits: WaitRegistry, process: str, *, keep: bool, join_grace_secs: float) -> None:
         """With `keep`, waiters stay for the successor of a publisher that was found dead."""
@@ -124,6 +198,7 @@ class RunWatcher:
         self._keep = keep
         self._grace_secs = join_grace_secs
         self._grace: TimerHandle | None = None
+        self._hold: TimerHandle | None = None
         self._seen_exit = 0  # the number of the latest exit that the registry knows
 
     def observe(self, snapshot: Snapshot) -> None:
@@ -135,14 +210,34 @@ class RunWatcher:
             self._seen_exit = snapshot.last_exit.number
             self._grace = self._clock.call_later(self._grace_secs, self._end_grace)
         elif snapshot.members:
-            self.stop()
+            self._stop_grace()
         if snapshot.failure is not None and snapshot.failure != old.failure and not first:
             self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
         # Without a living member nothing is initialised any more: the run has ended, or its chief will be restarted.
         self._waits.set_initialised(snapshot.ready and bool(snapshot.members or snapshot.last_exit is None))
         self._report_others()
 
+    def hold(self, secs: float) -> None:
+        """The engine has lost its data: let all waits continue until every publisher could be announced again."""
+        self._stop_hold()
+        self._hold = self._clock.call_later(secs, self._end_hold)
+        self._waits.holds = True
+
+    def _end_hold(self) -> None:
+        self._stop_hold()
+        self._report_others()
+
+    def _stop_hold(self) -> None:
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+        self._waits.holds = False
+
     def stop(self) -> None:
+        self._stop_grace()
+        self._stop_hold()
+
+    def _stop_grace(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -169,6 +264,7 @@ class RunWatcher:
         last_exit, lost = None, False
         if left is not None and left.number > self._seen_exit:
             self._seen_exit = left.number
+            self._stop_hold()  # it is a new one
             lost = left.lost
             if lost:
                 logger.warning("run %s: %s was found dead, last seen at step %d", self._waits.run, left.name, left.step)

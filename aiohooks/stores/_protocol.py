@@ -103,14 +103,16 @@ class Snapshot(NamedTuple):
 
     position: Position
     term: int = 0
+    leader: str = ""
+    """The process that the term was granted to; empty where that is not known."""
     ready: bool = False
     revision: int = 0
     """Grows with every change of a field other than the position."""
     members: tuple[Member, ...] = ()
     last_exit: LastExit | None = None
     failure: Failure | None = None
-    expires_secs: float | None = None
-    """In how many seconds a lease may run out: read the run again then. None: the engine reports it by itself."""
+    run_id: str = ""
+    """A random word made with the run; with another one the engine has lost the run meanwhile."""
 
 
 # What an engine is asked for.
@@ -175,7 +177,14 @@ class Fail(NamedTuple):
     """As that of a `Leave`."""
 
 
-Request = Write | Join | Leave | Lead | Fail
+class Expire(NamedTuple):
+    """Removes a member that was silent for the time of its lease, unless it has been renewed since `heartbeat`."""
+
+    id: str
+    heartbeat: int
+
+
+Request = Write | Join | Leave | Lead | Fail | Expire
 
 
 class Answer(NamedTuple):

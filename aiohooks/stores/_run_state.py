@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
+    Expire,
     Fail,
     Failure,
     Join,
@@ -28,11 +30,27 @@ _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dro
 class RunState:
     """One run; one request is applied at a time. Engines with a language of their own implement the same in it."""
 
-    __slots__ = ("answers", "exits", "failure", "last_exit", "members", "position", "ready", "revision", "term")
+    __slots__ = (
+        "answers",
+        "exits",
+        "failure",
+        "last_exit",
+        "leader",
+        "members",
+        "position",
+        "ready",
+        "recovered",
+        "recovered_exits",
+        "recovered_revision",
+        "revision",
+        "term",
+        "unconfirmed",
+    )
 
     def __init__(self) -> None:
         self.position = Position(1, 0)
         self.term = 0
+        self.leader = ""  # the process that the term was granted to
         self.ready = 0  # the term that has initialised what the workers need
         self.revision = 0
         self.members: dict[str, Member] = {}
@@ -40,12 +58,17 @@ class RunState:
         self.exits = 0
         self.failure: Failure | None = None
         self.answers: dict[str, tuple[int, Position]] = {}
+        # After the data was lost, see `recover`:
+        self.recovered: list[str] = []  # the processes that have said what they know
+        self.recovered_exits = 0  # the highest number of an exit from before
+        self.recovered_revision = 0  # the highest revision from before
+        self.unconfirmed: list[str] = []  # members that other processes knew, and that have not been renewed since
 
     def copy(self) -> RunState:
         other = RunState()
         for name in self.__slots__:
             value = getattr(self, name)
-            setattr(other, name, value.copy() if isinstance(value, dict) else value)
+            setattr(other, name, value.copy() if isinstance(value, (dict, list)) else value)
         return other
 
     def apply(self, request: Request) -> Answer:
@@ -56,6 +79,8 @@ class RunState:
             self._join(request.member)
         elif isinstance(request, Lead):
             return self._lead(request.member)
+        elif isinstance(request, Expire):
+            self._expire(request)
         elif not self._is_repeated(request):
             if isinstance(request, Leave):
                 self._leave(request)
@@ -64,38 +89,76 @@ class RunState:
                 self.revision += 1
         return self._answer("ok")
 
-    def expire(self, id: str, heartbeat: int) -> bool:
-        """Remove a member whose lease ran out, unless it has been renewed since `heartbeat`; return whether it was removed."""
-        member = self.members.get(id)
-        if member is None or member.heartbeat != heartbeat:
-            return False
-        del self.members[id]
-        self._record_exit(member.name, self.position.step, "", lost=True)
-        return True
-
     def forget(self, *writers: str) -> None:
         """Drop the last answers to these writers."""
         for writer in writers:
             self.answers.pop(writer, None)
 
-    def recover(self, known: RunState) -> None:
-        """Restore the position and the last answers from a copy of the run that has been lost."""
+    def recover(self, process: str, known: Snapshot, answers: Mapping[str, tuple[int, Position]]) -> None:
+        """Take over what a process knows of the run from before the engine lost it, with its own members as they are now.
+
+        Each process does this once after a loss, in any order; what has happened since the loss is kept. Members of other
+        processes come back as they were last seen: none counts as gone before it could be announced again.
+        """
+        before = self.snapshot()
         self.position = max(self.position, known.position)
-        for writer, last in known.answers.items():
+        for writer, last in answers.items():
             self.answers[writer] = max(last, self.answers.get(writer, last))
         while len(self.answers) > _MOST_WRITERS:
             del self.answers[next(iter(self.answers))]
+        if known.term > self.term:
+            self._begin_term(known.term, known.leader)
+            for member in tuple(self.members.values()):
+                if self._is_stale(member):
+                    self._remove(member.id)
+        if known.ready and (known.term, known.leader) == (self.term, self.leader):
+            self.ready = self.term
+        if known.failure is not None and self.failure is None:
+            self.failure = known.failure
+        if known.last_exit is not None and known.last_exit != self.last_exit:
+            self._recover_exit(known.last_exit)
+        self._recover_members(process, known)
+        if self.snapshot() != before:
+            self.revision = max(self.revision, known.revision) + 1
 
-    def snapshot(self, expires_secs: float | None = None) -> Snapshot:
+    def _recover_exit(self, known: LastExit) -> None:
+        if self.exits <= self.recovered_exits:
+            if known.number > self.exits:
+                self.exits, self.last_exit = known.number, known
+        elif known.number >= self.exits and self.last_exit is not None:  # there was one since the loss: that is the last one
+            self.exits = known.number + 1
+            self.last_exit = self.last_exit._replace(number=self.exits)
+        self.recovered_exits = max(self.recovered_exits, known.number)
+
+    def _recover_members(self, process: str, known: Snapshot) -> None:
+        here = {member.id for member in known.members}
+        newest = known.revision >= self.recovered_revision
+        for id in tuple(self.unconfirmed):
+            # The process itself, or one with a more recent snapshot, knows that it has left.
+            if id not in here and (newest or id.rpartition("/")[0] == process):
+                self.unconfirmed.remove(id)
+                del self.members[id]
+        for member in known.members:
+            if member.process == process:
+                self._join(member)
+            elif newest and member.process not in self.recovered and member.id not in self.members and not self._is_stale(member):
+                self.members[member.id] = member
+                self.unconfirmed.append(member.id)
+        self.recovered_revision = max(self.recovered_revision, known.revision)
+        if process not in self.recovered:
+            self.recovered.append(process)
+
+    def snapshot(self, run_id: str = "") -> Snapshot:
         return Snapshot(
             self.position,
             self.term,
+            self.leader,
             self.ready == self.term > 0,
             self.revision,
             tuple(self.members.values()),
             self.last_exit,
             self.failure,
-            expires_secs,
+            run_id,
         )
 
     def _answer(self, status: Any) -> Answer:
@@ -106,11 +169,11 @@ class RunState:
         if last is not None and last[0] >= write.seq:
             return Answer("ok", last[1], self.term, self.revision)
         epoch, step = write.target(self.position)
-        if 0 < write.term < self.term:
+        if self._is_older_term(write.term, write.writer):
             return self._answer("stale")
         if step > MAX_STEP:
             return self._answer("full")
-        self.term = max(self.term, write.term)
+        self._begin_term(write.term, write.writer)
         self.position = Position(epoch, step)
         self._remember(write.writer, write.seq)
         return self._answer("ok")
@@ -139,13 +202,13 @@ class RunState:
     def _join(self, member: Member) -> None:
         known = self.members.get(member.id)
         member = member._replace(heartbeat=0 if known is None else known.heartbeat + 1)
-        if 0 < member.term < self.term:
+        if self._is_stale(member):
             # A chief that was taken for dead, and whose successor leads: its lease is gone.
-            if self.members.pop(member.id, None) is not None:
+            if self._remove(member.id) is not None:
                 self.revision += 1
             return
-        self.members[member.id] = member
-        self.term = max(self.term, member.term)
+        self._confirm(member)
+        self._begin_term(member.term, member.process)
         if member.ready and self.ready != member.term:
             self.ready = member.term
             self.revision += 1
@@ -153,11 +216,27 @@ class RunState:
             self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
-        known = self.members.pop(leave.id, None)
+        known = self._remove(leave.id)
         if leave.name:
             self._record_exit(leave.name, leave.step, leave.error, lost=False)
         elif known is not None:
             self.revision += 1
+
+    def _expire(self, expire: Expire) -> None:
+        member = self.members.get(expire.id)
+        if member is not None and member.heartbeat == expire.heartbeat:
+            self._remove(expire.id)
+            self._record_exit(member.name, self.position.step, "", lost=True)
+
+    def _confirm(self, member: Member) -> None:
+        self.members[member.id] = member
+        if member.id in self.unconfirmed:
+            self.unconfirmed.remove(member.id)
+
+    def _remove(self, id: str) -> Member | None:
+        if id in self.unconfirmed:
+            self.unconfirmed.remove(id)
+        return self.members.pop(id, None)
 
     def _record_exit(self, name: str, step: int, error: str, *, lost: bool) -> None:
         self.exits += 1
@@ -169,10 +248,22 @@ class RunState:
             return self._answer("busy")
         known = self.members.get(member.id)
         if known is None or not known.term:  # otherwise it is the same request, repeated because its answer was lost
-            self.term += 1
-            self.members[member.id] = member._replace(term=self.term, ready=False)
+            self._begin_term(self.term + 1, member.process)
+            self._confirm(member._replace(term=self.term, ready=False))
             self.revision += 1
         return self._answer("ok")
+
+    def _begin_term(self, term: int, leader: str) -> None:
+        """Begin a term, unless it is not newer than the current one."""
+        if term > self.term:
+            self.term, self.leader = term, leader
+
+    def _is_older_term(self, term: int, process: str) -> bool:
+        """Return whether a term of this process has ended. Two processes may have the same term if the engine lost its data."""
+        return 0 < term < self.term or (0 < term == self.term and self.leader not in ("", process))
+
+    def _is_stale(self, member: Member) -> bool:
+        return self._is_older_term(member.term, member.process)
 
     def dump(self) -> bytes:
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
@@ -193,6 +284,10 @@ class RunState:
             state.term, state.ready, state.revision = _number(read["term"]), _number(read["ready"]), _number(read["revision"])
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.exits = _number(read["exits"])
+            state.leader = str(read.get("leader", ""))
+            state.recovered, state.unconfirmed = [[str(one) for one in read.get(key, ())] for key in ("recovered", "unconfirmed")]
+            state.recovered_exits = _number(read.get("recovered_exits", 0))
+            state.recovered_revision = _number(read.get("recovered_revision", 0))
             if read["last_exit"] is not None:
                 number, name, step, error, lost = read["last_exit"]
                 state.last_exit = LastExit(_number(number), str(name), _number(step), str(error), bool(lost))

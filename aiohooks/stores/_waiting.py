@@ -199,6 +199,7 @@ class WaitRegistry:
         "_warned_at",
         "closed",
         "forked",
+        "holds",
         "is_initialised",
         "latest",
         "max_waiting",
@@ -225,6 +226,8 @@ class WaitRegistry:
         self.closed = False
         self.forked = False
         """Whether the store came into this process by a fork."""
+        self.holds = False
+        """Whether publishers that are not known here may still announce themselves: no wait fails for the lack of one."""
         self.waiters = WaitersByThreshold()
         self.publishers = Publishers()
         self.total = 0
@@ -446,7 +449,7 @@ class WaitRegistry:
         if self._failure is not None and self._failure[1] == self.latest:
             return self._failure[0]
         left = self.publishers.last_exit
-        if left is None or not self.publishers.all_waiting(self.latest.step):
+        if left is None or self.holds or not self.publishers.all_waiting(self.latest.step):
             return None
         if left.error is None:
             return PublisherFinishedError(f"{left.name} finished at step {left.step}")

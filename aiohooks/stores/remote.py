@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 import asyncio
 import functools
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import TimerHandle, wake, wake_after
@@ -43,6 +44,9 @@ class RemoteStepStore(SharedStepStore):
     or the engine refuses, `StoreDamagedError` when what it finds is no run. After a `StoreDamagedError` nothing is repeated.
     `_watch` reports to `_observe_snapshot` and `_observe`.
     """
+
+    _loss_note: ClassVar[str] = "; advances of processes that have not seen each other's since the loss may count once"
+    """What may be wrong with the step after the engine has lost its data."""
 
     def __init__(
         self,
@@ -89,7 +93,11 @@ class RemoteStepStore(SharedStepStore):
 
     @abc.abstractmethod
     async def _connect(self) -> Snapshot:
-        """Connect, subscribe, and then read the run; make the run if it is not there."""
+        """Connect, subscribe, and then read the run; make the run if it is not there.
+
+        If it is another one than before (`Snapshot.run_id`), the engine has lost its data: first it gets `_known()`, by
+        `RunState.recover`. Requests and reports of a run with another id than that must fail.
+        """
 
     @abc.abstractmethod
     async def _watch(self) -> None:
@@ -101,7 +109,7 @@ class RemoteStepStore(SharedStepStore):
 
     @abc.abstractmethod
     async def _read_run_once(self) -> Snapshot:
-        """Read the run once, after removing the members whose leases have run out."""
+        """Read the run once."""
 
     @abc.abstractmethod
     async def _delete_run_once(self) -> None:
@@ -162,7 +170,8 @@ class RemoteStepStore(SharedStepStore):
                 self._wake_sleepers()
                 return
             attempt += 1
-            await self._backoff_sleep(_BACKOFF.pause_secs(attempt))
+            # Who has a lease is back before it can run out.
+            await self._backoff_sleep(min(_BACKOFF.pause_secs(attempt), self._members.renewal_secs or math.inf))
 
     def _activity(self) -> tuple[int, Position]:
         """Return a value that changes with every use of the connection: an answer, or a new position."""
@@ -213,12 +222,14 @@ class RemoteStepStore(SharedStepStore):
         self._given_up = False
         self._refusal = None
         self._waits.clear_failure()
-        latest = self._waits.latest
+        self._leases.restart()
+        known = self._snapshot
+        if known.run_id not in ("", snapshot.run_id):
+            logger.warning("run %s: the engine has lost its data; it gets what is known here%s", self.run, self._loss_note)
+            self._watcher.hold(max([self._lease_secs, *(member.ttl for member in known.members)]))
+            self._members.repeat_last_exit()
         self._observe_snapshot(snapshot)
         self._announce_again()
-        if snapshot.position < latest and not self._forgotten:
-            logger.warning("run %s: the engine came back at %s, behind %s: raised", self.run, snapshot.position, latest)
-            self._spawn(self._write("raise", 0), "raising an engine that came back empty")
         self._wake_sleepers()
 
     def _end_outage(self) -> None:
@@ -245,7 +256,13 @@ class RemoteStepStore(SharedStepStore):
     # Requests.
 
     async def _read_run(self) -> Snapshot:
-        return await self._retry(self._read_run_once)
+        snapshot = await self._retry(self._read_run_once)
+        self._leases.observe(snapshot.members)
+        if expired := self._leases.expired():
+            for request in expired:
+                await self._request(request)
+            snapshot = await self._retry(self._read_run_once)
+        return snapshot
 
     async def _request(self, request: Request) -> Answer:
         return await self._retry(functools.partial(self._request_once, request))

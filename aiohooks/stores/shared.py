@@ -21,7 +21,7 @@ from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreClosedError, StoreDamagedError
-from aiohooks.stores._membership import Members, RunWatcher
+from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     MAX_STEP,
@@ -87,6 +87,7 @@ class SharedStepStore(StepStore):
         self._leader: Member | None = None  # of this process, from the request to lead on
         self._vacancies: set[asyncio.Future[None]] = set()
         self._members = Members(self._process, self._lease_secs)
+        self._leases = LeaseWatch(self._clock, self._process)
         self._announcing: asyncio.Task[None] | None = None
         self._renewal: TimerHandle | None = None
         self._announces = True
@@ -117,7 +118,7 @@ class SharedStepStore(StepStore):
 
     @abc.abstractmethod
     async def _read_run(self) -> Snapshot:
-        """Read the run, after removing the members whose leases have run out.
+        """Read the run, without the members whose leases have run out.
 
         Raises:
             StoreUnavailableError: it gave up.
@@ -458,9 +459,19 @@ class SharedStepStore(StepStore):
         """The latest one that was observed."""
         return self._watcher.snapshot
 
+    def _known(self) -> Snapshot:
+        """Return what this process knows of the run, for an engine that has lost it: its own members are exact."""
+        known = self._snapshot
+        if self._term > known.term:
+            known = known._replace(term=self._term, leader=self._process, ready=False)
+        others = (member for member in known.members if member.process != self._process)
+        position = max(known.position, self._waits.latest)
+        return known._replace(position=position, members=(*others, *self._members.here))
+
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that are out of date."""
         self._observe(snapshot.position)
+        self._leases.observe(snapshot.members)
         self._watcher.observe(snapshot)
         if self._watcher.chief is None:
             self._end_vacancies()
@@ -503,13 +514,13 @@ class SharedStepStore(StepStore):
         self._watch_leases()
 
     def _watch_leases(self) -> None:
-        """Read the run again when a lease of another process may have run out, for as long as there is a wait here."""
+        """Read the run regularly, to see which leases were renewed, for as long as there is a wait here."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        secs = self._snapshot.expires_secs
+        secs = self._leases.read_secs
         if secs is not None and self._opened and (self._waits.waiting or self._vacancies):
-            self._expiry = self._clock.call_later(secs + 0.001, self._start_refresh)
+            self._expiry = self._clock.call_later(secs, self._start_refresh)
 
     # Tasks and copies.
 

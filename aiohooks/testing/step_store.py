@@ -15,6 +15,7 @@ from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,
     SessionNotReadyError,
+    StaleTermError,
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
@@ -25,14 +26,17 @@ from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
 
 MakeStore = Callable[[str], StepStore]
 """Return a store of the named run, as another process would open it; for a store of one process, the same one again."""
+LoseData = Callable[[], Awaitable[None]]
+"""Let the engine lose all that it keeps; it works again afterwards."""
 
 
 class Run:
     """The stores of one run."""
 
-    def __init__(self, make: MakeStore, name: str) -> None:
+    def __init__(self, make: MakeStore, name: str, lose_data: LoseData | None = None) -> None:
         self._make = make
         self.name = name
+        self._lose_data = lose_data
         self.stores: list[StepStore] = []
 
     async def open(self) -> StepStore:
@@ -42,15 +46,20 @@ class Run:
             self.stores.append(store)
         return await store.__aenter__()
 
+    async def lose_data(self) -> None:
+        """Let the engine lose its data."""
+        assert self._lose_data is not None
+        await self._lose_data()
+
     async def pair(self) -> tuple[StepStore, StepStore]:
         """Open two stores; for a store of one process they are the same one."""
         return await self.open(), await self.open()
 
 
 @contextlib.asynccontextmanager
-async def opened(make: MakeStore) -> AsyncGenerator[Run]:
+async def opened(make: MakeStore, lose_data: LoseData | None = None) -> AsyncGenerator[Run]:
     """Return a new run; its stores are closed and the run deleted afterwards."""
-    run = Run(make, f"check-{secrets.token_hex(4)}")
+    run = Run(make, f"check-{secrets.token_hex(4)}", lose_data)
     try:
         yield run
     finally:
@@ -430,6 +439,91 @@ async def forgets(run: Run) -> None:
         assert term.number == 1
 
 
+async def keeps_the_step_without_its_data(run: Run) -> None:
+    """An engine that has lost its data gets the step back from those who have seen it; no wait is lost or ends early."""
+    a, b = await run.pair()
+    await a.advance(5)
+    await sees(b, Position(1, 5))
+    waits = [await parked(store, store.wait_for(6)) for store in (a, b)]
+    await run.lose_data()
+    assert not any(wait.done() for wait in waits)
+    assert await b.advance() == 6
+    assert [await wait for wait in waits] == [6, 6]
+    assert await a.raise_to(0) == 6
+    assert await a.reset(2) == Position(2, 2)
+
+
+async def keeps_the_lead_without_its_data(run: Run) -> None:
+    """An engine that has lost its data: the chief leads on, a standby waits on, and its term is a newer one."""
+    a, b = await run.pair()
+    led: list[int] = []
+
+    async def stand_by() -> None:
+        async with b.lead() as term:
+            led.append(term.number)
+            await b.advance(10)
+
+    async with a.lead() as first:
+        await a.mark_initialised()
+        await a.advance(3)
+        await a.flush()
+        await b.wait_initialised()
+        standby = asyncio.ensure_future(stand_by())
+        await b.wait_for(3)
+        await run.lose_data()
+        assert await a.advance() == 4
+        assert await b.wait_for(4) == 4
+        await b.wait_initialised(0)
+        assert not led
+    await standby
+    assert led[0] > first.number
+    assert await a.wait_for(14) == 14
+
+
+async def has_one_chief_without_its_data(run: Run) -> None:
+    """A process that knows of no chief may take the lead of an engine that has lost its data: then the old chief is refused."""
+    a, b = await run.pair()
+    async with a.lead():
+        await a.advance(3)
+        await b.aclose()
+        await run.lose_data()
+        c = await run.open()
+        leads = asyncio.ensure_future(c.lead().__aenter__())
+        try:
+            await a.advance()
+        except StaleTermError:
+            await leads
+            await c.advance()
+            await raises(StaleTermError, a.advance())
+        else:
+            await c.value()
+            assert not leads.done()
+            leads.cancel()
+            await asyncio.gather(leads, return_exceptions=True)
+
+
+async def tells_each_exit_once_without_its_data(run: Run) -> None:
+    """An engine that has lost its data: an exit from before ends no wait while a publisher lives, and the next one ends it."""
+    a, b = await run.pair()
+    for number in range(2):
+        with a.publisher(f"warm-up {number}"):
+            await a.flush()
+            await b.value()
+            early = await parked(b, b.wait_for(100))
+        await raises(PublisherFinishedError, early)
+    trainer = a.publisher("trainer")
+    await a.flush()
+    await b.value()
+    wait = await parked(b, b.wait_for(100))
+    await run.lose_data()
+    await a.advance()
+    await b.wait_for(1)
+    assert not wait.done()
+    trainer.close(ZeroDivisionError("a bad batch"))
+    error = await raises(PublisherFailedError, wait)
+    assert "trainer failed at step 1" in str(error), error
+
+
 _Check = Callable[[Run], Coroutine[Any, Any, None]]
 _CHECKS: dict[str, _Check] = {
     check.__name__: check
@@ -440,33 +534,44 @@ _CHECKS: dict[str, _Check] = {
         *(fails, leads, initialises, closes, keeps_runs_apart, advances_for_threads, stays_in_its_process, forgets),
     )
 }
+_LOSSES: dict[str, _Check] = {
+    check.__name__: check
+    for check in (
+        *(keeps_the_step_without_its_data, keeps_the_lead_without_its_data, has_one_chief_without_its_data),
+        tells_each_exit_once_without_its_data,
+    )
+}
 
 
-async def check_step_store(make: MakeStore, check: str | None = None, *, limit_secs: float = 60.0) -> None:
+async def check_step_store(
+    make: MakeStore, check: str | None = None, *, lose_data: LoseData | None = None, limit_secs: float = 60.0
+) -> None:
     """Run the conformance suite on a step store, or one of its checks.
 
     Args:
         make: returns a store of the named run, called once for each process that is imitated; a new name must begin at step 0.
             For a store of one process it returns the same one for the same name.
         check: a name from `step_store_checks`; if left out, all are run.
+        lose_data: lets the engine lose all that it keeps, for the checks that need it; without it they are left out.
         limit_secs: how long one check may take.
 
     Raises:
         AssertionError: a check failed; the message or a note names it.
     """
-    if check is not None and check not in _CHECKS:
-        raise InvalidArgumentError(f"unknown check {check!r}; {did_you_mean(check, _CHECKS)}")
-    for name in _CHECKS if check is None else [check]:
+    checks = _CHECKS if lose_data is None else _CHECKS | _LOSSES
+    if check is not None and check not in checks:
+        raise InvalidArgumentError(f"unknown check {check!r}; {did_you_mean(check, checks)}")
+    for name in checks if check is None else [check]:
         try:
-            async with asyncio.timeout(limit_secs), opened(make) as run:
-                await _CHECKS[name](run)
+            async with asyncio.timeout(limit_secs), opened(make, lose_data) as run:
+                await checks[name](run)
         except TimeoutError as error:
-            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {_CHECKS[name].__doc__}") from error
+            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {checks[name].__doc__}") from error
         except Exception as error:
-            add_note(error, f"this fails the check {name}: {_CHECKS[name].__doc__}")
+            add_note(error, f"this fails the check {name}: {checks[name].__doc__}")
             raise
 
 
-def step_store_checks() -> list[str]:
-    """Return the names of the checks, for a parametrised test."""
-    return list(_CHECKS)
+def step_store_checks(*, lose_data: bool = False) -> list[str]:
+    """Return the names of the checks, for a parametrised test; or of those that need `lose_data`."""
+    return list(_LOSSES if lose_data else _CHECKS)

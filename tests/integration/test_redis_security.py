@@ -97,7 +97,7 @@ async def test_a_user_with_the_right_to_one_run(tmp_path: Path) -> None:
             assert "ACL SETUSER" in await refused(store_of(server, "aiohooks:secret", "letters"))
 
 
-@pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hgetall", "time"])
+@pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hmget", "hset"])
 async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
     """Without it the store is refused: while connecting, or at the first request that needs the right."""
     assert USERS is not None

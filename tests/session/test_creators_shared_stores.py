@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.stores._protocol import Expire
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -202,8 +203,7 @@ async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Pa
 async def test_chief_whose_lease_expired_is_refused() -> None:
     """Its lease expires while it does not run; another chief leads; its next step is refused and changes nothing."""
     engine = FakeEngine()
-    with ManualClock() as clock:
-        engine.clock = ah.current_clock()
+    with ManualClock():
         async with FakeStepStore(engine) as old, FakeStepStore(engine) as new:
             session = ah.AsyncMonitoredSession(ah.ChiefSessionCreator(model(), global_step=old))
 
@@ -211,8 +211,8 @@ async def test_chief_whose_lease_expired_is_refused() -> None:
                 async with session:
                     await session.run("train")
                     await old.flush()
-                    for lease in engine.leases:  # its process was stopped for a long time
-                        engine.leases[lease] = clock.now()
+                    for member in tuple(engine.runs["default"].members.values()):  # its process was stopped for a long time
+                        engine.apply("default", Expire(member.id, member.heartbeat))
                     async with new.lead():
                         await new.advance()
                         await session.run("train")

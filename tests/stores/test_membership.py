@@ -15,10 +15,11 @@ from tests.support.waiting import ticks
 # --- leases
 
 
-async def lost(clock: ManualClock, secs: float = 11.0) -> None:
-    """Let time pass in which no lease is renewed."""
-    clock.advance(secs)
-    await ticks(40)
+async def pass_time(clock: ManualClock, secs: float) -> None:
+    """Let time pass in which all that is due is done."""
+    for _ in range(round(secs * 2)):
+        clock.advance(0.5)
+        await ticks(40)
 
 
 class Killable(FakeStepStore):
@@ -51,11 +52,9 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
         wait = asyncio.ensure_future(b.wait_for(9))
         await ticks(40)
         await kill(dead)
-        clock.advance(9.9)
-        await ticks(40)
+        await pass_time(clock, 9.5)
         assert not wait.done()
-        clock.advance(0.2)
-        await ticks(40)
+        await pass_time(clock, 3)
         with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 5, wanted 9") as caught:
             await wait
         assert "found dead" in str(caught.value.__cause__)
@@ -75,6 +74,54 @@ async def test_leases_are_renewed(clock: ManualClock, engine: FakeEngine) -> Non
         assert not wait.done()
         await a.advance(9)
         assert await wait == 9
+
+
+@pytest.mark.parametrize("data_lost", [False, True])
+@pytest.mark.parametrize("outage_secs", [3, 11, 1000])
+async def test_no_lease_runs_out_during_an_outage(
+    clock: ManualClock, engine: FakeEngine, outage_secs: int, data_lost: bool
+) -> None:
+    """However long no lease could be renewed: the waiter waits on, the chief leads on, and the standby does not."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b, FakeStepStore(engine) as c:
+        with a.publisher("warm-up"):
+            await a.flush()
+            await c.value()
+        async with a.lead() as first:
+            a.publisher("trainer")
+            await a.flush()
+            wait = asyncio.ensure_future(c.wait_for(9))
+            takes = asyncio.ensure_future(b.lead().__aenter__())
+            await ticks(40)
+            engine.stop(data_lost=data_lost)
+            await pass_time(clock, outage_secs)
+            engine.restart()
+            await pass_time(clock, 30)
+            assert not wait.done()
+            assert not takes.done()
+            assert await a.advance(9) == 9
+            assert await wait == 9
+        assert (await takes).number > first.number
+        await b.aclose()
+
+
+async def test_no_publisher_counts_as_gone_before_it_could_be_announced(clock: ManualClock, engine: FakeEngine) -> None:
+    """After a loss a waiter that knows of no publisher, only of an exit from before, gives up after a lease, not earlier."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        with a.publisher("warm-up"):
+            await a.flush()
+            await b.value()
+        with pytest.raises(ah.errors.PublisherFinishedError, match="warm-up finished"):
+            await b.wait_for(5)
+        engine.stop(data_lost=True)
+        await ticks(40)
+        engine.restart()
+        await pass_time(clock, 6)
+        wait = asyncio.ensure_future(b.wait_for(5))
+        await ticks(40)
+        assert not wait.done()
+        await pass_time(clock, 10)
+        with pytest.raises(ah.errors.PublisherFinishedError, match="warm-up finished"):
+            await wait
 
 
 async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engine: FakeEngine) -> None:
@@ -114,10 +161,9 @@ async def test_the_lead_of_a_dead_chief_is_taken_over(clock: ManualClock, engine
 
         takes = asyncio.ensure_future(second())
         await ticks(40)
-        clock.advance(9)
-        await ticks(40)
+        await pass_time(clock, 9)
         assert not takes.done()
-        clock.advance(1.1)
+        await pass_time(clock, 3.5)
         assert await takes == 2
     await close_dead(dead, clock)
     await lead.__aexit__(None, None, None)  # harmless by then

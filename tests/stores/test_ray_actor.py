@@ -13,7 +13,7 @@ pytest.importorskip("ray")
 from aiohooks import PublisherFailedError, open_step_store
 from aiohooks.errors import PublisherFinishedError
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import Answer, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._protocol import Answer, Expire, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
 from aiohooks.stores.ray import RayStepStore
 from aiohooks.stores.ray._actor import (
     GCounter,
@@ -42,6 +42,20 @@ async def test_contract(check: str) -> None:
     await check_step_store(cluster.store, check)
     for actor in cluster.actors.values():
         assert not actor.instance.polls
+        actor.stop()
+
+
+@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
+async def test_contract_when_the_actor_dies(check: str) -> None:
+    """The same checks when the actor dies, and its successor knows nothing."""
+    cluster = FakeCluster()
+
+    async def lose_data() -> None:
+        for actor in cluster.actors.values():
+            actor.die()
+
+    await check_step_store(cluster.store, check, lose_data=lose_data)
+    for actor in cluster.actors.values():
         actor.stop()
 
 
@@ -142,7 +156,7 @@ async def test_a_restarted_actor_learns_the_publishers() -> None:
 
 def nothing_known() -> bytes:
     """The message of a process that knows nothing."""
-    return pack_message(Snapshot(Position(1, 0)), GCounter().delta_since(0))
+    return pack_message("p", "", Snapshot(Position(1, 0)), GCounter().delta_since(0))
 
 
 async def test_a_process_that_did_not_connect_is_not_answered() -> None:
@@ -186,13 +200,14 @@ def test_messages_arrive_as_they_were_sent() -> None:
         Leave("p/1", "trainer", 5, "ValueError: no"),
         Lead(member),
         Fail("ValueError: no"),
+        Expire("p/1", 3),
     ]
     for request in requests:
         received = unpack_request(*unpack_message(pack_message(request_kind(request), request)))
         assert (type(received), received) == (type(request), request)
     snapshots = [
         Snapshot(Position(1, 0)),
-        Snapshot(Position(2, 5), 3, True, 8, (member,), LastExit(4, "x", 5, "", True), Failure("no", Position(2, 4)), 1.5),
+        Snapshot(Position(2, 5), 3, "p", True, 8, (member,), LastExit(4, "x", 5, "", True), Failure("no", Position(2, 4)), "id"),
     ]
     for snapshot in snapshots:
         (fields,) = unpack_message(pack_message(snapshot))

@@ -24,6 +24,20 @@ async def test_conformance(check: str) -> None:
     assert not engine.watchers
 
 
+@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
+@pytest.mark.parametrize("connected", [True, False])
+async def test_conformance_without_its_data(check: str, connected: bool) -> None:
+    """The same where the engine loses its data, while the connections stay or with them."""
+    engine = FakeEngine()
+
+    async def lose_data() -> None:
+        engine.lose_data()
+        if not connected:
+            engine.cut()
+
+    await check_step_store(lambda run: FakeStepStore(engine, run=run), check, lose_data=lose_data)
+
+
 # --- outages
 
 
@@ -81,7 +95,7 @@ async def test_an_engine_that_lost_its_data_is_restored(
         assert [member.name for member in engine.runs["default"].members.values()] == ["trainer"]
         assert await a.advance(2) == 100
         assert await wait == 100
-    assert any("came back" in message for message in caplog.messages)
+    assert any("has lost its data" in message for message in caplog.messages)
 
 
 async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: FakeEngine) -> None:

@@ -133,13 +133,11 @@ def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
-    *((f"another type: {what or 'stream'}", ("SET", what, "x")) for what in ("", "changes", "state", "members", "answers")),
+    *((f"another type: {what or 'stream'}", ("SET", what, "x")) for what in ("", "changes", "state", "answers")),
     ("a term", ("HSET", "state", "term", "x")),
-    ("a count", ("HSET", "state", "exit_name", "x", "exit_step", "y", "exit_error", "", "exit_lost", "0", "exits", "1")),
-    ("a failure", ("HSET", "state", "failure_error", "x")),
-    ("a member", ("HSET", "members", "p/1", "garbage")),
-    ("the name of a member", ("HSET", "members", "p/1", "1 0 1 0 0 no")),
-    ("another layout", ("HSET", "state", "layout", "2")),
+    ("a version", ("HSET", "state", "version", "x")),
+    ("a state", ("HSET", "state", "data", '{"position": [1, 0]}')),
+    ("another layout", ("HSET", "state", "layout", "1")),
     ("a foreign stream", ("XADD", "", "9-9", "temperature", "12")),
 ]
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aiohooks.stores._protocol import Fail, Join, Lead, Leave, Member, Position, Request, Write
+from aiohooks.stores._protocol import Expire, Fail, Join, Lead, Leave, Member, Position, Request, Write
 from aiohooks.stores._run_state import RunState
 
 
@@ -37,7 +37,7 @@ def test_state_refuses_an_older_term() -> None:
     for number in (1, 2):
         assert state.apply(Lead(Member(f"{number}/1", "chief", 1.0))).term == number
         assert state.apply(Lead(Member("x/1", "other", 1.0))).status == "busy"
-        state.expire(f"{number}/1", 0)
+        state.apply(Expire(f"{number}/1", 0))
     stale = state.apply(Write("advance", 1, Position(1, 0), 1, "1", 1))
     assert (stale.status, state.position) == ("stale", Position(1, 0))
     state.apply(Join(Member("1/1", "chief", 1.0, term=1)))
@@ -74,3 +74,107 @@ def test_a_repeated_request_changes_nothing(seed: int) -> None:
             for state in (once, often)
         ]
         assert shown[0] == shown[1]
+
+
+# --- after a loss
+
+
+def led_by(process: str, *, lost_exits: int = 0) -> RunState:
+    """A run at step 7 with a chief in its second term, a publisher, and some exits."""
+    state = RunState()
+    state.apply(Lead(Member("old/1", "old chief", 1.0)))
+    state.apply(Expire("old/1", 0))
+    state.apply(Lead(Member(f"{process}/1", "chief", 1.0)))
+    state.apply(Join(Member(f"{process}/2", "trainer", 1.0)))
+    for number in range(lost_exits):
+        state.apply(Leave("x/1", f"warm-up {number}", number))
+    state.apply(Write("advance", 7, Position(1, 0), 2, process, 1))
+    return state
+
+
+def recovered(known: dict[str, RunState], state: RunState | None = None) -> RunState:
+    """A run that was lost, after each process has said what it knows."""
+    state = state or RunState()
+    for process, its in known.items():
+        state.recover(process, its.snapshot(), its.answers)
+    return state
+
+
+@pytest.mark.parametrize("order", [("p", "q"), ("q", "p"), ("q", "p", "q")])
+def test_a_lost_run_is_recovered_from_those_who_know_it(order: tuple[str, ...]) -> None:
+    """In any order, also repeated: terms, exits, answers and members are as before, and the next ones are newer."""
+    lost = led_by("p", lost_exits=3)
+    state = RunState()
+    for process in order:
+        state.recover(process, lost.snapshot(), lost.answers)
+    assert state.position == Position(1, 7)
+    assert state.last_exit == lost.last_exit
+    assert {id: member.term for id, member in state.members.items()} == {"p/1": 2, "p/2": 0}
+    assert state.apply(Lead(Member("q/1", "standby", 1.0))).status == "busy"
+    assert state.apply(Write("advance", 7, Position(1, 0), 2, "p", 1)).position == Position(1, 7)
+    state.apply(Expire("p/1", state.members["p/1"].heartbeat))
+    assert state.apply(Lead(Member("q/1", "standby", 1.0))).term == 3
+    assert state.apply(Write("advance", 1, Position(1, 0), 2, "p", 2)).status == "stale"
+    assert state.exits == lost.exits + 1
+
+
+@pytest.mark.parametrize("process", ["p", "q"])
+def test_a_chief_of_a_lost_run_and_a_newer_one_never_both_write(process: str) -> None:
+    """A process that knew nothing was granted a term before the others came back: of two chiefs one at most can write."""
+    lost = led_by("p")
+    for terms in (1, 2, 3):
+        state = RunState()
+        for number in range(1, terms + 1):
+            state.apply(Lead(Member(f"new/{number}", "new chief", 1.0)))
+            if number < terms:
+                state.apply(Leave(f"new/{number}"))
+        recovered({process: lost}, state)
+        writes = [Write("advance", 1, Position(1, 0), 2, "p", 5), Write("advance", 1, Position(1, 0), terms, "new", 5)]
+        assert [state.apply(write).status for write in writes] == (["ok", "stale"] if terms < 2 else ["stale", "ok"])
+        assert sum(bool(member.term) for member in state.members.values()) == 1
+
+
+def test_an_exit_after_the_loss_is_the_last_one() -> None:
+    """It gets a higher number than any exit from before, and an exit from before never takes its place."""
+    state = RunState()
+    state.apply(Leave("new/1", "new trainer", 9, "ValueError: ill", "new/", 1))
+    for known in (led_by("p", lost_exits=1), led_by("p", lost_exits=5), led_by("p", lost_exits=3)):
+        state.recover("q", known.snapshot(), known.answers)
+        assert state.last_exit is not None
+        assert state.last_exit.name == "new trainer"
+        assert known.last_exit is not None
+        assert state.last_exit.number > known.last_exit.number
+    state.apply(Leave("new/1", "new trainer", 9, "ValueError: ill", "new/", 1))
+    assert state.exits == 7
+
+
+def test_a_member_that_has_left_does_not_come_back() -> None:
+    """Who knows less recent news of a member than others, or than its own process, does not bring it back."""
+    before = led_by("p")
+    after = before.copy()
+    after.apply(Leave("p/2", "trainer", 7, "", "p/", 1))
+    for order in (("q", before), ("r", after)), (("r", after), ("q", before)):
+        state = recovered(dict(order))
+        assert list(state.members) == ["p/1"], order
+    own = after.snapshot()._replace(revision=0)
+    for first in (True, False):
+        state = RunState()
+        if first:
+            state.recover("p", own, after.answers)
+        state.recover("q", before.snapshot(), before.answers)
+        if not first:
+            state.recover("p", own, after.answers)
+        assert list(state.members) == ["p/1"], first
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_recovered_state_as_text_is_the_same(seed: int) -> None:
+    """What a run remembers of its recovery is kept with it."""
+    draw = random.Random(seed)
+    state, text = RunState(), RunState()
+    for _ in range(6):
+        process, known = draw.choice("pqr"), led_by(draw.choice("pqr"), lost_exits=draw.randrange(4))
+        state.recover(process, known.snapshot(), known.answers)
+        text = RunState.load(text.dump())
+        text.recover(process, known.snapshot(), known.answers)
+        assert text.dump() == state.dump()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+from collections.abc import Generator
 from typing import Any
 
-from aiohooks._aio.clock import current_clock
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import RemoteStepStore
-from aiohooks.stores._protocol import Answer, Join, Lead, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
 
 
@@ -17,48 +19,44 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.runs: dict[str, RunState] = {}
+        self.run_ids: dict[str, str] = {}
         self.up = True
         self.damaged: set[str] = set()
         """The names of damaged runs."""
         self.answers_to_lose = 0
         self.requests: list[Request] = []
-        self.leases: dict[tuple[str, str], float] = {}
         self.watchers: set[asyncio.Future[None]] = set()
         self.connections = 0
-        self.clock = current_clock()
+        self._numbers = itertools.count(1)
 
     def run(self, name: str) -> RunState:
         self.check()
         if name in self.damaged:
             raise StoreDamagedError(f"{name} is damaged", path=name, found="nonsense", expected="sense")
-        return self.runs.setdefault(name, RunState())
+        if name not in self.runs:
+            self.runs[name], self.run_ids[name] = RunState(), str(next(self._numbers))
+        return self.runs[name]
+
+    def run_of(self, name: str, run_id: str) -> RunState:
+        """Return a run that a store knows; with another id it is one that the store has said nothing to."""
+        state = self.run(name)
+        if self.run_ids[name] != run_id:
+            raise StoreUnavailableError("the fake engine has lost its data")
+        return state
 
     def check(self) -> None:
         if not self.up:
             raise StoreUnavailableError("the fake engine is unavailable")
 
-    def apply(self, name: str, request: Request) -> Answer:
+    def apply(self, name: str, request: Request, run_id: str | None = None) -> Answer:
+        """Apply a request of a store that knows the run of this id, or of another process."""
         self.requests.append(request)
-        answer = self.run(name).apply(request)
-        if isinstance(request, (Join, Lead)):
-            self.leases[name, request.member.id] = self.clock.now() + request.member.ttl
+        answer = (self.run(name) if run_id is None else self.run_of(name, run_id)).apply(request)
         self.notify()
         if self.answers_to_lose:
             self.answers_to_lose -= 1
             raise StoreUnavailableError("the answer was lost")
         return answer
-
-    def snapshot(self, name: str) -> Snapshot:
-        state = self.run(name)
-        now = self.clock.now()
-        revision = state.revision
-        for member in tuple(state.members.values()):
-            if self.leases[name, member.id] <= now:
-                state.expire(member.id, member.heartbeat)
-        if state.revision != revision:
-            self.notify()
-        left = [self.leases[name, id] - now for id in state.members]
-        return state.snapshot(min(left, default=None))
 
     def notify(self) -> None:
         for watcher in self.watchers:
@@ -75,8 +73,13 @@ class FakeEngine:
         """Make the server unavailable, and lose its data if asked."""
         self.up = False
         if data_lost:
-            self.runs.clear()
+            self.lose_data()
         self.notify()
+
+    def lose_data(self) -> None:
+        """Lose all runs, while the connections stay."""
+        self.runs.clear()
+        self.run_ids.clear()
 
     def restart(self) -> None:
         self.up = True
@@ -89,6 +92,9 @@ class FakeStepStore(RemoteStepStore):
         super().__init__(run=run, **options)
         self._engine = engine
         self._threshold: int | None = None
+        self._run_id = ""
+        self._known_answers: dict[str, tuple[int, Position]] = {}
+        self._notified: asyncio.Future[None] | None = None
 
     async def _open_connection(self) -> None:
         await asyncio.sleep(0)
@@ -97,16 +103,26 @@ class FakeStepStore(RemoteStepStore):
 
     async def _connect(self) -> Snapshot:
         await self._open_connection()
-        return self._engine.snapshot(self.run)
+        engine, before = self._engine, self._run_id
+        state, self._run_id = engine.run(self.run), engine.run_ids[self.run]
+        if before not in ("", self._run_id):
+            state.recover(self._process, self._known(), self._known_answers)
+            engine.notify()
+        return self._read()
+
+    def _read(self) -> Snapshot:
+        state = self._engine.run_of(self.run, self._run_id)
+        self._known_answers = state.answers.copy()
+        return state.snapshot(self._run_id)
 
     async def _watch(self) -> None:
         engine = self._engine
         while True:
-            snapshot, known = engine.snapshot(self.run), self._snapshot
+            snapshot, known = self._read(), self._snapshot
             reached = self._threshold is not None and snapshot.position.step >= self._threshold
             if reached or snapshot.revision != known.revision or snapshot.position.epoch != known.position.epoch:
                 self._observe_snapshot(snapshot)
-            watcher = asyncio.get_running_loop().create_future()
+            self._notified = watcher = asyncio.get_running_loop().create_future()
             engine.watchers.add(watcher)
             try:
                 await watcher
@@ -116,11 +132,26 @@ class FakeStepStore(RemoteStepStore):
     async def _request_once(self, request: Request) -> Answer:
         self._engine.check()
         await asyncio.sleep(0)
-        return self._engine.apply(self.run, request)
+        with self._reconnecting():
+            answer = self._engine.apply(self.run, request, self._run_id)
+            self._read()
+        return answer
 
     async def _read_run_once(self) -> Snapshot:
         await asyncio.sleep(0)
-        return self._engine.snapshot(self.run)
+        with self._reconnecting():
+            return self._read()
+
+    @contextlib.contextmanager
+    def _reconnecting(self) -> Generator[None]:
+        """End the connection when the engine has lost its data."""
+        try:
+            yield
+        except StoreUnavailableError as error:
+            watcher = self._notified
+            if self._engine.run_ids.get(self.run) != self._run_id and watcher is not None and not watcher.done():
+                watcher.set_exception(error)
+            raise
 
     async def _close_connection(self) -> None:
         await asyncio.sleep(0)

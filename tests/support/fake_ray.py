@@ -80,9 +80,6 @@ class FakeActor:
         for task, call in calls.items():
             task.cancel()
             call.result.set_exception(_unavailable())
-        timer = self.instance._expiry_timer
-        if timer is not None:
-            timer.cancel()
 
 
 def _unavailable() -> ActorUnavailableError:

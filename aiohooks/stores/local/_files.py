@@ -29,7 +29,7 @@ from zlib import crc32
 
 from aiohooks._aio.fork import call_after_fork
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError
-from aiohooks.stores._protocol import MAX_STEP, Answer, Position, Request, Snapshot, Write, damaged_error
+from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request, Snapshot, Write, damaged_error
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.local._lock import check_processes, claim_slot, release_slot, taken_slots
 from aiohooks.stores.local._notify import Fifo, notify_fifos
@@ -365,7 +365,8 @@ class RunFiles:
                 expected = f"revision {record.revision}, as in the file notify"
                 raise self._damaged("state", f"revision {state.revision}", expected)
         state.position = record.position
-        state.term = max(state.term, record.term)
+        if record.term > state.term:
+            state.term, state.leader = record.term, ""
         return state
 
     def _no_record(self, name: str) -> StoreDamagedError:
@@ -443,7 +444,7 @@ class RunFiles:
         lost = [member for member in state.members.values() if (member.process in processes) == (slots is not None)]
         # The lease of a chief goes first: waiters get the name of the last one, and that of a publisher says more.
         for member in sorted(lost, key=lambda member: -member.term):
-            state.expire(member.id, member.heartbeat)
+            state.apply(Expire(member.id, member.heartbeat))
         self._save_state(state, record, changed=bool(lost))
         for slot in dead:
             self._free_slot(slot)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import Clock, sleep
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._protocol import Member, Position, Snapshot
+from aiohooks.stores._protocol import Position, Snapshot
 from aiohooks.stores._run_state import RunState
 
 T = TypeVar("T")
@@ -119,8 +119,7 @@ class _PendingUpdate(Generic[T]):
 class CompareAndSet:
     """The latest state of a run that this process knows, and its updates.
 
-    Updates that arrive while another one is in flight are sent together, as one message. Leases are measured by this
-    process's own clock: a member counts as dead when its heartbeat has not changed for the member's time to live.
+    Updates that arrive while another one is in flight are sent together, as one message.
 
     `latest` is the latest known message, None while nothing is known.
     """
@@ -128,41 +127,48 @@ class CompareAndSet:
     def __init__(
         self,
         clock: Clock,
-        process: str,
         *,
         fetch: Callable[[float], Awaitable[LatestMessage]],
         publish: Callable[[bytes, int], Awaitable[int | None]],
         on_latest: Callable[[LatestMessage, LatestMessage | None], None],
         on_data_lost: Callable[[], None],
+        recover: Callable[[RunState, RunState], None],
     ) -> None:
         """Start without any knowledge of the run.
 
         Args:
-            clock: measures the leases.
-            process: this process, whose own members are not watched.
+            clock: measures the pauses after lost races.
             fetch: reads the latest message, within so many seconds.
             publish: writes a message if the latest one has the given number, and returns its own; None if it has not.
             on_latest: called with each newer message, and the one before it.
             on_data_lost: called when the server has lost data.
+            recover: called before the first update after that, with the server's state, to change, and the latest known one.
         """
         self.latest: LatestMessage | None = None
         self._backup: LatestMessage | None = None  # the latest before the connection or the server's data was lost
         self._clock = clock
-        self._process = process
         self._fetch = fetch
         self._publish = publish
         self._on_latest = on_latest
         self._on_data_lost = on_data_lost
+        self._recover = recover
         self._pending: list[_PendingUpdate[Any]] = []
         self._lock = asyncio.Lock()
         self._in_flight: tuple[bytes, RunState] | None = None
-        self._heartbeats: dict[str, tuple[int, float]] = {}  # of each member, and when it was first seen
 
     def reset(self) -> None:
-        """Forget the latest message, for a new connection. All leases start again: no heartbeat could arrive meanwhile."""
-        self._backup = self.latest or self._backup
+        """Forget the latest message, for a new connection."""
+        if not self.data_lost:
+            self._backup = self.latest or self._backup
         self.latest = None
-        self._heartbeats.clear()
+
+    @property
+    def data_lost(self) -> bool:
+        """Whether the server has lost data that this process knows, and has not got it back yet."""
+        backup, latest = self._backup, self.latest
+        if backup is None or latest is None or not backup.run_id:
+            return False
+        return backup.run_id != latest.run_id or backup.seq > latest.seq
 
     def receive(self, seq: int, data: bytes, is_last: bool) -> None:
         """Take a message that the server has republished; unless it `is_last`, a newer one is already queued."""
@@ -187,30 +193,16 @@ class CompareAndSet:
         if now is not None and now is not before and now.run_id == fetched.run_id and now.seq >= fetched.seq:
             return now  # received meanwhile
         if before is not None and before.run_id and (fetched.seq < before.seq or fetched.run_id != before.run_id):
-            self._backup = before
+            if not self.data_lost:
+                self._backup = before
             self.latest = fetched
             self._on_data_lost()
             return fetched
         return self._set_latest(fetched)
 
     def snapshot(self) -> Snapshot:
-        left = [secs for _, secs in self._leases()]
-        return (self.latest or NO_MESSAGE).state.snapshot(max(0.0, min(left)) if left else None)
-
-    async def remove_expired(self, secs: float) -> None:
-        expired = [(member.id, member.heartbeat) for member, left in self._leases() if left <= 0]
-        if expired:
-            await self.update(lambda state: [state.expire(*each) for each in expired], secs)
-
-    def _leases(self) -> list[tuple[Member, float]]:
-        """Return the members of other processes, each with the seconds left of its lease."""
-        now = self._clock.now()
-        members = (self.latest or NO_MESSAGE).state.members.values()
-        return [
-            (member, self._heartbeats.get(member.id, (0, now))[1] + member.ttl - now)
-            for member in members
-            if member.process != self._process
-        ]
+        latest = self.latest or NO_MESSAGE
+        return latest.state.snapshot(latest.run_id.decode())
 
     async def update(self, apply: Callable[[RunState], T], secs: float) -> T:
         """Apply an update to the state, together with other pending ones, and return what `apply` returned.
@@ -238,14 +230,14 @@ class CompareAndSet:
         lost_races = 0
         while True:
             latest = self.latest or await self.refresh(secs)
-            state = latest.state.copy()
-            backup = self._backup
-            if backup is not None and (backup.run_id != latest.run_id or backup.seq > latest.seq):
-                # The server has lost data. A write that others saw, but whose answer was lost, must not count again.
-                state.recover(backup.state)
+            state, run_id, backup = latest.state.copy(), latest.run_id, self._backup
+            if self.data_lost and backup is not None:
+                self._recover(state, backup.state)
+                if backup.run_id == run_id:  # only the latest messages are lost: with another id the others notice it, too
+                    run_id = b""
             updates = tuple(pending)
             results = [update.apply(state) for update in updates]
-            if await self._compare_and_set(latest, state, secs):
+            if await self._compare_and_set(latest, run_id or secrets.token_hex(4).encode(), state, secs):
                 self._backup = None
                 break
             lost_races += 1
@@ -255,9 +247,8 @@ class CompareAndSet:
             update.result.append(result)
         self._pending = [update for update in self._pending if not update.result]
 
-    async def _compare_and_set(self, latest: LatestMessage, state: RunState, secs: float) -> bool:
+    async def _compare_and_set(self, latest: LatestMessage, run_id: bytes, state: RunState, secs: float) -> bool:
         """Publish the state if `latest` is still the latest message; return whether it was."""
-        run_id = latest.run_id or secrets.token_hex(4).encode()
         data = encode_message(run_id, state)
         if data == latest.data:
             return True
@@ -278,19 +269,10 @@ class CompareAndSet:
         before = self.latest
         if before is not None and before.run_id == message.run_id and message.seq <= before.seq:
             return before
-        data_lost = before is not None and before.run_id != b"" and before.run_id != message.run_id
-        if data_lost:
+        knew_of_loss, self.latest = self.data_lost, message
+        if before is not None and before.run_id not in (b"", message.run_id) and not knew_of_loss:
             self._backup = before
-        self.latest = message
-        if before is None or before.revision_key != message.revision_key:
-            now, known = self._clock.now(), self._heartbeats
-            self._heartbeats = {
-                member.id: seen
-                if (seen := known.get(member.id)) is not None and seen[0] == member.heartbeat
-                else (member.heartbeat, now)
-                for member in message.state.members.values()
-            }
-        self._on_latest(message, before)
-        if data_lost:
             self._on_data_lost()
+        else:
+            self._on_latest(message, before)
         return message

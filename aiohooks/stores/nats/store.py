@@ -177,11 +177,11 @@ class NatsStepStore(RemoteStepStore):
         self._connection: NatsConnection | None = None
         self._state = CompareAndSet(
             self._clock,
-            self._process,
             fetch=self._fetch_message,
             publish=self._publish_message,
             on_latest=self._on_latest,
             on_data_lost=self._on_data_lost,
+            recover=lambda state, backup: state.recover(self._process, self._known(), backup.answers),
         )
         self._answer_secs = min(max(self._heartbeat, _PING_SECS), _ANSWER_SECS)
 
@@ -203,6 +203,8 @@ class NatsStepStore(RemoteStepStore):
         await connection.subscribe(self._subjects.republished, self._on_message)
         await connection.subscribe(self._subjects.elections, self._on_election)
         await self._state.refresh(self._answer_secs)
+        if self._state.data_lost:
+            await self._state.update(lambda state: None, self._answer_secs)
         return self._state.snapshot()
 
     async def _delete_run_once(self) -> None:
@@ -277,8 +279,8 @@ class NatsStepStore(RemoteStepStore):
         self._wake_sleepers()
 
     def _on_latest(self, latest: LatestMessage, before: LatestMessage | None) -> None:
-        if not self._opened:
-            return  # opening observes the first snapshot
+        if not self._opened or self._state.data_lost:
+            return  # connecting observes the first snapshot
         if before is None or before.revision_key != latest.revision_key:
             self._observe_snapshot(self._state.snapshot())
         else:
@@ -286,7 +288,10 @@ class NatsStepStore(RemoteStepStore):
 
     def _on_data_lost(self) -> None:
         if self._connection is not None:
-            self._connection.fail(StoreUnavailableError(f"run {self.run}: the data of the run is gone from {self._address}"))
+            self._connection.fail(self._data_lost_error())
+
+    def _data_lost_error(self) -> StoreUnavailableError:
+        return StoreUnavailableError(f"run {self.run}: the data of the run is gone from {self._address}")
 
     # Requests.
 
@@ -295,7 +300,8 @@ class NatsStepStore(RemoteStepStore):
 
     async def _read_run_once(self) -> Snapshot:
         await self._state.refresh(self._answer_secs)
-        await self._state.remove_expired(self._answer_secs)
+        if self._state.data_lost:
+            raise self._data_lost_error()
         return self._state.snapshot()
 
     async def _request_api(self, request: str, body: dict[str, Any], secs: float | None = None) -> dict[str, Any]:

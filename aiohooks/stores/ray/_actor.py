@@ -14,12 +14,23 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, get_args
 
 from aiohooks._aio.clock import wake
-from aiohooks.stores._protocol import Answer, Failure, Join, LastExit, Lead, Leave, Member, Position, Request, Snapshot, Write
+from aiohooks.stores._protocol import (
+    Answer,
+    Fail,
+    Failure,
+    Join,
+    LastExit,
+    Lead,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    Write,
+)
 from aiohooks.stores._run_state import RunState
 
 _REQUESTS: tuple[type[Request], ...] = get_args(Request)
-_LATE_TIMER_SECS = 0.05
-"""A timer that is later than this was held up: no renewal of a lease could arrive meanwhile."""
 _MAX_WRITERS = 4096
 
 
@@ -60,16 +71,17 @@ def unpack_answer(fields: Any) -> Answer:
 
 def unpack_snapshot(fields: Any) -> Snapshot:
     """Restore a snapshot from a message."""
-    position, term, ready, revision, members, last_exit, failure, expires_secs = fields
+    position, term, leader, ready, revision, members, last_exit, failure, run_id = fields
     return Snapshot(
         Position(*position),
         term,
+        leader,
         ready,
         revision,
         tuple(Member(*member) for member in members),
         None if last_exit is None else LastExit(*last_exit),
         None if failure is None else Failure(failure[0], Position(*failure[1])),
-        expires_secs,
+        run_id,
     )
 
 
@@ -213,7 +225,7 @@ class LongPoll(NamedTuple):
 
 
 class StepActor:
-    """Keeps one run in memory: its state, the leases of its members, and one long poll of each process.
+    """Keeps one run in memory: its state, and one long poll of each process.
 
     A reply is its kind ("snapshot", "position", "answer"), its content, the version of the counter, and the counter's delta
     since the version that came with the call.
@@ -230,27 +242,22 @@ class StepActor:
         """By process, each with the future that answers it."""
         self._state = RunState()
         self._counter = GCounter()
-        self._leases: dict[str, float] = {}
-        self._expiry_timer: asyncio.TimerHandle | None = None
-        self._next_expiry: float = 0.0
         self._lowest_threshold: float = math.inf
         """Of all polls."""
-        self._unconfirmed: set[str] = set()
-        """Members that other processes have reported, and that have not renewed their leases here."""
         self._calls = 0
 
     # Remote calls.
 
     async def connect(self, message: bytes) -> bytes:
-        """Merge what a process knows: its snapshot, and its copy of the counter. Reply with the incarnation and a snapshot."""
-        known_snapshot, known_counter = unpack_message(message)
-        state, snapshot, delta = self._state, unpack_snapshot(known_snapshot), CounterDelta(*known_counter)
-        for entry in self._counter.merge(delta):
-            state.answers[entry.writer] = entry.seq, Position(delta.epoch, entry.step)
-        state.position = max(state.position, self._counter.position)
-        self._merge_snapshot(snapshot)
-        self._answer_satisfied()
-        return pack_message(self.incarnation, *self._reply("snapshot", state.snapshot(), 0))
+        """Merge what a process knows, if it knows an earlier incarnation. Reply with the incarnation and a snapshot."""
+        process, known_incarnation, known_snapshot, known_counter = unpack_message(message)
+        state, delta = self._state, CounterDelta(*known_counter)
+        if known_incarnation not in ("", self.incarnation):
+            new = self._counter.merge(delta)
+            known = unpack_snapshot(known_snapshot)._replace(position=self._counter.position)
+            state.recover(process, known, {entry.writer: (entry.seq, Position(delta.epoch, entry.step)) for entry in new})
+            self._answer_satisfied()
+        return pack_message(self.incarnation, *self._reply("snapshot", self._snapshot(), 0))
 
     async def apply(self, message: bytes) -> bytes:
         self._calls += 1
@@ -259,17 +266,13 @@ class StepActor:
             return b""
         state, request = self._state, unpack_request(kind, fields)
         position, revision = state.position, state.revision
-        if isinstance(request, (Join, Lead)):
-            answer = state.apply(request)
-            self._unconfirmed.discard(request.member.id)
-            self._renew_lease(request.member.id, request.member.ttl)
-        else:
+        if isinstance(request, (Write, Leave, Fail)):
             previous = state.answers.get(request.writer)
             answer = state.apply(request)
             if state.answers.get(request.writer) is not previous:
                 self._counter.add(request.writer, request.seq, state.position)
-            if isinstance(request, Leave):
-                self._leases.pop(request.id, None)
+        else:
+            answer = state.apply(request)
         if state.revision != revision or state.position.epoch != position.epoch or state.position.step >= self._lowest_threshold:
             self._answer_satisfied()
             await asyncio.sleep(0)  # the waiters are answered before the writer
@@ -280,7 +283,7 @@ class StepActor:
         incarnation, since = unpack_message(message)
         if incarnation != self.incarnation:
             return b""
-        return pack_message(*self._reply("snapshot", self._state.snapshot(), since))
+        return pack_message(*self._reply("snapshot", self._snapshot(), since))
 
     async def long_poll(self, message: bytes) -> bytes:
         """Reply when the poll is satisfied, its time is up, or the process has sent a newer one."""
@@ -301,7 +304,7 @@ class StepActor:
         state = self._state
         if state.revision == poll.revision:
             return pack_message(*self._reply("position", state.position, since))
-        return pack_message(*self._reply("snapshot", state.snapshot(), since))
+        return pack_message(*self._reply("snapshot", self._snapshot(), since))
 
     async def leave(self, process: str) -> None:
         """End the poll of a process that is closing its store."""
@@ -317,29 +320,8 @@ class StepActor:
     def _reply(self, kind: str, content: Any, since: int) -> tuple[Any, ...]:
         return kind, content, self._counter.version, self._counter.delta_since(since)
 
-    def _merge_snapshot(self, snapshot: Snapshot) -> None:
-        """Take over what this actor does not know yet."""
-        state = self._state
-        if snapshot.term > state.term:
-            state.term = snapshot.term
-        if snapshot.ready and snapshot.term == state.term:
-            state.ready = state.term
-        if snapshot.last_exit is not None and snapshot.last_exit.number > state.exits:
-            state.exits, state.last_exit = snapshot.last_exit.number, snapshot.last_exit
-        if snapshot.failure is not None and (state.failure is None or state.failure.position < snapshot.failure.position):
-            state.failure = snapshot.failure
-        if snapshot.revision >= state.revision:
-            state.revision = snapshot.revision + 1
-            # A member may have died together with the actor that kept its lease: then the new lease expires here.
-            reported = {member.id for member in snapshot.members}
-            for id in self._unconfirmed - reported:
-                del state.members[id], self._leases[id]
-            self._unconfirmed &= reported
-            for member in snapshot.members:
-                if member.id not in state.members:
-                    state.members[member.id] = member
-                    self._unconfirmed.add(member.id)
-                    self._renew_lease(member.id, member.ttl)
+    def _snapshot(self) -> Snapshot:
+        return self._state.snapshot(self.incarnation)
 
     def _park(self, poll: LongPoll) -> asyncio.Future[None] | None:
         """Make this the poll of its process, and return what answers it; None if the process has sent a newer one already."""
@@ -370,37 +352,3 @@ class StepActor:
             elif poll.threshold is not None:
                 lowest = min(lowest, poll.threshold)
         self._lowest_threshold = lowest
-
-    # Leases.
-
-    def _renew_lease(self, id: str, ttl: float) -> None:
-        if id in self._state.members:
-            self._leases[id] = asyncio.get_running_loop().time() + ttl
-            self._schedule_expiry()
-
-    def _schedule_expiry(self) -> None:
-        next_expiry = min(self._leases.values())
-        if self._expiry_timer is not None:
-            if self._next_expiry <= next_expiry:
-                return  # which schedules the next one
-            self._expiry_timer.cancel()
-        self._next_expiry = next_expiry
-        self._expiry_timer = asyncio.get_running_loop().call_at(next_expiry, self._expire_leases)
-
-    def _expire_leases(self) -> None:
-        self._expiry_timer = None
-        state, now = self._state, asyncio.get_running_loop().time()
-        late = now - self._next_expiry
-        if late > _LATE_TIMER_SECS:
-            self._leases = {id: until + late for id, until in self._leases.items()}
-        revision = state.revision
-        for id in [id for id, until in self._leases.items() if until <= now]:
-            del self._leases[id]
-            self._unconfirmed.discard(id)
-            member = state.members.get(id)
-            if member is not None:
-                state.expire(id, member.heartbeat)
-        if state.revision != revision:
-            self._answer_satisfied()
-        if self._leases:
-            self._schedule_expiry()

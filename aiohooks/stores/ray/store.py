@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Generator
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_instance
@@ -40,6 +40,8 @@ class RayStepStore(RemoteStepStore):
     it again without its memory, and the processes send it what they know: a write counts, exactly once, as long as one
     process that has seen it lives. For lost connections see `RemoteStepStore`.
     """
+
+    _loss_note: ClassVar[str] = ""  # the counter is exact
 
     def __init__(
         self,
@@ -84,7 +86,8 @@ class RayStepStore(RemoteStepStore):
             raise StoreUnavailableError(f"the run {self.run} was forgotten: close {self!r}")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         with self._unexpected_reply():
-            reply = _cluster.result_of(actor.connect.remote(pack_message(self._snapshot, self._counter.delta_since(0))))
+            known = pack_message(self._process, self._incarnation, self._known(), self._counter.delta_since(0))
+            reply = _cluster.result_of(actor.connect.remote(known))
         message = await self._wait_reply(reply, self._connect_timeout)
         with self._unexpected_reply():
             incarnation, *content = unpack_message(message)

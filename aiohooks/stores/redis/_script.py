@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
-import json
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from aiohooks.stores._protocol import Answer, Failure, Join, LastExit, Lead, Leave, Member, Position, Request, Snapshot, Write
+from aiohooks.stores._protocol import Answer, Position, Write
+from aiohooks.stores._run_state import RunState
 
 SCRIPT = importlib.resources.files("aiohooks.stores.redis").joinpath("script.lua").read_text(encoding="utf-8")
 SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -24,11 +24,10 @@ class Keys:
         # A brace in the name would end the hash tag, and the keys could come to lie on different nodes of a cluster.
         tag = run.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
         self.positions: str = f"aiohooks:{{{tag}}}"
-        """A stream with one entry, whose id is the position of the run."""
+        """A stream with one entry, whose id is the position of the run; see the script."""
         self.changes: str = f"{self.positions}:changes"
         """A stream that gets an entry with each change of anything but the position."""
-        hashes = (f"{self.positions}:{name}" for name in ("state", "members", "answers"))
-        self.all: tuple[str, ...] = (self.positions, self.changes, *hashes)
+        self.all: tuple[str, ...] = (self.positions, self.changes, f"{self.positions}:state", f"{self.positions}:answers")
         """All of them, in the order in which the script expects them."""
 
     def wake(self, process: str) -> str:
@@ -49,57 +48,68 @@ def parse_position(entry_id: bytes | str) -> Position:
     return Position(int(epoch), int(step))
 
 
-def script_arguments(request: Request) -> tuple[str | int, ...]:
-    """Return the arguments of the script for a request: its name, then its fields."""
-    if isinstance(request, Write):
-        floor, term = request.floor, request.term
-        return ("write", request.kind, request.amount, floor.epoch, floor.step, term, request.writer, request.seq)
-    if isinstance(request, Join):
-        member = request.member
-        return ("join", member.id, _pack_member(member), _millis(member.ttl), member.term, int(member.ready))
-    if isinstance(request, Leave):
-        return ("leave", request.id, request.name, request.step, request.error, request.writer, request.seq)
-    if isinstance(request, Lead):
-        return ("lead", request.member.id, _pack_member(request.member), _millis(request.member.ttl))
-    return ("fail", request.error, request.writer, request.seq)
+class FoundRun(NamedTuple):
+    """A run as it was read."""
+
+    run_id: str
+    """Empty if there is no run, or not all of it is there: its state has what is left."""
+    version: str
+    """Changes with each change of anything but the position; empty without a state."""
+    state: RunState
+    recent: str
+    """See `parse_recent`."""
+
+    @property
+    def last_change(self) -> str:
+        """The id of an entry of the changes, after which all that follow are later than this."""
+        return f"{self.version or 0}-0"
 
 
-def parse_answer(reply: Any) -> Answer:
-    """Read the script's reply to a request."""
-    status, *numbers = _as_text(reply).split()
-    epoch, step, term, revision = map(int, numbers)
-    return Answer(cast("Any", status), Position(epoch, step), term, revision)
+def write_arguments(write: Write) -> tuple[str | int, ...]:
+    """Return the arguments of the script for a write."""
+    floor = write.floor
+    return (write.kind, write.amount, floor.epoch, floor.step, write.term, write.writer, write.seq)
 
 
-def parse_snapshot(reply: Any, process: str) -> tuple[Snapshot, str]:
-    """Read the script's reply to "read" or "open", as `process` sees it; with it the id of the last entry of the changes."""
-    epoch, step, flat_state, flat_members, now_ms = reply
-    state = _mapping(flat_state)
-    members = sorted((_unpack_member(id, packed) for id, packed in _mapping(flat_members).items()), key=lambda row: row[1])
-    # A process renews its own leases, and never finds itself dead.
-    expiries_ms = [row[2] for row in members if row[0].process != process]
-    last_exit = failure = None
-    if "exit_name" in state:
-        number, at_step, lost = int(state["exits"]), int(state["exit_step"]), state["exit_lost"] == "1"
-        last_exit = LastExit(number, state["exit_name"], at_step, state["exit_error"], lost)
-    if "failure_error" in state:
-        failure = Failure(state["failure_error"], Position(int(state["failure_epoch"]), int(state["failure_step"])))
-    term = int(state.get("term", 0))
-    snapshot = Snapshot(
-        Position(epoch, step),
-        term,
-        int(state.get("ready", 0)) == term > 0,
-        int(state.get("revision", 0)),
-        tuple(row[0] for row in members),
-        last_exit,
-        failure,
-        max(0, min(expiries_ms) - now_ms) / 1000 if expiries_ms else None,
-    )
-    return snapshot, state.get("revision_entry", "0-0")
+def swap_arguments(found: FoundRun, run_id: str, state: RunState, least_version: int, recovered: str) -> tuple[str | int, ...]:
+    """Return the arguments of the script to replace the state of a run that was found, by one of this id."""
+    notifies, fails = state.revision != found.state.revision, state.failure != found.state.failure
+    data, position = state.dump().decode(), state.position
+    changed = (position.epoch, position.step, state.term, state.leader, int(notifies), int(fails))
+    return (found.version, run_id, least_version, data, *changed, recovered)
 
 
-def latest_entries(reply: Any) -> Iterable[tuple[str, str]]:
-    """Yield the keys in a reply of XREAD, each with the id of its last entry."""
+def parse_answer(reply: Any) -> tuple[Answer, str] | None:
+    """Read the script's reply to a write: the answer, and the recent answers; None if the run is lost."""
+    numbers, _, recent = _as_text(reply).partition("\n")
+    status, *rest = numbers.split()
+    epoch, step, term = map(int, rest)
+    return None if status == "lost" else (Answer(cast("Any", status), Position(epoch, step), term, 0), recent)
+
+
+def parse_read(reply: Any) -> FoundRun:
+    """Read the script's reply to "read"."""
+    run_id, epoch, step, recent, version, term, leader, data, failed_at = map(_as_text, reply)
+    state = RunState.load(data.encode()) if data else RunState()
+    state.position, state.term, state.leader = Position(int(epoch), int(step)), int(term), leader
+    if state.failure is not None and failed_at:
+        state.failure = state.failure._replace(position=parse_position(failed_at))
+    if version:
+        int(version)
+    return FoundRun(run_id, version, state, recent)
+
+
+def parse_recent(recent: str) -> dict[str, tuple[int, Position]]:
+    """Return the last answers to the writers that were the last to move the step."""
+    answers: dict[str, tuple[int, Position]] = {}
+    for line in recent.splitlines():
+        writer, seq, epoch, step = line.rsplit(" ", 3)
+        answers[writer] = int(seq), Position(int(epoch), int(step))
+    return answers
+
+
+def latest_entries(reply: Any) -> Iterable[tuple[str, str, dict[str, str]]]:
+    """Yield the keys in a reply of XREAD, each with the id of its last entry, and that entry's fields."""
     if not reply:
         return
     # RESP2 gives a list, RESP3 a mapping, and some clients put the entries of RESP3 into one more list.
@@ -107,30 +117,10 @@ def latest_entries(reply: Any) -> Iterable[tuple[str, str]]:
         last = found[-1]
         while isinstance(last[0], (list, tuple)):
             last = last[-1]
-        yield _as_text(key), _as_text(last[0])
+        texts = [_as_text(one) for one in last[1]]
+        yield _as_text(key), _as_text(last[0]), dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _as_text(value: Any) -> str:
     """Return text of the server's, with bytes that are not UTF-8 escaped."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-
-
-def _millis(secs: float) -> int:
-    return max(1, round(min(secs, 1e9) * 1000))
-
-
-def _pack_member(member: Member) -> str:
-    return json.dumps([member.name, member.ttl, member.waits_for])
-
-
-def _unpack_member(id: str, packed: str) -> tuple[Member, int, int]:
-    """Return a member, its place in the order of arrival, and when its lease expires by the server's clock, in ms."""
-    expires_ms, heartbeat, order, term, ready, text = packed.split(" ", 5)
-    name, ttl, waits_for = json.loads(text)
-    return Member(id, name, ttl, waits_for, int(term), ready == "1", int(heartbeat)), int(order), int(expires_ms)
-
-
-def _mapping(flat: Any) -> dict[str, str]:
-    # A list in RESP3 too: scripts speak RESP2 unless they ask for the other.
-    texts = [_as_text(one) for one in flat]
-    return dict(zip(texts[::2], texts[1::2], strict=True))

@@ -1,10 +1,12 @@
--- Every request of a Redis step store, done as a whole. It does what RunState (aiohooks/stores/_run_state.py) does;
--- tests/stores/test_redis_script.py sends the same requests to both.
+-- What the server does as a whole for a Redis step store. A write is carried out here, as RunState (aiohooks/stores/_run_state.py)
+-- does it; tests/stores/test_redis_script.py sends the same writes to both. All other changes are made by RunState itself, in a
+-- process, which then replaces the state of the run if no other process was faster.
 --
--- KEYS: positions, changes (streams), state, members, answers (hashes); for 'wake' only the stream to wake
--- ARGV: the request, for how many milliseconds to keep the keys ('' for indefinitely), the arguments of the request
+-- KEYS: positions, changes (streams), state, answers (hashes); for 'wake' only the stream to wake
+-- ARGV: the request, for how many milliseconds to keep the keys ('' for indefinitely), the id of the run that the process
+-- knows ('' for none), the arguments of the request
 
-local request, keep_ms = ARGV[1], ARGV[2]
+local request, keep_ms, known_run_id = ARGV[1], ARGV[2], ARGV[3]
 
 if request == 'wake' then
   redis.call('XADD', KEYS[1], 'MAXLEN', 1, '*', 'w', '')
@@ -12,33 +14,39 @@ if request == 'wake' then
   return 1
 end
 
-local positions_key, changes_key, state_key, members_key, answers_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local positions_key, changes_key, state_key, answers_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MAX_STEP = 9007199254740991
-local MOST_WRITERS, WRITERS_AFTER_PURGE = 1280, 1024
+local MOST_WRITERS, WRITERS_AFTER_PURGE, MOST_RECENT = 1280, 1024, 64
 
 -- tostring() would write a large number as 9.007199254741e+15.
 local function integer(number)
   return string.format('%.0f', number)
 end
 
-local function position_of(id)
-  local epoch, step = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(epoch), tonumber(step)
+-- The id of the only entry is the position of the run. The entry also has the id of the run, and the answers to the writers that
+-- were the last to move the step: who sees a position knows which writes are in it, also after this server has lost its data.
+local entry = redis.call('XREVRANGE', positions_key, '+', '-', 'COUNT', 1)[1]
+local epoch, step, recent, run_id = 1, 0, '', nil
+if entry then
+  if entry[2][1] ~= 'run' then
+    return redis.error_reply('FOREIGN the stream has entries that no store of this version wrote')
+  end
+  local epoch_text, step_text = string.match(entry[1], '^(%d+)-(%d+)$')
+  epoch, step, run_id, recent = tonumber(epoch_text), tonumber(step_text), entry[2][2], entry[2][4]
 end
 
--- The id of the only entry is the position of the run.
-local epoch, step = 1, 0
-local latest_entry = redis.call('XREVRANGE', positions_key, '+', '-', 'COUNT', 1)[1]
-if latest_entry then
-  epoch, step = position_of(latest_entry[1])
+local known = redis.call('HMGET', state_key, 'run', 'term', 'leader', 'version', 'layout')
+if known[5] and known[5] ~= '2' then
+  return redis.error_reply('FOREIGN the layout is ' .. known[5])
 end
-local known = redis.call('HMGET', state_key, 'term', 'revision')
-local term, revision = tonumber(known[1] or 0), tonumber(known[2] or 0)
-
--- One string: clients take four times as long to read as many numbers.
-local function reply(status, at_epoch, at_step)
-  return string.format('%s %.0f %.0f %.0f %.0f', status, at_epoch or epoch, at_step or step, term, revision)
+local term, leader, version = tonumber(known[2] or 0), known[3] or '', known[4] or ''
+local writer, seq = ARGV[9], tonumber(ARGV[10] or 0)  -- of a write
+local kept = redis.call('HMGET', answers_key, 'run', request == 'write' and 'w ' .. writer or 'run')
+-- Each key has the id of the run: if one of them is gone, the run is lost.
+if run_id ~= known[1] or run_id ~= kept[1] then
+  run_id = ''
 end
+run_id = run_id or ''
 
 local function renew_expiry()
   if keep_ms ~= '' then
@@ -48,35 +56,33 @@ local function renew_expiry()
   end
 end
 
--- Wakes the blocking reads of all processes.
-local function publish_changes(count)
-  if count > 0 then
-    revision = revision + count
-    local entry = redis.call('XADD', changes_key, 'MAXLEN', 1, '*', 'n', integer(revision))
-    redis.call('HSET', state_key, 'revision', integer(revision), 'revision_entry', entry)
+local function put_position()
+  redis.call('XADD', positions_key, 'MAXLEN', 1, integer(epoch) .. '-' .. integer(step), 'run', run_id, 'recent', recent)
+end
+
+-- Adds to the recent answers those of other writers.
+local function add_recent(others)
+  local lines, writers = {}, {}
+  for line in string.gmatch(recent .. '\n' .. others, '[^\n]+') do
+    local name = string.match(line, '^(.*) %d+ %d+ %d+$')
+    if #lines < MOST_RECENT and not writers[name] then
+      lines[#lines + 1], writers[name] = line, true
+    end
   end
+  recent = table.concat(lines, '\n')
 end
 
-local function set_term(new_term)
-  term = new_term
-  redis.call('HSET', state_key, 'term', integer(term))
+local function unpack_answer(packed)
+  local at_seq, at_epoch, at_step = string.match(packed, '^(%d+) (%d+) (%d+)$')
+  return assert(tonumber(at_seq)), at_epoch, at_step
 end
 
--- The sequence number of a writer's last request, and the position that it led to.
-local function last_answer(writer)
-  local packed = redis.call('HGET', answers_key, writer)
-  if packed then
-    local seq, at_epoch, at_step = string.match(packed, '^(%d+) (%d+) (%d+)$')
-    return assert(tonumber(seq)), at_epoch, at_step
-  end
-end
-
-local function forget_silent_writers(writer)
+local function forget_silent_writers()
   -- The position of a writer's last answer says how long it has been silent.
   local packed_answers, writers = redis.call('HGETALL', answers_key), {}
   for i = 1, #packed_answers, 2 do
-    local _, at_epoch, at_step = string.match(packed_answers[i + 1], '^(%d+) (%d+) (%d+)$')
-    if packed_answers[i] ~= writer then
+    if packed_answers[i] ~= 'run' and packed_answers[i] ~= 'w ' .. writer then
+      local _, at_epoch, at_step = unpack_answer(packed_answers[i + 1])
       writers[#writers + 1] = {name = packed_answers[i], epoch = tonumber(at_epoch), step = tonumber(at_step)}
     end
   end
@@ -90,20 +96,20 @@ local function forget_silent_writers(writer)
   end
 end
 
-local function remember_answer(writer, seq, is_new)
-  redis.call('HSET', answers_key, writer, integer(seq) .. ' ' .. integer(epoch) .. ' ' .. integer(step))
-  if is_new and redis.call('HLEN', answers_key) > MOST_WRITERS then
-    forget_silent_writers(writer)
+local function write()
+  local kind, amount = ARGV[4], tonumber(ARGV[5])
+  local floor_epoch, floor_step, writer_term = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+  local function reply(status, at_epoch, at_step)
+    return string.format('%s %s %s %.0f\n%s', status, at_epoch or integer(epoch), at_step or integer(step), term, recent)
   end
-end
-
-if request == 'write' then
-  local kind, amount = ARGV[3], tonumber(ARGV[4])
-  local floor_epoch, floor_step = tonumber(ARGV[5]), tonumber(ARGV[6])
-  local writer_term, writer, seq = tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
-  local last_seq, last_epoch, last_step = last_answer(writer)
-  if last_seq and last_seq >= seq then
-    return reply('ok', last_epoch, last_step)
+  if run_id == '' or run_id ~= known_run_id then
+    return reply('lost')
+  end
+  if kept[2] then
+    local last_seq, last_epoch, last_step = unpack_answer(kept[2])
+    if last_seq >= seq then
+      return reply('ok', last_epoch, last_step)
+    end
   end
   local new_epoch, new_step = epoch, step
   if floor_epoch > epoch or (floor_epoch == epoch and floor_step > step) then
@@ -116,163 +122,85 @@ if request == 'write' then
   else
     new_epoch, new_step = new_epoch + 1, amount
   end
-  if writer_term > 0 and writer_term < term then
+  if writer_term > 0 and (writer_term < term or (writer_term == term and leader ~= '' and leader ~= writer)) then
     return reply('stale')
   end
   if new_step > MAX_STEP then
     return reply('full')
   end
   if writer_term > term then
-    set_term(writer_term)
+    term = writer_term
+    redis.call('HSET', state_key, 'term', integer(term), 'leader', writer)
   end
-  if new_epoch > epoch or new_step > step then
-    epoch, step = new_epoch, new_step
-    redis.call('XADD', positions_key, 'MAXLEN', 1, integer(epoch) .. '-' .. integer(step), 's', '')
+  local moves = new_epoch > epoch or new_step > step
+  epoch, step = new_epoch, new_step
+  local answer = string.format('%.0f %.0f %.0f', seq, epoch, step)
+  if moves then
+    local others = recent
+    recent = writer .. ' ' .. answer
+    add_recent(others)
+    put_position()
   end
-  remember_answer(writer, seq, not last_seq)
-  if not last_seq then
+  redis.call('HSET', answers_key, 'w ' .. writer, answer)
+  if not kept[2] then
+    if redis.call('HLEN', answers_key) > MOST_WRITERS then
+      forget_silent_writers()
+    end
     renew_expiry()
   end
   return reply('ok')
 end
 
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-
-local function unpack_member(packed)
-  local expires_ms, heartbeat, order, member_term, ready, text = string.match(packed, '^(%d+) (%d+) (%d+) (%d+) (%d) (.*)$')
-  return {
-    expires_ms = tonumber(expires_ms), heartbeat = tonumber(heartbeat), order = order,
-    term = tonumber(member_term), ready = ready, text = text,
-  }
-end
-
-local function put_member(id, ttl_ms, heartbeat, order, member_term, ready, text)
-  if not order then
-    order = redis.call('HINCRBY', state_key, 'order', 1)
+-- Replaces the state if it is still that of the version `after`; returns the new version, or 0. With another id the run is made
+-- anew; `recovered` are the answers that a process has brought after a loss.
+local function swap()
+  local after, new_run_id, least_version, data = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
+  local new_epoch, new_step, new_term, new_leader = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
+  local notifies, fails, recovered = ARGV[12], ARGV[13], ARGV[14]
+  if run_id ~= known_run_id or version ~= after then
+    return 0
   end
-  local expires_ms = integer(now_ms + tonumber(ttl_ms))
-  local fields = {expires_ms, integer(heartbeat), order, integer(member_term), ready, text}
-  redis.call('HSET', members_key, id, table.concat(fields, ' '))
-end
-
--- Whether a writer has sent this before; otherwise it counts as done from now on. A request numbered 0 is never repeated.
-local function is_repeated(writer, seq)
-  if seq == 0 then
-    return false
+  local is_new = new_run_id ~= run_id
+  if is_new then
+    redis.call('DEL', positions_key, changes_key, answers_key)
+    redis.call('HSET', answers_key, 'run', new_run_id)
+    run_id, recent = new_run_id, ''
   end
-  local last_seq = last_answer(writer)
-  if last_seq and last_seq >= seq then
-    return true
-  end
-  remember_answer(writer, seq, not last_seq)
-  return false
-end
-
-local function record_exit(name, at_step, error_text, lost)
-  redis.call('HINCRBY', state_key, 'exits', 1)
-  redis.call('HSET', state_key, 'exit_name', name, 'exit_step', at_step, 'exit_error', error_text, 'exit_lost', lost)
-  publish_changes(1)
-end
-
-local function remove_expired_members()
-  local packed_members, expired = redis.call('HGETALL', members_key), {}
-  for i = 1, #packed_members, 2 do
-    local member = unpack_member(packed_members[i + 1])
-    if member.expires_ms <= now_ms then
-      expired[#expired + 1] = {id = packed_members[i], expires_ms = member.expires_ms, text = member.text}
+  for name, answer in string.gmatch(recovered, '([^\n]+) (%d+ %d+ %d+)') do
+    local before = redis.call('HGET', answers_key, 'w ' .. name)
+    if not before or unpack_answer(before) < unpack_answer(answer) then
+      redis.call('HSET', answers_key, 'w ' .. name, answer)
     end
   end
-  table.sort(expired, function(a, b)
-    if a.expires_ms ~= b.expires_ms then return a.expires_ms < b.expires_ms end
-    return a.id < b.id
-  end)
-  for _, member in ipairs(expired) do
-    redis.call('HDEL', members_key, member.id)
-    record_exit(cjson.decode(member.text)[1], integer(step), '', '1')
+  local moves = new_epoch > epoch or (new_epoch == epoch and new_step > step)
+  if moves then
+    epoch, step = new_epoch, new_step
   end
-end
-
-if request == 'read' or request == 'open' then
-  if request == 'open' then
-    -- Fails unless this server takes writes, and all keys are of this layout.
-    redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)
-    redis.call('HLEN', answers_key)
-    if latest_entry and latest_entry[2][1] ~= 's' then
-      return redis.error_reply('FOREIGN the stream has entries that no store wrote')
-    end
-    redis.call('HSETNX', state_key, 'layout', '1')
-    local layout = redis.call('HGET', state_key, 'layout')
-    if layout ~= '1' then
-      return redis.error_reply('FOREIGN the layout is ' .. layout)
-    end
+  if moves or is_new then
+    add_recent(recovered)
+    put_position()
   end
-  remove_expired_members()
+  local new_version = integer(math.max(tonumber(version == '' and 0 or version), least_version) + 1)
+  redis.call('HSET', state_key, 'layout', '2', 'run', run_id, 'version', new_version)
+  redis.call('HSET', state_key, 'term', new_term, 'leader', new_leader, 'data', data)
+  if fails == '1' then
+    redis.call('HSET', state_key, 'failed_at', integer(epoch) .. '-' .. integer(step))
+  end
+  if notifies == '1' then
+    redis.call('XADD', changes_key, 'MAXLEN', 1, new_version .. '-0', 'n', '')
+  end
   renew_expiry()
-  return {epoch, step, redis.call('HGETALL', state_key), redis.call('HGETALL', members_key), now_ms}
+  return tonumber(new_version)
 end
 
-if request == 'join' then
-  local id, text, ttl_ms, member_term, ready = ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
-  local packed = redis.call('HGET', members_key, id)
-  if member_term > 0 and member_term < term then
-    publish_changes(redis.call('HDEL', members_key, id))
-    return reply('ok')
-  end
-  local changes = 0
-  if member_term > term then
-    set_term(member_term)
-  end
-  if ready == '1' and tonumber(redis.call('HGET', state_key, 'ready') or 0) ~= member_term then
-    redis.call('HSET', state_key, 'ready', integer(member_term))
-    changes = 1
-  end
-  if packed then
-    local before = unpack_member(packed)
-    if before.text ~= text or before.term ~= member_term or before.ready ~= ready then
-      changes = changes + 1
-    end
-    put_member(id, ttl_ms, before.heartbeat + 1, before.order, member_term, ready, text)
-  else
-    changes = changes + 1
-    put_member(id, ttl_ms, 0, nil, member_term, ready, text)
-  end
-  publish_changes(changes)
-elseif request == 'leave' then
-  local id, name, at_step, error_text, writer, seq = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
-  if not is_repeated(writer, seq) then
-    local removed = redis.call('HDEL', members_key, id)
-    if name ~= '' then
-      record_exit(name, at_step, error_text, '0')
-    else
-      publish_changes(removed)
-    end
-  end
-elseif request == 'lead' then
-  local id, text, ttl_ms = ARGV[3], ARGV[4], ARGV[5]
-  remove_expired_members()
-  local packed_members, order, leads_already = redis.call('HGETALL', members_key), nil, false
-  for i = 1, #packed_members, 2 do
-    local member = unpack_member(packed_members[i + 1])
-    if packed_members[i] == id then
-      order, leads_already = member.order, member.term > 0
-    elseif member.term > 0 then
-      return reply('busy')
-    end
-  end
-  if not leads_already then
-    set_term(term + 1)
-    put_member(id, ttl_ms, 0, order, term, '0', text)
-    publish_changes(1)
-  end
-elseif request == 'fail' then
-  local error_text, writer, seq = ARGV[3], ARGV[4], tonumber(ARGV[5])
-  if not is_repeated(writer, seq) then
-    redis.call('HSET', state_key, 'failure_error', error_text, 'failure_epoch', integer(epoch), 'failure_step', integer(step))
-    publish_changes(1)
-  end
-else
-  return redis.error_reply('ERR aiohooks: unknown request ' .. request)
+if request == 'write' then
+  return write()
+elseif request == 'swap' then
+  return swap()
+elseif request == 'read' then
+  redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)  -- fails unless it is a stream
+  renew_expiry()
+  local fields = redis.call('HMGET', state_key, 'data', 'failed_at')
+  return {run_id, integer(epoch), integer(step), recent, version, integer(term), leader, fields[1] or '', fields[2] or ''}
 end
-renew_expiry()
-return reply('ok')
+return redis.error_reply('ERR aiohooks: unknown request ' .. request)

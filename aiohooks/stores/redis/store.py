@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import secrets
 from collections.abc import Callable, Generator
 from typing import Any
 
+from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.clock import sleep
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
-from aiohooks.stores._protocol import Answer, Request, Snapshot, damaged_error
+from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, Write, damaged_error
+from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.redis import _script
 from aiohooks.stores.redis._connection import (
@@ -33,6 +37,7 @@ except ImportError as _missing:
 
 _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
 _LONGEST_BLOCK_SECS = 7 * 86_400.0
+_RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)
 
 # redis-py's own retries would count a step twice, and on Python 3.11 its timeouts swallow cancellations
 # (python/cpython#86296). The heartbeat finds dead connections.
@@ -107,7 +112,8 @@ class RedisStepStore(RemoteStepStore):
         self._keys = _script.Keys(self.run)
         self._wake_key = self._keys.wake(self._process)
         self._last_wake = "0-0"  # the last entry seen of that stream
-        self._last_change = "0-0"  # the last entry seen of the changes
+        self._run = _script.FoundRun("", "", RunState(), "")  # as last read; the one before, while a connection is made
+        self._recent = self._waits.latest, ""  # the highest position that came with recent answers, and those
         self._requests: RedisConnection | None = None
         self._reads: RedisConnection | None = None
         self._blocked_for: int | None = None  # the step that the current blocking read waits for
@@ -117,7 +123,7 @@ class RedisStepStore(RemoteStepStore):
     # The connections.
 
     async def _open_connection(self) -> None:
-        self._last_change = self._last_wake = "0-0"  # this may be another server
+        self._last_wake = "0-0"  # this may be another server
         within = min(self._answer_timeout, self._connect_timeout)
         self._requests = self._new_connection()
         await self._requests.open(within)
@@ -135,7 +141,22 @@ class RedisStepStore(RemoteStepStore):
                 raise sentinel_error(self._address) from None
             raise
         # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
-        return self._parse_snapshot(await self._call_script(self._keys.all, "open"))
+        self._run = await self._recovered_run(await self._read_state())
+        return self._run.state.snapshot(self._run.run_id)
+
+    async def _recovered_run(self, found: _script.FoundRun) -> _script.FoundRun:
+        """Give the server what this process knows if it has lost the run since, and make the run if it is not there."""
+        known = self._run
+        told = known.run_id  # the run that has what this process knows; empty: it knows nothing
+        while not found.run_id or told not in ("", found.run_id):
+            state = found.state.copy()
+            if known.run_id:
+                state.recover(self._process, self._known(), known.state.answers)
+            run_id = found.run_id or secrets.token_hex(8)
+            if await self._swap(found, run_id, state, int(known.version or 0), self._recent[1]):
+                told = run_id
+            found = await self._read_state()
+        return found
 
     async def _is_sentinel(self, connection: RedisConnection) -> bool:
         try:
@@ -174,7 +195,7 @@ class RedisStepStore(RemoteStepStore):
                 return
             self._blocked_for = self._waits.next_threshold
             self._read_count += 1
-            after = _script.read_after(self._waits.latest, self._blocked_for, NO_WAITER), self._last_change, self._last_wake
+            after = _script.read_after(self._waits.latest, self._blocked_for, NO_WAITER), self._run.last_change, self._last_wake
             try:
                 reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
             except StoreRefusedError as error:
@@ -184,22 +205,26 @@ class RedisStepStore(RemoteStepStore):
             finally:
                 self._blocked_for = None
             refresh = not reply
-            for key, entry_id in _script.latest_entries(reply):
+            for key, entry_id, fields in _script.latest_entries(reply):
                 if key == self._keys.positions:
-                    self._observe(_script.parse_position(entry_id))
+                    self._observe_entry(entry_id, fields)
                 elif key == self._keys.changes:
                     refresh = True
                 else:
                     self._last_wake = entry_id
             if refresh:
-                self._observe_and_restore(await self._read_run_once())
+                self._observe_snapshot(await self._read_run_once())
 
-    def _observe_and_restore(self, snapshot: Snapshot) -> None:
-        if snapshot.position < self._waits.latest and not self._forgotten:
-            # The keys were deleted or evicted while the connection stayed.
-            self._spawn(self._write("raise", 0), "raising an engine that has lost its data")
-            self._announce_again()
-        self._observe_snapshot(snapshot)
+    def _observe_entry(self, entry_id: str, fields: dict[str, str]) -> None:
+        if fields.get("run") != self._run.run_id:
+            raise self._data_lost()
+        position = _script.parse_position(entry_id)
+        self._observe_recent(position, fields.get("recent", ""))
+        self._observe(position)
+
+    def _observe_recent(self, position: Position, recent: str) -> None:
+        if position >= self._recent[0]:
+            self._recent = position, recent
 
     def _subscribe(self, step: int | None) -> None:
         super()._subscribe(step)
@@ -214,7 +239,7 @@ class RedisStepStore(RemoteStepStore):
         try:
             while self._is_blocked_too_high():
                 read_count = self._read_count
-                await self._call_script((self._wake_key,), "wake")
+                await self._call_script((self._wake_key,), "wake", "")
                 if read_count == self._read_count:
                     return  # its reply is on the way
         except StoreUnavailableError as error:
@@ -225,17 +250,64 @@ class RedisStepStore(RemoteStepStore):
     # Requests.
 
     async def _request_once(self, request: Request) -> Answer:
-        reply = await self._call_script(self._keys.all, *_script.script_arguments(request))
+        if isinstance(request, Write):
+            return await self._write_once(request)
+        lost_races = 0
+        while True:
+            run = await self._read_run_state()
+            state = run.state.copy()
+            answer = state.apply(request)
+            if await self._swap(run, run.run_id, state):
+                return answer
+            lost_races += 1
+            await sleep(_RACE_BACKOFF.pause_secs(lost_races), self._clock)
+
+    async def _write_once(self, write: Write) -> Answer:
+        reply = await self._call_script(self._keys.all, "write", self._run.run_id, *_script.write_arguments(write))
         with self._unexpected_reply(reply):
-            return _script.parse_answer(reply)
+            parsed = _script.parse_answer(reply)
+        if parsed is None:
+            raise self._data_lost()
+        answer, recent = parsed
+        self._observe_recent(answer.position, recent)
+        return answer
 
     async def _read_run_once(self) -> Snapshot:
-        return self._parse_snapshot(await self._call_script(self._keys.all, "read"))
+        run = await self._read_run_state()
+        return run.state.snapshot(run.run_id)
 
-    def _parse_snapshot(self, reply: Any) -> Snapshot:
+    async def _read_run_state(self) -> _script.FoundRun:
+        """Read the run that this process knows."""
+        found = await self._read_state()
+        if found.run_id != self._run.run_id:
+            raise self._data_lost()
+        if int(found.version) >= int(self._run.version):
+            self._run = found
+        self._observe_recent(found.state.position, found.recent)
+        return found
+
+    async def _read_state(self) -> _script.FoundRun:
+        """Read the run, whichever it is."""
+        reply = await self._call_script(self._keys.all, "read", self._run.run_id)
         with self._unexpected_reply(reply):
-            snapshot, self._last_change = _script.parse_snapshot(reply, self._process)
-        return snapshot
+            return _script.parse_read(reply)
+
+    async def _swap(
+        self, found: _script.FoundRun, run_id: str, state: RunState, least_version: int = 0, recovered: str = ""
+    ) -> bool:
+        """Replace the state of the run that was found; return whether no other process was faster."""
+        if run_id == found.run_id and not recovered and state.dump() == found.state.dump():
+            return True
+        arguments = _script.swap_arguments(found, run_id, state, least_version, recovered)
+        reply = await self._call_script(self._keys.all, "swap", found.run_id, *arguments)
+        with self._unexpected_reply(reply):
+            return int(reply) > 0
+
+    def _data_lost(self) -> StoreUnavailableError:
+        """Return the error for a run that is gone, or another one, after ending the connections: connecting restores it."""
+        error = StoreUnavailableError(f"run {self.run}: the data of the run is gone from redis at {self._address}")
+        self._drop_connections(error)
+        return error
 
     @contextlib.contextmanager
     def _unexpected_reply(self, reply: Any) -> Generator[None]:
@@ -276,7 +348,7 @@ class RedisStepStore(RemoteStepStore):
             self.run,
             f"redis at {self._address}, {keys}",
             found=found,
-            expected="the keys of a run, of layout 1",
+            expected="the keys of a run, of layout 2",
             delete=f"delete the keys {keys}",
         )
 

