@@ -212,7 +212,7 @@ SIGNATURES: dict[str, str | None] = {
         "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, tracked=None, "
         "copy_from_scaffold=None)"
     ),
-    "Session": "(graph, *, global_step=None, variables=None, grace_secs=10.0)",
+    "Session": "(graph, *, global_step=None, variables=None, grace_secs=None)",
     "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
     "Session.aclose": "async (self)",
     "Session.closed": "property",
