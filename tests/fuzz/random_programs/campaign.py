@@ -105,7 +105,8 @@ class Campaign:
         self.ticks += execution.ticks
         self.calls += len(execution.records)
         if self.programs % YOUNG == 0:
-            gc.collect(1)
+            # The class of each group lives until a collection of all generations, and slows down the making of others.
+            gc.collect(2 if self.programs % (20 * YOUNG) == 0 else 1)
         return execution
 
     def shrink(self, program: Program, what: list[str]) -> tuple[Program, list[str]]:
