@@ -396,7 +396,7 @@ class _Encoder:
 
 _read_tree = msgspec.msgpack.Decoder().decode
 _write_tree = msgspec.msgpack.Encoder().encode
-_PLAIN_TYPES = frozenset((type(None), bool, int, float, str, bytes))
+_PLAIN_TYPES: frozenset[object] = frozenset((type(None), bool, int, float, str, bytes))
 """The types of MessagePack that stand for themselves; timestamps are not among them."""
 
 
