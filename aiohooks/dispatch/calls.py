@@ -13,7 +13,7 @@ import asyncio
 import functools
 import logging
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -216,11 +216,11 @@ class HookCalls(Overlap):
         self._own_results = results
         self._before = before
         self._step = step
-        self.number = len(results) - before
-        self.results = [None] * group.size
-        self.names = group.names
-        self.has_timeouts = group.has_timeouts
-        self.grace_secs = group.grace_secs
+        self.number: int = len(results) - before
+        self.results: list[Any] = [None] * group.size
+        self.names: Sequence[str] | Mapping[int, str] = group.names
+        self.has_timeouts: bool = group.has_timeouts
+        self.grace_secs: float = group.grace_secs
 
     def ready(self) -> Iterable[tuple[int, Method, tuple[Any, ...]]]:
         numbers, args = range(self.number + 1, self._group.size), self._args

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import types
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
@@ -368,11 +368,11 @@ class OperationCalls(Overlap):
         self._plan = plan
         self._operations = operations
         self._waiting: dict[int, PlannedOperation] | None = None
-        self.number = next(one.slot for one in plan.operations if values[one.slot] is MISSING)
-        self.results = values
-        self.names = {one.slot: one.name for one in plan.operations}
-        self.has_timeouts = False
-        self.grace_secs = session.grace_secs
+        self.number: int = next(one.slot for one in plan.operations if values[one.slot] is MISSING)
+        self.results: list[Any] = values
+        self.names: Sequence[str] | Mapping[int, str] = {one.slot: one.name for one in plan.operations}
+        self.has_timeouts: bool = False
+        self.grace_secs: float = session.grace_secs
 
     def ready(self) -> Iterable[tuple[int, Callable[..., Awaitable[Any]], tuple[PlannedOperation]]]:
         values = self.results
