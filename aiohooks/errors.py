@@ -452,11 +452,11 @@ def set_context(error: BaseException, context: BaseException | None) -> None:
 
 def contexts(error: BaseException | None) -> list[BaseException]:
     """Return an error, its context, the context of that and so on."""
-    chain: list[BaseException] = []
-    while error is not None and all(error is not one for one in chain):
-        chain.append(error)
+    chain: dict[int, BaseException] = {}
+    while error is not None and id(error) not in chain:
+        chain[id(error)] = error
         error = error.__context__
-    return chain
+    return [*chain.values()]
 
 
 def add_note(error: BaseException, text: str) -> bool:

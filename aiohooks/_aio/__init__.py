@@ -8,5 +8,6 @@ await_chain     where a task is suspended
 long_waits      logs what a long wait is for
 cancel_watch    which of the cancels that reach a coroutine come from outside
 cancel          cancel scopes, time limits, cleanup that must finish, worker threads
+opening         waits for other sessions, which a stop of the one that is opening ends
 gather          the lazy gather: coroutines overlap once one of them suspends
 """

@@ -74,8 +74,8 @@ class Interrupt(Protocol):
 class CancelWatch:
     """The cancels delivered to a coroutine that is awaited with `drive(coro, watch)`.
 
-    With them a cancel from outside is told from others, which `task.cancelling()` alone cannot do: before Python 3.13 a task
-    group whose child fails leaves that count one too high, and other libraries do so on every version. What counts is what
+    They tell a cancel from outside apart from others. `task.cancelling()` alone cannot: before Python 3.13 a task group whose
+    child fails leaves that count one too high, and other libraries do so on every version. What counts is what
     passes: a coroutine that ends without a `CancelledError` has settled the cancels that were delivered to it, as under any
     plain `await`.
     """
@@ -167,12 +167,11 @@ class CancelWatch:
                 return None
             # Some task groups of anyio take back a cancel too many; the error itself is the one that was delivered.
             return next((one.error for one in self._deliveries or () if one.error is error and one.cancels), None)
-        is_cancel = isinstance(error, asyncio.CancelledError)
         known: Delivery | None = None
         for link in contexts(error):
             for one in self._deliveries or ():
                 if one.error is link:
-                    if one.cancels > own.count(one.number) and ((is_cancel and link is error) or self._is_outstanding(one, own)):
+                    if one.cancels > own.count(one.number) and (link is error or self._is_outstanding(one, own)):
                         return self._with_message_of_outside(one.error) if one.number in own else one.error
                     known = one if known is None or known.number < one.number else known
         if not isinstance(error, asyncio.CancelledError):

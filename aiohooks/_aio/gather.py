@@ -160,7 +160,7 @@ class Overlap(abc.ABC):
     """Numbered coroutines that are awaited together, made when one suspends or fails; some may depend on others' results.
 
     It belongs to the task that suspended first, whose own coroutine is one of the numbers. As it is made for every call that
-    suspends, what is rarely needed is an attribute of the class until it is.
+    suspends, what is rarely needed is None until it is.
     """
 
     __slots__ = (

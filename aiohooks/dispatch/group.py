@@ -378,8 +378,7 @@ def _method(group: HookGroup[Any], target: Target) -> Callable[..., Any]:
             args, keywords = positional_first(positional, args, keywords)
         return answer_plain(target, args, keywords)
 
-    made: Callable[..., Any] = functools.wraps(each.own)(method if each.is_async else plain_method)
-    return made
+    return functools.wraps(each.own)(method if each.is_async else plain_method)
 
 
 class _FunctionHook:

@@ -178,8 +178,8 @@ class LeaseWatch:
     @property
     def read_secs(self) -> float | None:
         """In how many seconds to read the run again; None if there is no lease to watch."""
-        next_reads = (min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self._silent.values())
-        return max(0.0, min(next_reads, default=-1.0)) if self._silent else None
+        next_reads = [min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self._silent.values()]
+        return max(0.0, min(next_reads)) if next_reads else None
 
 
 class RunWatcher:
