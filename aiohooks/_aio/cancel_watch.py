@@ -176,8 +176,8 @@ class CancelWatch:
                     known = one if known is None or known.number < one.number else known
         if not isinstance(error, asyncio.CancelledError):
             return None
-        if known is None:  # some blocks raise a new error
-            return error
+        if known is None:  # some blocks raise a new error; so does an `Overlap` for the cancel of a scope
+            return None if _is_of_scope(error) else error
         # Others raise the first cancel, whatever came after it.
         later = [one for one in self._deliveries or () if one.number > known.number and one.cancels > own.count(one.number)]
         hidden = next((one.error for one in later if _is_hidden(one.error)), None)
@@ -197,12 +197,16 @@ class CancelWatch:
 
         It has the message of the one that came first. Scopes of anyio know their cancel by its message.
         """
-        if not error.args or not isinstance(error.args[0], ScopeReason):
+        if not _is_of_scope(error):
             return error
         message = getattr(self.task, "_cancel_message", None)
         made = asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
         set_context(made, error)  # by which a watch further out knows it again
         return made
+
+
+def _is_of_scope(error: asyncio.CancelledError) -> bool:
+    return bool(error.args) and isinstance(error.args[0], ScopeReason)
 
 
 def _is_hidden(error: asyncio.CancelledError) -> bool:

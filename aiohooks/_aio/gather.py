@@ -29,7 +29,7 @@ import anyio
 
 from aiohooks._aio.await_chain import describe_suspension
 from aiohooks._aio.cancel import CancelScope
-from aiohooks._aio.cancel_watch import CancelWatch, cancel_is_pending, drive, drive_on
+from aiohooks._aio.cancel_watch import CancelWatch, ScopeReason, cancel_is_pending, drive, drive_on
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.run_scope import RunScope, SharedContext, current_scope
 from aiohooks.errors import add_origin, contexts, flattened, raise_unchanged, set_context
@@ -302,7 +302,7 @@ class Overlap(abc.ABC):
                 del self._caller, self._watch
         self.complete()
         if interrupted:
-            raise asyncio.CancelledError("interrupted; what was awaited has ignored it")
+            raise asyncio.CancelledError(ScopeReason("interrupted; what was awaited has ignored it"))
 
     @property
     def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.cancel_watch import CancelWatch, drive
+from aiohooks._aio.cancel_watch import CancelWatch, ScopeReason, drive
 from tests.support.checks import refused
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import double
@@ -56,6 +56,32 @@ async def test_nothing_comes_from_outside_while_nothing_suspends() -> None:
     assert watch.outside_cancel(raised.value) is None
     assert watch.outside_cancel(None) is None
     assert watch.counted([0, 0]) == 2
+
+
+@pytest.mark.parametrize(("reason", "is_outside"), [("of a block", True), (ScopeReason("of an overlap"), False)])
+async def test_a_new_error_for_a_cancel_that_was_swallowed(reason: str, is_outside: bool) -> None:
+    """Blocks may raise a new error for a cancel from outside; an overlap whose run was interrupted raises one of its own.
+
+    Code inside may have swallowed the interrupt and left the cancel count too high, as task groups did before 3.13.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    watch = CancelWatch()
+
+    async def swallows_and_raises_another() -> None:
+        asyncio.get_running_loop().call_soon(task.cancel)
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            pass
+        raise asyncio.CancelledError(reason) from None
+
+    try:
+        await drive(swallows_and_raises_another(), watch)
+    except asyncio.CancelledError as error:
+        error.__context__ = None  # it was not made while the other was handled
+        assert watch.outside_cancel(error) is (error if is_outside else None)
+    assert task.uncancel() == 0
 
 
 async def test_a_driven_coroutine_is_closed_with_its_caller() -> None:
