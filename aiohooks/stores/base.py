@@ -154,7 +154,10 @@ class StepStore(abc.ABC):
         await self._waits.wait_initialised(timeout)
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - in one process there is nothing to send
-        """Wait until the other processes could know the publishers of this one, `timeout` seconds at most."""
+        """Wait until the other processes could know the publishers of this one, `timeout` seconds at most.
+
+        If the engine is unavailable this returns after the first attempt, and they are announced later.
+        """
 
     def _subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine that reports every step need not know
         """Called with the next threshold whenever it has changed: the lowest step with a waiter; after a wake, in the next tick.

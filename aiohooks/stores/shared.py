@@ -20,12 +20,13 @@ from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_choice, check_secs
-from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreClosedError, StoreDamagedError
+from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreClosedError, StoreDamagedError, StoreRefusedError
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     MAX_STEP,
     Answer,
+    EngineError,
     Lead,
     Member,
     Position,
@@ -186,7 +187,7 @@ class SharedStepStore(StepStore):
         await self.flush()
 
     def publisher(self, name: str) -> Publisher:
-        """See `StepStore.publisher`; the other processes are notified in the background, see `flush`."""
+        """See `StepStore.publisher`; the store is opened, and the other processes notified, in the background: see `flush`."""
         self._check_not_closing()
         publisher = super().publisher(name)
         self._members.join(publisher)
@@ -224,16 +225,20 @@ class SharedStepStore(StepStore):
     async def _ensure_open(self) -> None:
         self._enter()
         if not (self._opened or self._closing):
-            if self._opening is None:
-                self._opening = self._spawn(self._open_first(), "opening")
-            opening = self._opening
-            await wait_done([opening], None)
-            if opening.cancelled():
-                raise self._closed_error()
-            if (error := opening.exception()) is not None:
-                raise error
+            await self._wait_opened()
             self._enter()
         self._check_not_closing()
+
+    async def _wait_opened(self) -> None:
+        """Wait for the opening, which begins here if it has not begun."""
+        if self._opening is None:
+            self._opening = self._spawn(self._open_first(), "opening")
+        opening = self._opening
+        await wait_done([opening], None)
+        if opening.cancelled():
+            raise self._closed_error()
+        if (error := opening.exception()) is not None:
+            raise error
 
     def _check_not_closing(self) -> None:
         if self._closing:
@@ -284,8 +289,7 @@ class SharedStepStore(StepStore):
         self._step_down(None)
 
     async def _shut_down(self) -> None:
-        if self._opened:
-            await self.flush(_CLOSE_SECS)
+        await self.flush(_CLOSE_SECS)
         self._stop_announcing()
         self._opened = False
         await super().aclose()
@@ -405,8 +409,15 @@ class SharedStepStore(StepStore):
     # Announcing the members of this process to the engine.
 
     def _announce(self) -> None:
-        """Send the engine in the background what it does not know yet: one request after the other, until it knows all."""
-        if self._opened and self._announces and self._announcing is None and self._members.unsent():
+        """Send the engine in the background what it does not know yet: one request after the other, until it knows all.
+
+        A store that is not open yet is opened for it, unless it is being closed, or that has failed.
+        """
+        if self._opened or not (self._closing or self._failed_announcements):
+            self._start_announcing()
+
+    def _start_announcing(self) -> None:
+        if self._announces and self._announcing is None and self._members.unsent():
             self._announcing = self._spawn(self._announce_all(), "announcing publishers")
 
     def _announce_again(self) -> None:
@@ -416,7 +427,10 @@ class SharedStepStore(StepStore):
 
     async def _announce_all(self) -> None:
         refused: list[Request] = []
+        failed, secs = True, None
         try:
+            if not self._opened:
+                await self._wait_opened()
             while self._announces and (requests := self._members.unsent(refused)):
                 for request in requests:
                     try:
@@ -427,20 +441,32 @@ class SharedStepStore(StepStore):
                         self._stop_announcing()
                         break
                     except ENGINE_ERRORS as error:
-                        log = logger.info if self._failed_announcements else logger.warning
-                        log("run %s: could not announce its publishers, trying again: %s", self.run, error)
+                        self._log_failed_announcement(error)
                         refused.append(request)
                         break
+            failed = bool(refused)
+            secs = self._members.renewal_secs
+        except StoreRefusedError as error:  # it could not be opened, and would be refused again
+            logger.warning("run %s: could not announce its publishers: %s", self.run, error)
+        except ENGINE_ERRORS as error:  # it could not be opened
+            self._log_failed_announcement(error)
+            refused = self._members.unsent()
         finally:
             self._announcing = None
-            self._failed_announcements = self._failed_announcements + 1 if refused else 0
-            secs = _BACKOFF.pause_secs(self._failed_announcements) if refused else self._members.renewal_secs
-            if self._opened and self._announces and self._renewal is None and secs is not None:
+            self._failed_announcements = self._failed_announcements + 1 if failed else 0
+            if refused:
+                secs = _BACKOFF.pause_secs(self._failed_announcements)
+            if self._announces and self._renewal is None and secs is not None:
                 self._renewal = self._clock.call_later(secs, self._announce_later if refused else self._renew)
+
+    def _log_failed_announcement(self, error: EngineError) -> None:
+        log = logger.info if self._failed_announcements else logger.warning
+        log("run %s: could not announce its publishers, trying again: %s", self.run, error)
 
     def _announce_later(self) -> None:
         self._renewal = None
-        self._announce()
+        if self._opened or self._members.here:  # who has left before the store could be opened was never known
+            self._start_announcing()
 
     def _renew(self) -> None:
         self._renewal = None

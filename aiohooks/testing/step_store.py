@@ -39,12 +39,16 @@ class Run:
         self._lose_data = lose_data
         self.stores: list[StepStore] = []
 
-    async def open(self) -> StepStore:
-        """Open one more store."""
+    def make(self) -> StepStore:
+        """Return one more store, which is not open yet."""
         store = self._make(self.name)
         if not any(store is other for other in self.stores):
             self.stores.append(store)
-        return await store.__aenter__()
+        return store
+
+    async def open(self) -> StepStore:
+        """Open one more store."""
+        return await self.make().__aenter__()
 
     async def lose_data(self) -> None:
         """Let the engine lose its data."""
@@ -283,6 +287,31 @@ async def reports_the_last_failed(run: Run) -> None:
     error = await raises(PublisherFailedError, wait)
     assert "trainer failed at step 0" in str(error), error
     assert "a bad batch" in str(error.__cause__), error.__cause__
+
+
+async def announces_before_it_is_used(run: Run) -> None:
+    """A store is opened by its first publisher: the others learn of it, and how it leaves, also if nothing else is called."""
+    a = await run.open()
+    b = run.make()
+    trainer = b.publisher("trainer")
+    await b.flush()
+    await a.value()
+    assert a.statistics().publishers == ("trainer",)
+    wait = await parked(a, a.wait_for(5))
+    trainer.close(ZeroDivisionError("a bad batch"))
+    assert "a bad batch" in str((await raises(PublisherFailedError, wait)).__cause__)
+    c = run.make()
+    second = c.publisher("second")
+    await c.flush()
+    await a.value()
+    wait = await parked(a, a.wait_for(5))
+    second.close()
+    assert "second finished" in str(await raises(PublisherFinishedError, wait))
+    if c is not a:
+        d = run.make()
+        d.publisher("third")
+        await d.aclose()
+        assert "third finished" in str(await raises(PublisherFinishedError, a.wait_for(5)))
 
 
 async def bounds_texts(run: Run) -> None:
@@ -530,7 +559,7 @@ _CHECKS: dict[str, _Check] = {
     for check in (
         *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
         *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
-        waits_while_one_can_advance,
+        *(announces_before_it_is_used, waits_while_one_can_advance),
         *(fails, leads, initialises, closes, keeps_runs_apart, advances_for_threads, stays_in_its_process, forgets),
     )
 }

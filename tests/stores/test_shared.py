@@ -11,6 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Snapshot
+from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
 
@@ -107,3 +108,35 @@ async def test_closing_ends_calls_that_wait_for_the_engine() -> None:
     await ticks(20)
     await store.aclose()
     assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {ah.errors.StoreClosedError}
+
+
+async def test_a_publisher_is_announced_as_soon_as_the_engine_is_there(clock: ManualClock) -> None:
+    """A store that could not be opened for its first publisher tries again by itself, for as long as it has one."""
+    engine = FakeEngine()
+    engine.stop()
+    store = FakeStepStore(engine, connect_timeout=1.0)
+    publisher = store.publisher("trainer")
+    flushing = asyncio.ensure_future(store.flush())
+    while not flushing.done():
+        await ticks(10)
+        clock.advance(1.0)
+    assert store.outage_secs is None
+    engine.restart()
+    while not engine.runs:
+        await ticks(10)
+        clock.advance(1.0)
+    await store.flush()
+    assert [member.name for member in engine.run("default").members.values()] == ["trainer"]
+    publisher.close()
+    await store.aclose()
+    engine.stop()
+    store = FakeStepStore(engine, connect_timeout=1.0)
+    store.publisher("gone").close()
+    flushing = asyncio.ensure_future(store.flush())
+    while not flushing.done():
+        await ticks(10)
+        clock.advance(1.0)
+    clock.advance(60.0)  # the pause before the next attempt, which is not made
+    await ticks(10)
+    assert len(asyncio.all_tasks()) == 1
+    await store.aclose()
