@@ -115,8 +115,14 @@ async def test_a_failure_comes_out_of_the_next_call() -> None:
             assert raised.value.__notes__ == ["raised by Observer.on"]
             for number in (1, 2, 3):
                 await group.hooks.on(number)
-    assert [str(error) for error in at_the_end.value.exceptions] == ["call 2", "call 3"]
-    assert observer.began == [0, 1, 2, 3]
+            await ticks(20)
+            with pytest.raises(ExceptionGroup, match="2 background calls failed") as several:
+                await group.hooks.on(99)
+            assert [str(error) for error in several.value.exceptions] == ["call 2", "call 3"]
+            for number in (4, 5):
+                await group.hooks.on(number)
+    assert [str(error) for error in at_the_end.value.exceptions] == ["call 4", "call 5"]
+    assert observer.began == [0, 1, 2, 3, 4, 5]
 
 
 async def test_a_failure_that_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
