@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import itertools
 import types
 from collections.abc import Coroutine, Generator
@@ -106,3 +108,40 @@ def test_an_error_that_is_in_the_context_already_stays_there() -> None:
     keep_errors(raised, [hidden])
     keep_errors(raised, [])
     assert context_of(raised) == [hidden]
+
+
+async def test_variables_come_back_where_the_callers_context_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hooks set is the caller's, and what they leave alone keeps what the caller has set meanwhile."""
+    monkeypatch.setitem(vars(asyncio), "_nest_patched", True)
+    variables = [contextvars.ContextVar(name, default=0) for name in "abc"]
+
+    class Sets:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def on(self) -> None:
+            await ticks(self.number + 1)
+            variables[self.number].set(variables[self.number].get() + 1)
+
+    await ah.compose(Calls, [Sets(0), Sets(1), Sets(2)]).on()
+    assert [variable.get() for variable in variables] == [1, 1, 1]
+
+
+async def test_a_cancel_that_a_hook_calls_on_its_own_task_does_not_outlast_the_call() -> None:
+    """It comes out of the call, and not at whatever the caller awaits next: a task group repeats the caller's cancel so."""
+
+    class CancelsItsTask:
+        async def on(self) -> None:
+            await ticks()
+            assert task is not None
+            task.cancel("again")
+
+    class Waits:
+        async def on(self) -> None:
+            await ticks(2)
+
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.raises(asyncio.CancelledError):
+        await ah.compose(Calls, [CancelsItsTask(), Waits()]).on()
+    assert task.uncancel() == 0
