@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -70,17 +71,14 @@ async def test_a_new_error_for_a_cancel_that_was_swallowed(reason: str, is_outsi
 
     async def swallows_and_raises_another() -> None:
         asyncio.get_running_loop().call_soon(task.cancel)
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            pass
         raise asyncio.CancelledError(reason) from None
 
-    try:
+    with pytest.raises(asyncio.CancelledError) as raised:
         await drive(swallows_and_raises_another(), watch)
-    except asyncio.CancelledError as error:
-        error.__context__ = None  # it was not made while the other was handled
-        assert watch.outside_cancel(error) is (error if is_outside else None)
+    assert raised.value.__context__ is None
+    assert watch.outside_cancel(raised.value) is (raised.value if is_outside else None)
     assert task.uncancel() == 0
 
 

@@ -141,13 +141,16 @@ def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[st
 
 
 @pytest.mark.parametrize(
-    "answer", ["loss", ("loss", None), {"fetches": "loss"}, 0, ah.SessionRunArgs, np.zeros(2), np.zeros(0)], ids=repr
+    "answer",
+    ["loss", ("loss", None), ("loss", None, None), {"fetches": "loss"}, 0, ah.SessionRunArgs, np.zeros(2), np.zeros(0)],
+    ids=repr,
 )
 async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -> None:
     """`before_run` returns SessionRunArgs or None; for anything else the error names the hook and the value, before the run."""
-    hook = RequestingHook()
-    hook.request = answer
+    hook = RequestingHook("loss")
     async with ah.AsyncMonitoredSession(double, [Silent(), hook]) as session:
+        await session.run("loss")
+        hook.request = answer
         with refused(
             ah.errors.InvalidHookError,
             "RequestingHook.before_run",
@@ -155,7 +158,7 @@ async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -
             "return SessionRunArgs(fetches, feed_dict) or None",
         ):
             await session.run("loss")
-        assert session.global_step.latest.step == 0
+        assert session.global_step.latest.step == 1
 
 
 # -- fetches

@@ -13,7 +13,7 @@ from aiohooks.testing import RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, do_nothing, double
-from tests.support.waiting import ticks
+from tests.support.waiting import result_without_suspending, ticks
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
@@ -354,3 +354,41 @@ async def test_a_cancelled_run_of_a_step_function_gives_its_turn_back() -> None:
 
     async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits)]) as session:
         assert await session.run_step_fn(one_of_two) == [asyncio.CancelledError, asyncio.CancelledError, 2]
+
+
+async def test_a_run_that_is_cancelled_when_it_gets_its_turn_passes_it_on() -> None:
+    """The task that ends its run cancels the next one in the same tick: the one behind that runs."""
+
+    async def waits(run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits)]) as session:
+
+        async def first() -> None:
+            await session.run("loss")
+            second.cancel()
+
+        runs = asyncio.create_task(first())
+        await asyncio.sleep(0)
+        second, third = asyncio.create_task(session.run("loss")), asyncio.create_task(session.run("loss"))
+        await runs
+        await asyncio.wait([second])
+        assert second.cancelled()
+        assert await third == 2
+
+
+async def test_a_run_that_begins_after_a_stop_does_not_wait_for_its_turn() -> None:
+    """It ends immediately, though the run before it is still in progress."""
+
+    async def waits(run_context: ah.SessionRunContext) -> None:
+        await ended.wait()
+
+    ended = asyncio.Event()
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits)]) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await asyncio.sleep(0)
+        session.request_stop("enough")
+        with pytest.raises(ah.StopRequestedError, match="enough"):
+            result_without_suspending(session.run("loss"))
+        ended.set()
+        assert await running == 2

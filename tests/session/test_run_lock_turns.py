@@ -245,6 +245,15 @@ async def test_a_close_in_the_turn(clock: ManualClock) -> None:
         await closing
 
 
+async def test_a_run_that_finds_the_session_closed_takes_no_turn(clock: ManualClock) -> None:
+    """It says so immediately, though the loop has had no turn for long."""
+    step, _ = step_function(clock)
+    async with ah.AsyncMonitoredSession(step) as session:
+        await session.run("loss")
+    with refused(ah.errors.SessionClosedError, "this session is closed"):
+        result_without_suspending(session.run("loss"))
+
+
 @pytest.mark.parametrize("secs", [-1, "soon", float("nan"), True])
 def test_other_values_are_refused(secs: Any) -> None:
     """`yield_secs` is a number of seconds or None."""
