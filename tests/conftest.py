@@ -4,6 +4,7 @@ Options:
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
     --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
+    --shuffle SEED: run the tests in a random order.
 
 Markers:
     may_leak: nothing is checked after this test, because it leaks on purpose.
@@ -19,6 +20,7 @@ import gc
 import importlib.util
 import itertools
 import os
+import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -37,9 +39,10 @@ HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--loop` and `--slow-disk`."""
+    """Add the options of this file."""
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
     parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -64,6 +67,14 @@ def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventL
 def pytest_asyncio_loop_factories(config: pytest.Config) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Make pytest-asyncio run each async test once on every loop."""
     return loop_factories(config.getoption("--loop"))
+
+
+@pytest.hookimpl(trylast=True)  # pytest itself brings tests that share a fixture together
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle the tests, if so asked: they must not depend on each other. With xdist all workers have the same order."""
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        random.Random(seed).shuffle(items)
 
 
 @pytest.fixture

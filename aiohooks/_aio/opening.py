@@ -1,8 +1,7 @@
-"""Waits of a session that is being opened: for other sessions, until it is stopped."""
+"""Waits of a session that is being opened: for other sessions and for an engine, until it is stopped."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
@@ -23,8 +22,8 @@ def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generato
         _until.reset(token)
 
 
-async def wait_for_others(waiter: asyncio.Future[T]) -> T:
-    """Await what only another session can bring about: a chief that initialises the run, or that leaves its lead.
+async def wait_for_others(waiter: Awaitable[T]) -> T:
+    """Await what only others can bring about: an engine that answers, a chief that initialises the run or leaves its lead.
 
     Raises:
         StopRequestedError: the session that is being opened here is asked to stop.

@@ -225,7 +225,7 @@ class SharedStepStore(StepStore):
     async def _ensure_open(self) -> None:
         self._enter()
         if not (self._opened or self._closing):
-            await self._wait_opened()
+            await wait_for_others(self._wait_opened())
             self._enter()
         self._check_not_closing()
 

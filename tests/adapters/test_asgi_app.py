@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -33,7 +34,7 @@ async def run_lifespan(app: Any) -> tuple[asyncio.Queue[Any], asyncio.Queue[Any]
     return incoming, outgoing, task
 
 
-@pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan"])
+@pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan", "in FastAPI"])
 async def test_a_service_in_an_application(shape: str) -> None:
     """A service is an application by itself, or is mounted in one whose lifespan is, or contains, the service's."""
     feeds = FeedQueue()
@@ -45,19 +46,26 @@ async def test_a_service_in_an_application(shape: str) -> None:
             yield
 
     app: Any = service
-    path = ""
-    if shape != "alone":
+    path = "" if shape == "alone" else "/training"
+    if shape == "in FastAPI":
+        app = FastAPI(lifespan=service.lifespan)
+        app.mount(path, service)
+    elif shape != "alone":
         lifespan: Any = service.lifespan if shape == "mounted" else outer
-        app, path = Starlette(routes=[Mount("/training", service)], lifespan=lifespan), "/training"
+        app = Starlette(routes=[Mount(path, service)], lifespan=lifespan)
     incoming, outgoing, task = await run_lifespan(app)
     feeds.put(1.0)
     assert (await ask(app, f"{path}/steps/1")).json["step"] == 1
     page = await ask(app, f"{path}/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert (await ask(app, f"{path}/page.js")).status == 200
+    waiting = Exchange(app, f"{path}/steps/2")
+    await ticks(20)
     incoming.put_nowait({"type": "lifespan.shutdown"})
     assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
     await task
+    await waiting.task
+    assert waiting.reply.json["message"] == "the session makes no more steps: the server shuts down"
     assert service.health().state == "finished"
 
 

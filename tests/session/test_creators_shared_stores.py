@@ -137,6 +137,28 @@ async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, befor
         assert session.status().state == "closed"
 
 
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bool) -> None:
+    """A session that waits for an engine that does not answer ends at a stop, and makes no further attempt to reach it."""
+    engine = FakeEngine()
+    engine.stop()
+    recorder = Recorder()
+    steps = FakeStepStore(engine)
+    session = ah.AsyncMonitoredSession(standby_chief(engine, steps), [recorder])
+    entering = asyncio.ensure_future(session.__aenter__())
+    if not before:
+        await ticks(40)  # into the pause after the first attempt
+    assert not entering.done()
+    session.request_stop("enough")
+    with pytest.raises(ah.StopRequestedError, match="enough"):
+        await entering
+    assert recorder.calls == ["begin", "close(StopRequestedError)"]
+    closing = asyncio.ensure_future(steps.aclose())
+    while not closing.done():  # it tries to announce that the session has ended
+        await ticks(5)
+        clock.advance(1)
+
+
 async def test_a_stop_before_a_lead_that_is_free() -> None:
     """A chief that need not wait for anybody is opened, also after a stop: its hooks see the end of the session."""
     engine = FakeEngine()

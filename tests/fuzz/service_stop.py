@@ -1,0 +1,196 @@
+"""SIGTERM to a service in every phase of its session's life, while many clients wait.
+
+    python -m tests.fuzz.service_stop --clients 2000 --server uvicorn
+
+In each phase (`--phases` chooses some) most clients wait for a step, and one in twenty follows the events. Then the server gets
+SIGTERM. Every client must get a complete reply with the reason, those that wait for a step while the session is still in its
+phase, and the server must have ended within its limits. Printed are the times from the signal to the last reply to a client that
+waits for a step, and to the end of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import platform
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fuzz._stopped_service import BACKLOG, FAILED, LIMIT_SECS, PHASES, SERVERS
+from tests.support import processes
+
+STEP = 10**9
+"""A step that is not reached."""
+CLIENTS_PER_STREAM = 20
+HANG_SECS = 60.0
+"""A guard against hanging, not a measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How one service stopped.
+
+    Attributes:
+        reply_secs: from the signal to the last reply to a client that waits for a step.
+        end_secs: from the signal to the end of the process.
+        violations: what was wrong.
+    """
+
+    reply_secs: float
+    end_secs: float
+    violations: list[str]
+
+
+class Clients:
+    """The clients of one service."""
+
+    def __init__(self, port: int, waiters: int, streams: int) -> None:
+        self._port = port
+        self._unanswered = waiters
+        self.answered: asyncio.Event = asyncio.Event()
+        """Set once all clients that wait for a step have got a reply, or an error."""
+        self.waiting = [asyncio.ensure_future(self._wait_for_step()) for _ in range(waiters)]
+        self.following = [asyncio.ensure_future(self._follow_events()) for _ in range(streams)]
+
+    async def ask(self, path: str) -> Any:
+        """Return the JSON of a reply."""
+        reader, writer = await self._send(path, "Connection: close\r\n")
+        with contextlib.closing(writer):
+            return json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+
+    async def _send(self, path: str, headers: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+        return reader, writer
+
+    async def _wait_for_step(self) -> bytes:
+        """Return all that the server sends until it closes the connection."""
+        try:
+            reader, writer = await self._send(f"/training/steps/{STEP}")
+            reply = await reader.readuntil(b"}")
+        finally:
+            self._unanswered -= 1
+            if self._unanswered == 0:
+                self.answered.set()
+        with contextlib.closing(writer):
+            return reply + await reader.read()
+
+    async def _follow_events(self) -> bytes:
+        """Likewise for a stream of events."""
+        reader, writer = await self._send("/training/events")
+        with contextlib.closing(writer):
+            return await reader.read()
+
+    async def violations(self, reason: str) -> list[str]:
+        """Return what is wrong with the replies, once the server has closed all connections."""
+        replies = await asyncio.gather(*self.waiting, return_exceptions=True)
+        streams = await asyncio.gather(*self.following, return_exceptions=True)
+        wrong = [f"a wait for a step: {reply!r}" for reply in replies if not has_reason(reply, reason)]
+        return wrong + [f"a stream: {repr(stream)[-500:]}" for stream in streams if not ends_with_reason(stream, reason)]
+
+
+def has_reason(reply: bytes | BaseException, reason: str) -> bool:
+    """Return whether a client that waits for a step has got the reason."""
+    if isinstance(reply, BaseException) or not reply:
+        return False
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return int(head.split()[1]) == (503 if reason == FAILED else 410) and json.loads(body)["message"] == reason
+
+
+def ends_with_reason(stream: bytes | BaseException, reason: str) -> bool:
+    """Return whether a stream of events is complete and has the reason."""
+    found = None if isinstance(stream, BaseException) else re.search(rb"event: end\ndata: (.*)\n\n\r\n0\r\n\r\n$", stream)
+    if found is None:
+        return False
+    end = json.loads(found[1])
+    return reason.endswith(f": {end['failure' if reason == FAILED else 'stop_reason']}")
+
+
+async def stop_service(server: str, phase: str, count: int) -> Stop:
+    """Start a service, bring it into a phase while its clients wait, and stop it."""
+    streams = math.ceil(count / CLIENTS_PER_STREAM)
+    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
+        command = [sys.executable, "-m", "tests.fuzz._stopped_service", server, phase, str(listener.fileno())]
+        process = processes.start(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+        clients = Clients(listener.getsockname()[1], count - streams, streams)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(HANG_SECS):
+            while await clients.ask("/waiting") != [count - streams, streams]:
+                pass
+            await clients.ask("/go")
+            assert await asyncio.to_thread(process.stdout.readline) == "held\n"
+            sent = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            await clients.answered.wait()
+            answered = time.monotonic()
+            with contextlib.suppress(BrokenPipeError):  # nothing is held
+                process.stdin.write("x")
+                process.stdin.flush()
+            violations = await clients.violations(PHASES[phase][1])
+            await asyncio.to_thread(process.wait)
+            ended = time.monotonic()
+    except TimeoutError as error:
+        process.kill()
+        error.add_note(f"{phase}; its log: {process.communicate()[1][-2000:]}")
+        raise
+    finally:
+        process.kill()
+    _, errors = process.communicate()
+    status = -signal.SIGTERM if server == "uvicorn" else 0  # uvicorn raises the signal again at its end
+    if process.returncode != status:
+        violations.append(f"the process ended with {process.returncode}")
+    if ended - sent > LIMIT_SECS:
+        violations.append(f"it ended {ended - sent:.1f} s after the signal, and the limit is {LIMIT_SECS} s")
+    if violations or "never retrieved" in errors or "Exception ignored" in errors:
+        violations.append(f"its log: {errors[-2000:]!r}")
+    return Stop(answered - sent, ended - sent, violations)
+
+
+@contextlib.contextmanager
+def many_files() -> Iterator[None]:
+    """Let this process, and those that it starts, open as many files as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.service_stop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=2000, help="in each phase (default %(default)s)")
+    parser.add_argument("--server", choices=SERVERS, default="uvicorn", help="default %(default)s")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), metavar="PHASE", help="default: all")
+    options = parser.parse_args(arguments)
+    print(f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit {LIMIT_SECS:g} s")
+    print(f"{'phase':28}{'last reply':>12}{'end':>10}{'violations':>12}")
+    failed = 0
+    for phase in options.phases:
+        with many_files():
+            stop = asyncio.run(stop_service(options.server, phase, options.clients))
+        print(f"{phase:28}{stop.reply_secs:10.2f} s{stop.end_secs:8.2f} s{len(stop.violations):12}", flush=True)
+        for violation in stop.violations[:5]:
+            print(f"    {violation}")
+        failed += len(stop.violations)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
