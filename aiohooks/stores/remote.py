@@ -165,13 +165,16 @@ class RemoteStepStore(SharedStepStore):
             except StoreDamagedError as error:
                 logger.error("run %s: %s", self.run, error)
                 self._damage = error
-                self._waits.abort(error)
+                self._abort_waits(error)
                 await self._close_connection()
                 self._wake_sleepers()
                 return
             attempt += 1
-            # Who has a lease is back before it can run out.
-            await self._backoff_sleep(min(_BACKOFF.pause_secs(attempt), self._members.renewal_secs or math.inf))
+            await self._backoff_sleep(self._pause_secs(attempt))
+
+    def _pause_secs(self, attempt: int) -> float:
+        """Return the pause before an attempt; a process with a lease makes one before the lease can run out."""
+        return min(_BACKOFF.pause_secs(attempt), self._members.renewal_secs or math.inf)
 
     def _activity(self) -> tuple[int, Position]:
         """Return a value that changes with every use of the connection: an answer, or a new position."""
@@ -204,13 +207,13 @@ class RemoteStepStore(SharedStepStore):
 
     def _give_up(self) -> None:
         self._given_up = True
-        self._waits.abort(self._outage_error())
+        self._abort_waits(self._outage_error())
         self._wake_sleepers()
 
     def _refuse(self, error: StoreRefusedError) -> None:
         """End waits and requests with `error`, until a connection can be made: the engine is there, and the run is not."""
         self._refusal = error
-        self._waits.abort(error)
+        self._abort_waits(error)
         self._wake_sleepers()
 
     def _outage_error(self) -> StoreUnavailableError:
@@ -259,8 +262,14 @@ class RemoteStepStore(SharedStepStore):
         snapshot = await self._retry(self._read_run_once)
         self._leases.observe(snapshot.members)
         if expired := self._leases.expired():
-            for request in expired:
-                await self._request(request)
+            try:
+                for request in expired:
+                    await self._request_once(request)
+            except StoreRefusedError:
+                raise
+            except StoreUnavailableError:
+                # Not repeated: what was found before an outage says nothing after it, when all members are announced again.
+                self._leases.restart()
             snapshot = await self._retry(self._read_run_once)
         return snapshot
 
@@ -290,7 +299,7 @@ class RemoteStepStore(SharedStepStore):
                 self._answers += 1
                 return answer
             attempt += 1
-            await self._backoff_sleep(_BACKOFF.pause_secs(attempt))
+            await self._backoff_sleep(self._pause_secs(attempt))
             if self._waits.closed:
                 raise self._closed_error()
 

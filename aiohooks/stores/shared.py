@@ -20,7 +20,14 @@ from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_choice, check_secs
-from aiohooks.errors import InvalidArgumentError, StaleTermError, StoreClosedError, StoreDamagedError, StoreRefusedError
+from aiohooks.errors import (
+    AiohooksError,
+    InvalidArgumentError,
+    StaleTermError,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreRefusedError,
+)
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
@@ -402,6 +409,11 @@ class SharedStepStore(StepStore):
             self._vacancies.discard(vacancy)
             self._watch_leases()
 
+    def _abort_waits(self, error: AiohooksError) -> None:
+        """End all waits with an error of the engine; a wait for the lead asks the engine again, and gets the error from it."""
+        self._waits.abort(error)
+        self._end_vacancies()
+
     def _end_vacancies(self) -> None:
         for vacancy in self._vacancies:
             wake(vacancy)
@@ -528,7 +540,7 @@ class SharedStepStore(StepStore):
         except (*ENGINE_ERRORS, StoreClosedError) as error:
             logger.warning("run %s: could not read the publishers: %s", self.run, error)
             if self._waits.unreachable is not None:
-                self._waits.abort(error)
+                self._abort_waits(error)
         finally:
             self._refreshing = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from tests.support.ray_cluster import actor_of, ray_cluster
@@ -39,17 +40,18 @@ class TrialSetup:
         self.bound_secs = _BOUND_SECS
         self._address = address
 
-    async def begin(self) -> list[WorkerProcess]:
+    async def begin(self, **options: Any) -> list[WorkerProcess]:
         """Start a trial: open a new run in three processes."""
         self.run = f"trial-{os.getpid()}-{next(numbers)}"
         self.late_secs = 0.0
         self.workers = [one for one in self.workers if one.alive]
         while len(self.workers) < 3:
             self.workers.append(await WorkerProcess.start("tests.fuzz._ray_worker", self._address))
-        options = {"address": self._address, "heartbeat": HEARTBEAT_SECS, "lease_secs": LEASE_SECS, "join_grace_secs": 0.0}
+        options = {"heartbeat": HEARTBEAT_SECS, "lease_secs": LEASE_SECS, "join_grace_secs": 0.0, **options}
+        options["address"] = self._address
         opening = [one.order("open", url="ray://faults", run=self.run, **options) for one in self.workers]
         for one, opened in zip(self.workers, opening, strict=True):
-            one.begun = one.acked = 0
+            one.reset_counts()
             # A new process joins the cluster first.
             answer = await reply_to(opened, "open", 2 * LIMIT_SECS)
             assert "result" in answer, answer
@@ -64,6 +66,10 @@ class TrialSetup:
         living = [one for one in self.workers if one.alive]
         wrong = find_miscount(self.workers, (await living[0].do("value"))[1])
         await asyncio.gather(*(one.do("close") for one in living))
+        return wrong or await self.end_actor()
+
+    async def end_actor(self) -> str:
+        """End the actor of the run, when all stores are closed; return what is left in it."""
         actor = await self.actor()
         # The poll of a killed process ends after its heartbeat.
         for _ in range(2 * int(HEARTBEAT_SECS) + 2):
@@ -73,7 +79,7 @@ class TrialSetup:
         from aiohooks.stores.ray import _cluster
 
         await asyncio.to_thread(_cluster.kill_actor, actor)
-        return wrong or (f"{left} polls are left in the actor" if left else "")
+        return f"{left} polls are left in the actor" if left else ""
 
     async def abandon(self) -> None:
         """See `store_trials.TrialSetup`."""
@@ -198,18 +204,25 @@ async def killed_chief(setup: TrialSetup) -> str:
 FAULTS = (killed_actor, stopped_actor, killed_waiter, killed_actor_twice, killed_advancer, killed_chief)
 
 
-async def played(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Run `count` trials; return the verdicts and the problems."""
+@contextlib.asynccontextmanager
+async def trials_on(address: str, seed: int) -> AsyncGenerator[TrialSetup]:
+    """Run the processes on a cluster during the block."""
     from aiohooks.stores.ray import _cluster
 
     await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
     setup = TrialSetup(address, seed)
     try:
-        return await run_trials(setup, count, [(fault.__name__.replace("_", " "), fault) for fault in FAULTS])
+        yield setup
     finally:
         for one in setup.workers:
             await one.end()
         await asyncio.to_thread(_cluster.leave)
+
+
+async def played(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Run `count` trials; return the verdicts and the problems."""
+    async with trials_on(address, seed) as setup:
+        return await run_trials(setup, count, [(fault.__name__.replace("_", " "), fault) for fault in FAULTS])
 
 
 def main(arguments: list[str] | None = None) -> int:

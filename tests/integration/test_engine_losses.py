@@ -103,9 +103,27 @@ async def stopped(server: Server) -> AsyncGenerator[None]:
     server.resume()
 
 
-@pytest.mark.parametrize("away", [killed, stopped])
+@asynccontextmanager
+async def replica(server: Server) -> AsyncGenerator[None]:
+    """The server accepts no writes for the block, though it answers reads: it is a replica."""
+    await execute(server, "REPLICAOF", "127.0.0.1", "1")
+    yield
+    await execute(server, "REPLICAOF", "NO", "ONE")
+
+
+@asynccontextmanager
+async def full(server: Server) -> AsyncGenerator[None]:
+    """The server accepts no writes for the block, though it answers reads: its memory is full."""
+    await execute(server, "CONFIG", "SET", "maxmemory", "1")
+    yield
+    await execute(server, "CONFIG", "SET", "maxmemory", "0")
+
+
+@pytest.mark.parametrize("away", [killed, stopped, replica, full])
 async def test_an_outage_longer_than_a_lease(kind: str, tmp_path: Path, away: Callable[[Server], Any]) -> None:
     """No lease runs out while it could not be renewed: the waiter waits on, the chief leads on, and the standby does not."""
+    if away in (replica, full) and kind == "nats":
+        pytest.skip("only of Redis and Valkey")
     with running(kind, tmp_path) as server:
         async with store_of(server) as chief, store_of(server) as standby, store_of(server) as waiter:
             async with chief.lead() as first:

@@ -196,10 +196,14 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, kind: type[LocalSte
         async with kind(tmp_path / "base") as store:
             await store.advance()
             waiting = await parked(store.wait_for(3))
-            (tmp_path / moved).rename(tmp_path / "elsewhere")
-            clock.advance(1.0)
-            with pytest.raises(ah.errors.StoreUnavailableError, match=r"its directory .* was moved: close this store"):
-                await waiting
+            async with kind(tmp_path / "base") as chief, chief.lead():
+                leading = asyncio.ensure_future(store.lead().__aenter__())
+                await until_true(lambda: store._vacancies)  # pyright: ignore[reportPrivateUsage]
+                (tmp_path / moved).rename(tmp_path / "elsewhere")
+                clock.advance(1.0)
+                for wait in (waiting, leading):
+                    with pytest.raises(ah.errors.StoreUnavailableError, match=r"its directory .* was moved: close this store"):
+                        await wait
             for use in (store.advance, store.value, store.forget):
                 with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
                     await use()

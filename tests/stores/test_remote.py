@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._protocol import MAX_STEP, Position
+from aiohooks.errors import StoreUnavailableError
+from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -223,3 +225,61 @@ async def test_an_idle_store_sends_nothing(clock: ManualClock, engine: FakeEngin
             await a.advance(5)
         assert await wait == 5
         assert len(engine.requests) == 1
+
+
+async def test_max_outage_ends_a_wait_for_the_lead(clock: ManualClock, engine: FakeEngine) -> None:
+    """A standby gets the error as well: nothing else would end its wait."""
+    async with FakeStepStore(engine) as chief, FakeStepStore(engine, max_outage_secs=10.0) as standby, chief.lead():
+        taking = asyncio.ensure_future(standby.lead().__aenter__())
+        while not standby._vacancies:  # pyright: ignore[reportPrivateUsage] - the standby is parked
+            await ticks()
+        engine.stop()
+        engine.cut()
+        while not taking.done():
+            await ticks(20)
+            clock.advance(1.0)
+        with pytest.raises(ah.errors.StoreUnavailableError, match=r"no connection for 10.0 s"):
+            await taking
+        engine.restart()
+        while chief.outage_secs is not None:
+            await ticks(20)
+            clock.advance(1.0)
+
+
+class ReadOnlyEngine(FakeEngine):
+    """It can refuse all requests, and still be read."""
+
+    read_only = False
+    refused = 0
+    """How many removals of members it has refused."""
+
+    def apply(self, name: str, request: Request, run_id: str | None = None) -> Answer:
+        if self.read_only:
+            self.refused += isinstance(request, Expire)
+            raise StoreUnavailableError("the fake engine accepts no requests")
+        return super().apply(name, request, run_id)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_lease_does_not_run_out_because_of_requests_from_before_an_outage(clock: ManualClock, seed: int) -> None:
+    """What a standby could not remove while the engine refused all requests is not removed after it: it may be alive."""
+    random.seed(seed)  # the pauses between two attempts
+    engine = ReadOnlyEngine()
+    async with FakeStepStore(engine, lease_secs=4.0) as chief, FakeStepStore(engine, lease_secs=4.0) as standby:
+        async with chief.lead() as term:
+            await chief.flush()
+            taking = asyncio.ensure_future(standby.lead().__aenter__())
+            while not standby._vacancies:  # pyright: ignore[reportPrivateUsage]
+                await ticks()
+            engine.read_only = True
+            while not engine.refused:
+                await ticks(20)
+                clock.advance(0.5)
+            engine.read_only = False
+            for _ in range(40):
+                await ticks(20)
+                clock.advance(0.5)
+            assert not taking.done()
+            assert await chief.advance() == 1
+            assert engine.run("default").term == term.number
+        await taking

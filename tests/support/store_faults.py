@@ -79,7 +79,7 @@ class TrialSetup:
         scheme = self.server.url.partition(":")[0]
         options = {"heartbeat": HEARTBEAT_SECS, "lease_secs": LEASE_SECS, "connect_timeout": LIMIT_SECS, **options}
         for one in self.workers:
-            one.begun = one.acked = 0
+            one.reset_counts()
             one.proxy.heal()
         opening = (one.do("open", url=f"{scheme}://127.0.0.1:{one.proxy.port}", run=self.run, **options) for one in self.workers)
         await asyncio.gather(*opening)
@@ -98,13 +98,17 @@ class TrialSetup:
         living = [one for one in self.workers if one.alive]
         wrong = find_miscount(self.workers, (await living[0].do("value"))[1])
         await asyncio.gather(*(one.do("close") for one in living))
+        return wrong or await self.wait_nothing_left()
+
+    async def wait_nothing_left(self) -> str:
+        """Return what is left in the server after all stores were closed."""
         for proxy in self._proxies:
             proxy.end_all()  # also the server's ends of connections in a black hole
         left = ""
         for _ in range(200):  # the server needs a moment to notice the end
             if not (left := await self._left()):
                 break
-        return wrong or left
+        return left
 
     async def abandon(self) -> None:
         """See `store_trials.TrialSetup`."""

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from tests.conformance.report import installed_loops
 from tests.support.source import ROOT
@@ -27,12 +27,25 @@ class StuckError(AssertionError):
     """A reply has not come in time."""
 
 
+class AckedWrite(NamedTuple):
+    """An advance that was acknowledged."""
+
+    term: int
+    """The term of the process, 0 if it is not the chief."""
+    began: float
+    """By the clock that all processes of the machine share."""
+    ended: float
+    step: int
+    """The step that it led to."""
+
+
 class WorkerProcess:
     """The parent's side of a worker process, see `store_worker`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.begun = self.acked = 0
+        self.writes: list[AckedWrite] = []
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reader = asyncio.ensure_future(self._read())
 
@@ -54,8 +67,15 @@ class WorkerProcess:
             reply = json.loads(line)
             self.begun = reply.get("begun", self.begun)
             self.acked = reply.get("acked", self.acked)
+            if "wrote" in reply:
+                self.writes.append(AckedWrite(*reply["wrote"]))
             if "id" in reply and not (answer := self._answers.pop(reply["id"])).done():
                 answer.set_result(reply)
+
+    def reset_counts(self) -> None:
+        """Forget what it has written, before it opens another run."""
+        self.begun = self.acked = 0
+        self.writes = []
 
     def order(self, do: str, **what: Any) -> asyncio.Future[dict[str, Any]]:
         """Send an order, and return the future of its reply."""

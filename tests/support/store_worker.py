@@ -3,7 +3,8 @@
     python -m tests.support.store_worker asyncio|uvloop
 
 Each line is an order, `{"id": 3, "do": "wait", ...}`; each reply has its id, and `result` or `error`. Orders are carried
-out concurrently. Before each advance `{"begun": n}` is printed, after it `{"acked": n}`: its parent needs both if it is killed.
+out concurrently. Before each advance `{"begun": n}` is printed, after it `{"acked": n}` and the write itself: its parent needs
+both if it is killed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import sys
+import time
 from typing import Any
 
-from aiohooks.stores import open_step_store
+from aiohooks.errors import StaleTermError
+from aiohooks.stores import Publisher, open_step_store
 from tests.conformance.report import loop_factory
+
+_TICK_SECS = 0.02
 
 
 def say(**what: Any) -> None:
@@ -30,13 +36,20 @@ class Worker:
         self.stack = contextlib.AsyncExitStack()
         self.moving: asyncio.Task[Any] | None = None
         self.begun = self.acked = 0
+        self.term = 0
+        self.leading = contextlib.AsyncExitStack()
+        self.publishers: dict[str, Publisher] = {}
+        self.longest_silence = 0.0
 
     async def open(self, url: str, run: str, **options: Any) -> None:
-        self.begun = self.acked = 0
+        self.begun = self.acked = self.term = 0
+        self.longest_silence = 0.0
+        self.publishers.clear()
         self.store = await self.stack.enter_async_context(open_step_store(url, run=run, **options))
 
     async def close(self) -> None:
-        await self.rest()
+        with contextlib.suppress(StaleTermError):
+            await self.rest()
         await self.stack.aclose()
 
     async def wait(self, step: int, times: int = 1) -> int:
@@ -55,18 +68,26 @@ class Worker:
     async def _advance(self, by: int) -> None:
         self.begun += by
         say(begun=self.begun)
-        await self.store.advance(by)
+        term, began = self.term, time.monotonic()
+        try:
+            step = await self.store.advance(by)
+        except StaleTermError:  # it was refused
+            self.begun -= by
+            say(begun=self.begun)
+            raise
         self.acked += by
-        say(acked=self.acked)
+        say(acked=self.acked, wrote=[term, began, time.monotonic(), step])
 
-    async def move(self, callers: int = 3) -> None:
-        """Advance until `rest`, with several concurrent callers."""
-        self.moving = asyncio.gather(*(self._move() for _ in range(callers)))  # type: ignore[assignment]
+    async def move(self, callers: int = 3, pause_secs: float = 0.0) -> None:
+        """Advance until `rest`, with several concurrent callers that pause up to so long after each step."""
+        self.moving = asyncio.gather(*(self._move(pause_secs) for _ in range(callers)))  # type: ignore[assignment]
 
-    async def _move(self) -> None:
+    async def _move(self, pause_secs: float) -> None:
         await asyncio.sleep(0)
         while self.moving is not None:
             await self._advance(1)
+            if pause_secs:
+                await asyncio.sleep(pause_secs * random.random())
 
     async def rest(self) -> None:
         moving, self.moving = self.moving, None
@@ -74,11 +95,38 @@ class Worker:
             await moving
 
     async def publish(self, name: str) -> None:
-        self.stack.enter_context(self.store.publisher(name))
+        self.publishers[name] = self.stack.enter_context(self.store.publisher(name))
+        await self.store.flush()
+
+    async def leave(self, name: str, error: str = "") -> None:
+        """Let a publisher leave; with a text it has failed."""
+        self.publishers.pop(name).close(RuntimeError(error) if error else None)
         await self.store.flush()
 
     async def lead(self) -> int:
-        return int((await self.stack.enter_async_context(self.store.lead())).number)
+        self.leading = await self.stack.enter_async_context(contextlib.AsyncExitStack())
+        self.term = int((await self.leading.enter_async_context(self.store.lead())).number)
+        return self.term
+
+    async def step_down(self) -> None:
+        self.term = 0
+        await self.leading.aclose()
+
+    async def watch_silence(self) -> None:
+        """Measure from now on for how long this process does not run."""
+        self.longest_silence = 0.0
+        tick = asyncio.ensure_future(self._tick())
+        self.stack.callback(tick.cancel)
+
+    async def _tick(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_TICK_SECS)
+            self.longest_silence = max(self.longest_silence, time.monotonic() - before)
+
+    async def silence(self) -> float:
+        """Return the longest time that this process has not run."""
+        return self.longest_silence
 
     async def reset(self, step: int) -> int:
         return int((await self.store.reset(step)).epoch)

@@ -372,4 +372,4 @@ class LocalStepStore(SharedStepStore):
         elif not self._waits.closed:
             reason = self._engine_error(error) if isinstance(error, OSError) else error
             logger.error("run %s: %s", self.run, reason)
-            self._waits.abort(reason)
+            self._abort_waits(reason)
