@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.engine_faults import ENGINES, GROUPS, EngineSetup, Group, cluster_of, engine_setup, last
+from tests.support.fault_plans import ROLES, Plan, strike
 from tests.support.store_trials import LIMIT_SECS, StuckError, WorkerProcess, reply_to
 
 FAR = 10_000_000
@@ -38,8 +39,6 @@ _NO_PUBLISHER = ("PublisherFailedError", "PublisherFinishedError")
 _TICK_SECS = 0.02
 _RUN_GONE = ("StoreUnavailableError", "StoreDamagedError")
 
-Role = Literal["chief", "standby", "waiter"]
-ROLES: tuple[Role, ...] = ("chief", "standby", "waiter")
 Problem = Literal["stuck", "double count", "two leaders", "wrong end", "left over"]
 PROBLEMS: tuple[Problem, ...] = ("stuck", "double count", "two leaders", "wrong end", "left over")
 
@@ -50,52 +49,6 @@ class ViolationError(AssertionError):
     def __init__(self, kind: Problem, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind: Problem = kind
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The faults of one trial."""
-
-    group: Group
-    engine_fault: str
-    engine_secs: float
-    role: Role
-    client_fault: str
-    client_at: float
-    """When it begins, in seconds after the engine's."""
-    client_secs: float
-    on_lost: Literal["raise", "keep"]
-    fails: bool
-    """Whether the last publisher fails."""
-    moment: float
-    """When the engine fails, in seconds after the chief has begun to advance."""
-
-    @classmethod
-    def draw(cls, setup: EngineSetup, group: Group, rnd: random.Random) -> Plan:
-        lease = setup.lease_secs
-        client = ["none", "none", "killed", "stopped", "stopped"]
-        fault = rnd.choice(list(setup.strikes[group]))
-        if setup.links() and "links" not in fault:  # otherwise healing the one link would heal part of the engine's fault
-            client += ["link cut", "link a black hole", "answer lost", "cut in mid-message"]
-        engine_secs = rnd.uniform(1.5, 3.5) * lease if group == "outage longer than a lease" else rnd.random() ** 2 * 0.6 * lease
-        return cls(
-            group,
-            fault,
-            engine_secs,
-            rnd.choice(ROLES),
-            rnd.choice(client),
-            rnd.uniform(-0.5 * lease, engine_secs),
-            rnd.choice([rnd.uniform(0.05, 0.3), rnd.uniform(1.2, 3.0)]) * lease,
-            rnd.choice(["raise", "keep"]),
-            rnd.random() < 0.5,
-            0.05 + rnd.random() ** 2 * 0.2,
-        )
-
-    def __str__(self) -> str:
-        client = "" if self.client_fault == "none" else f"; {self.role} {self.client_fault} for {self.client_secs:.2f} s"
-        return (
-            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at {self.client_at:+.2f} s, {self.on_lost}"
-        )
 
 
 class SlownessWatch:
@@ -145,51 +98,14 @@ class Trial:
         await self.chief.do("publish", name="trainer")
         self.lead = self.standby.order("lead")
 
-    async def strike(self) -> None:
-        """Let the engine and the client fail, and wait until both faults are over."""
-        plan = self.plan
-        await last(plan.moment)
-        before = max(0.0, -plan.client_at)
-
-        async def engine() -> None:
-            await last(before)
-            await self.setup.strikes[plan.group][plan.engine_fault](self.setup, plan.engine_secs)
-
-        async def client() -> None:
-            await last(before + plan.client_at)
-            await self._strike_client()
-
-        await asyncio.gather(engine(), client())
-
-    async def _strike_client(self) -> None:
-        plan, victim = self.plan, self.victim
-        if plan.client_fault == "killed":
-            await victim.kill()
-        elif plan.client_fault == "stopped":
-            victim.stop()
-            await last(plan.client_secs)
-            victim.resume()
-        elif plan.client_fault != "none":
-            proxy = self.setup.links()[ROLES.index(plan.role)].proxy
-            if plan.client_fault == "link cut":
-                proxy.cut()
-            elif plan.client_fault == "link a black hole":
-                proxy.black_hole()
-            elif plan.client_fault == "answer lost":
-                proxy.drop_answer()
-            else:
-                proxy.cut_in_message(1 + int(100 * plan.client_secs) % 60)
-            await last(plan.client_secs)
-            proxy.heal()
-
     async def _is_suspect(self) -> bool:
         """Return whether the chief may have been taken for dead: it did not run, or not reach the engine, for a while."""
         if not self.chief.alive:
             return True
         if not self.setup.leased:
             return False
-        if self.victim is self.chief and self.plan.client_fault != "none":
-            return True
+        if (self.victim is self.chief and self.plan.client_fault != "none") or "black hole" in self.plan.engine_fault:
+            return True  # each process notices by itself that its connection is dead, and that takes longer than these leases
         silence: float = await self.chief.do("silence")
         slow = max(silence, self.watch.longest_since(self.began)) > self.setup.lease_secs / 4
         self.excused = self.excused or slow
@@ -201,7 +117,7 @@ class Trial:
         near, far = self.waiter.order("wait", step=3), self.waiter.order("wait", step=FAR)
         await self.waiter.do("parked")
         await self.chief.do("move", callers=2, pause_secs=0.01)
-        await self.strike()
+        await strike(self.setup, self.plan, self.workers)
         over = time.monotonic()
         if self.plan.group == "data lost" and not self.setup.keeps_run:
             return await self._check_run_gone([near, far])
@@ -242,8 +158,17 @@ class Trial:
         led = await reply_to(self.lead, "lead of the standby")
         if "error" in led:
             raise ViolationError("wrong end", f"the standby got {led}")
+        if not chief.alive:
+            await self._wait_found_dead()
         await self.standby.do("publish", name="second")
         return self.standby
+
+    async def _wait_found_dead(self) -> None:
+        until = time.monotonic() + LIMIT_SECS
+        while "trainer" in await self.standby.do("known_publishers"):
+            if time.monotonic() > until:
+                raise StuckError("the dead trainer is still known as a publisher")
+            await last(_TICK_SECS)
 
     async def _check_wait(self, wait: asyncio.Future[dict[str, Any]], step: int) -> str:
         reply = await reply_to(wait, f"wait for step {step}")

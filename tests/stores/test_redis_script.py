@@ -137,6 +137,25 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     assert scripted.read().state.position == Position(1, 5)
 
 
+@pytest.mark.parametrize("lost", [0, 2, 3])
+def test_a_write_counts_once_when_a_key_is_lost_before_its_answer_arrives(client: redis.Redis, lost: int) -> None:
+    """The position may be left, and with it the write: its writer, which knows no answer, repeats it to the run made anew."""
+    scripted = Scripted(client)
+    scripted.apply(Write("advance", 5, Position(1, 0), 0, "w", 1))
+    before = scripted.read()
+    unanswered = Write("advance", 1, Position(1, 5), 0, "w", 2)
+    scripted.apply(unanswered)
+    client.delete(scripted.keys.all[lost])
+    found = scripted.read()
+    state = found.state.copy()
+    state.recover("w", before.state.snapshot(), before.state.answers)
+    assert scripted.swap(found, state, "another", before.recent)
+    repeated = parse_answer(scripted.call("write", "another", *write_arguments(unanswered)))
+    assert repeated is not None
+    assert repeated[0].position == Position(1, 6)
+    assert scripted.read().state.position == Position(1, 6)
+
+
 def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> None:
     """At least 1,024 writers are remembered: a repeated write of one of them is not applied again."""
     scripted = Scripted(client)

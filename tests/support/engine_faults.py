@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from tests.support.store_faults import ProxiedWorker, TrialSetup
 from tests.support.store_servers import Server, free_port
 from tests.support.store_trials import WorkerProcess, numbers
+from tests.support.waiting import elapse
 
 Group = Literal["data lost", "outage longer than a lease", "brief"]
 GROUPS: tuple[Group, ...] = ("data lost", "outage longer than a lease", "brief")
@@ -37,7 +38,7 @@ Strikes = Mapping[Group, Mapping[str, Strike[S]]]
 
 async def last(secs: float) -> None:
     """Let a fault last: its duration is part of it, there is no event to wait for."""
-    await asyncio.sleep(secs)
+    await elapse(secs)
 
 
 class EngineSetup(abc.ABC):

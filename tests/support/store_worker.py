@@ -20,6 +20,7 @@ from typing import Any
 from aiohooks.errors import StaleTermError
 from aiohooks.stores import Publisher, open_step_store
 from tests.conformance.report import loop_factory
+from tests.support.waiting import elapse
 
 _TICK_SECS = 0.02
 
@@ -87,7 +88,7 @@ class Worker:
         while self.moving is not None:
             await self._advance(1)
             if pause_secs:
-                await asyncio.sleep(pause_secs * random.random())
+                await elapse(pause_secs * random.random())
 
     async def rest(self) -> None:
         moving, self.moving = self.moving, None
@@ -121,7 +122,7 @@ class Worker:
     async def _tick(self) -> None:
         while True:
             before = time.monotonic()
-            await asyncio.sleep(_TICK_SECS)
+            await elapse(_TICK_SECS)
             self.longest_silence = max(self.longest_silence, time.monotonic() - before)
 
     async def silence(self) -> float:
@@ -130,6 +131,10 @@ class Worker:
 
     async def reset(self, step: int) -> int:
         return int((await self.store.reset(step)).epoch)
+
+    async def known_publishers(self) -> list[str]:
+        await self.store.value()
+        return list(self.store.statistics().publishers)
 
     async def value(self) -> list[int]:
         return list(await self.store.value())

@@ -161,9 +161,12 @@ local function swap()
     return 0
   end
   local is_new = new_run_id ~= run_id
+  local moves = new_epoch > epoch or (new_epoch == epoch and new_step > step)
   if is_new then
     redis.call('DEL', positions_key, changes_key, answers_key)
     redis.call('HSET', answers_key, 'run', new_run_id)
+    -- A position that is still here is kept, and with it the answers to the writes in it: their writers may repeat them.
+    recovered = moves and recovered .. '\n' .. recent or recent .. '\n' .. recovered
     run_id, recent = new_run_id, ''
   end
   for name, answer in string.gmatch(recovered, '([^\n]+) (%d+ %d+ %d+)') do
@@ -172,7 +175,6 @@ local function swap()
       redis.call('HSET', answers_key, 'w ' .. name, answer)
     end
   end
-  local moves = new_epoch > epoch or (new_epoch == epoch and new_step > step)
   if moves then
     epoch, step = new_epoch, new_step
   end

@@ -1,0 +1,98 @@
+"""Plans of random faults: one of the engine, and perhaps one of a process at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.support.engine_faults import EngineSetup, Group, last
+from tests.support.store_trials import WorkerProcess
+
+Role = Literal["chief", "standby", "waiter"]
+ROLES: tuple[Role, ...] = ("chief", "standby", "waiter")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The faults of one trial."""
+
+    group: Group
+    engine_fault: str
+    engine_secs: float
+    role: Role
+    client_fault: str
+    client_at: float
+    """When it begins, in seconds after the engine's."""
+    client_secs: float
+    on_lost: Literal["raise", "keep"]
+    fails: bool
+    """Whether the last publisher fails."""
+    moment: float
+    """When the engine fails, in seconds after the chief has begun to advance."""
+
+    @classmethod
+    def draw(cls, setup: EngineSetup, group: Group, rnd: random.Random) -> Plan:
+        lease = setup.lease_secs
+        client = ["none", "none", "killed", "stopped", "stopped"]
+        fault = rnd.choice(list(setup.strikes[group]))
+        if setup.links() and "links" not in fault:  # otherwise healing the one link would heal part of the engine's fault
+            client += ["link cut", "link a black hole", "answer lost", "cut in mid-message"]
+        engine_secs = rnd.uniform(1.5, 3.5) * lease if group == "outage longer than a lease" else rnd.random() ** 2 * 0.6 * lease
+        return cls(
+            group,
+            fault,
+            engine_secs,
+            rnd.choice(ROLES),
+            rnd.choice(client),
+            rnd.uniform(-0.5 * lease, engine_secs),
+            rnd.choice([rnd.uniform(0.05, 0.3), rnd.uniform(1.2, 3.0)]) * lease,
+            rnd.choice(["raise", "keep"]),
+            rnd.random() < 0.5,
+            0.05 + rnd.random() ** 2 * 0.2,
+        )
+
+    def __str__(self) -> str:
+        client = "" if self.client_fault == "none" else f"; {self.role} {self.client_fault} for {self.client_secs:.2f} s"
+        return (
+            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at {self.client_at:+.2f} s, {self.on_lost}"
+        )
+
+
+async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess]) -> None:
+    """Let the engine and the process fail, and wait until both faults are over."""
+    await last(plan.moment)
+    before = max(0.0, -plan.client_at)
+
+    async def engine() -> None:
+        await last(before)
+        await setup.strikes[plan.group][plan.engine_fault](setup, plan.engine_secs)
+
+    async def client() -> None:
+        await last(before + plan.client_at)
+        await _strike_client(setup, plan, workers[ROLES.index(plan.role)])
+
+    await asyncio.gather(engine(), client())
+
+
+async def _strike_client(setup: EngineSetup, plan: Plan, victim: WorkerProcess) -> None:
+    if plan.client_fault == "killed":
+        await victim.kill()
+    elif plan.client_fault == "stopped":
+        victim.stop()
+        await last(plan.client_secs)
+        victim.resume()
+    elif plan.client_fault != "none":
+        proxy = setup.links()[ROLES.index(plan.role)].proxy
+        if plan.client_fault == "link cut":
+            proxy.cut()
+        elif plan.client_fault == "link a black hole":
+            proxy.black_hole()
+        elif plan.client_fault == "answer lost":
+            proxy.drop_answer()
+        else:
+            proxy.cut_in_message(1 + int(100 * plan.client_secs) % 60)
+        await last(plan.client_secs)
+        proxy.heal()
