@@ -47,8 +47,6 @@ class Variables:
             return
         if self._failure is not None:
             raise self._failed_error()
-        if timeout == 0:
-            raise self._timeout_error(timeout)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
         timer = None if timeout is None else wake_after(waiter, timeout)

@@ -563,3 +563,24 @@ def test_a_session_of_something_else_is_refused(options: dict[str, Any], says: s
     """Every argument is checked when the session is made."""
     with refused(ah.errors.InvalidArgumentError, says):
         ah.Session(counting_graph(), **options)
+
+
+async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
+    """The error names the operation and the step; the other operations end."""
+    graph, tasks = ah.Graph(), list[asyncio.Task[Any] | None]()
+
+    @graph.operation
+    async def first() -> None:
+        await asyncio.Event().wait()
+
+    @graph.operation
+    async def second() -> None:
+        tasks.append(asyncio.current_task())
+        await asyncio.Event().wait()
+
+    run = asyncio.create_task(ah.Session(graph).run(["first", "second"]))
+    await until_true(lambda: bool(tasks))
+    assert tasks[0] not in (None, run)
+    tasks[0].cancel()  # type: ignore[union-attr]
+    with refused(ah.errors.HookCancelledError, "operation 'second' at step 1 was cancelled, and not by its caller"):
+        await run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -182,3 +183,29 @@ async def test_a_producer_needs_a_queue() -> None:
     async with ah.AsyncMonitoredSession(count) as session:
         with refused(ah.errors.InvalidArgumentError, "feeds is <async_generator", "session.until(queue.get(), producer=...)"):
             session.steps("seen", feeds=feeds(), producer=session.start_soon(ticks))
+
+
+async def test_waits_that_are_over_are_forgotten_by_their_producer() -> None:
+    """A producer that lives long does not keep what its consumers waited with."""
+    coord, queue = ah.Coordinator(), asyncio.Queue[int]()
+    producer = coord.start_soon(forever)
+    for number in range(3):
+        wait = asyncio.create_task(coord.until(queue.get(), producer=producer))
+        await ticks()
+        queue.put_nowait(number)
+        assert await wait == number
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one).__name__ == "_EndOfProducers"]
+    producer.cancel()
+    await asyncio.wait([producer])
+
+
+async def test_a_cancel_from_outside_wins_over_a_stop_of_the_same_tick() -> None:
+    """The caller of `until` gets its cancel, and not the stop."""
+    coord = ah.Coordinator()
+    wait = asyncio.create_task(coord.until(forever()))
+    await ticks()
+    coord.request_stop("enough")
+    wait.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wait

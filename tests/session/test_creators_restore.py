@@ -288,3 +288,11 @@ async def test_a_directory_has_one_writer(tmp_path: Path) -> None:
         other.stdin.close()
     with refused(ah.errors.CheckpointMismatchError, "'variables'", "was it written by CheckpointSaverHook?"):
         await train(chief(tmp_path), [saving(None)])
+
+
+async def test_the_committed_step_of_a_restored_session(tmp_path: Path) -> None:
+    """It is that of the checkpoint, before the first run."""
+    await train(chief(tmp_path), [saving(None)], 3)
+    sessions = SessionRecorder()
+    async with ah.AsyncMonitoredSession(chief(tmp_path), [sessions]):
+        assert [one.committed_step for one in sessions.sessions] == [3]

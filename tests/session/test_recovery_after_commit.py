@@ -180,3 +180,25 @@ def test_other_choices_are_refused() -> None:
     """There are two choices."""
     with refused(ah.errors.InvalidArgumentError, "after_commit is 'retry'", 'give "repeat" or "return"'):
         ah.RecoveryPolicy(after_commit="retry")  # type: ignore[arg-type]
+
+
+async def test_a_commit_of_an_epoch_that_has_ended_is_repeated() -> None:
+    """The step store was reset meanwhile, to a later step: the commit belongs to the steps before the reset."""
+    runs, store = 0, ah.MemoryStepStore()
+
+    async def step() -> dict[str, int]:
+        nonlocal runs
+        runs += 1
+        return {"loss": runs}
+
+    async def lose(*_: object) -> None:
+        if runs == 1:
+            raise LOST
+
+    async def reset(*_: object) -> None:
+        if runs == 1:
+            await store.reset(5)
+
+    hooks = [PhaseHook("after_run", lose), PhaseHook("after_create_session", reset)]
+    async with ah.AsyncMonitoredSession(step, hooks, global_step=store, recovery=RETURN) as session:
+        assert await session.run("loss") == 2

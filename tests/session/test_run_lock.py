@@ -392,3 +392,30 @@ async def test_a_run_that_begins_after_a_stop_does_not_wait_for_its_turn() -> No
             result_without_suspending(session.run("loss"))
         ended.set()
         assert await running == 2
+
+
+async def test_a_session_is_not_closed_while_it_opens() -> None:
+    """Another task that tries is told so; the session opens, and is closed at its end. Its graph can then be extended."""
+    graph, opening, tried = counting_graph(), asyncio.Event(), asyncio.Event()
+    session = ah.AsyncMonitoredSession(graph, [PhaseHook("begin", lambda: opened())])
+
+    async def opened() -> None:
+        opening.set()
+        await tried.wait()
+
+    async def close() -> None:
+        await opening.wait()
+        try:
+            with refused(ah.errors.SessionClosedError, "this session is still opening; raise an error in the hook to end it"):
+                await session.aclose()
+        finally:
+            tried.set()
+
+    closing = asyncio.create_task(close())
+    async with session:
+        await session.run("train")
+        with refused(ah.errors.GraphFinalizedError, "late"):
+            graph.operation(name="late")(lambda: 1)
+    await closing
+    graph.operation(name="late")(lambda: 1)
+    assert await ah.Session(graph).run("late") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import traceback
 
 import pytest
@@ -514,3 +515,19 @@ async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(o
             await session.until(forever())
         assert raised.value is error
     assert hook.phases()[-2:] == ["end", "close"]
+
+
+async def test_an_error_that_hides_another_one_keeps_its_own_context() -> None:
+    """A `close` that ends the program with an error of its own behind it has the error of the block in a note."""
+
+    async def ends(exc: BaseException | None) -> None:
+        try:
+            raise OSError("close failed")
+        except OSError:
+            sys.exit(3)
+
+    with pytest.raises(SystemExit) as raised:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", ends)]):
+            raise ValueError("the body")
+    assert repr(raised.value.__context__) == "OSError('close failed')"
+    assert "before that, the session failed: ValueError('the body')" in raised.value.__notes__

@@ -34,6 +34,7 @@ def named(status: ah.session.SessionStatus) -> list[tuple[str, float | None]]:
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
 async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     """In every phase the status names the hook that is active, since when, and the line at which it waits."""
+    clock.advance(100)
     gate = Gate()
     hook = PhaseHook(phase, gate.pass_through)
     session = ah.AsyncMonitoredSession(double, [ah.SessionRunHook(), hook], name="chief")

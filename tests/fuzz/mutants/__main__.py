@@ -32,7 +32,10 @@ MODULES = (
     "aiohooks/stores/memory.py", "aiohooks/stores/shared.py",
 )  # fmt: skip
 TESTS = {
-    "graph": ("tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py"),
+    "graph": (
+        "tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py",
+        "tests/session/test_run_lock.py",
+    ),
     "dispatch": ("tests/dispatch", "tests/session/test_status.py"),
     "_aio": ("tests/aio", "tests/dispatch", "tests/session"),
     "session": (

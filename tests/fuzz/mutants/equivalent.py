@@ -10,6 +10,7 @@ _WATCH = "aiohooks/_aio/cancel_watch.py"
 _LATEST = "known = one if known is None or {} else known"
 _IS_LATER = "known.number < one.number"
 _LOGGED = " # when the last line was logged, or the waiting began"
+_WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
@@ -35,5 +36,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_ProgressLog.__init__",
         f"self._logged_at: float = 0.0{_LOGGED}  =>  self._logged_at: float = 1.0{_LOGGED}",
     ): "it is set when a wait begins, before it is read",
+    (
+        "aiohooks/session/monitored.py",
+        "AsyncMonitoredSession.__del__",
+        f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
+    ): "whoever causes the collection is not the one to blame",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
