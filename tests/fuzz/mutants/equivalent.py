@@ -41,5 +41,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "AsyncMonitoredSession.__del__",
         f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
     ): "whoever causes the collection is not the one to blame",
+    ("aiohooks/graph/session.py", "Session._commit", "return False  =>  return None"): "only its truth counts",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
