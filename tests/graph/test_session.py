@@ -580,7 +580,9 @@ async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
 
     run = asyncio.create_task(ah.Session(graph).run(["first", "second"]))
     await until_true(lambda: bool(tasks))
-    assert tasks[0] not in (None, run)
-    tasks[0].cancel()  # type: ignore[union-attr]
+    (victim,) = tasks
+    assert victim is not None
+    assert victim is not run
+    victim.cancel()
     with refused(ah.errors.HookCancelledError, "operation 'second' at step 1 was cancelled, and not by its caller"):
         await run
