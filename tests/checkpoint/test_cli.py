@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.checkpoint.cli import _printable, _readable_size, checkpoints
+from aiohooks.checkpoint.saver import CheckpointDirectory
+from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved
 from tests.support.source import ROOT
 
@@ -111,3 +114,17 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert "pip install 'aiohooks[checkpoint]'" in done.stdout
+
+
+def test_a_directory_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's reason is printed, and the exit status is 1."""
+
+    def refuse(one: CheckpointDirectory) -> None:
+        raise CheckpointError(errno.EACCES, "the checkpoints cannot be read: Permission denied")
+
+    monkeypatch.setattr(CheckpointDirectory, "verify", refuse)
+    code, lines = run(tmp_path, capsys)
+    assert code == 1
+    assert lines == ["[Errno 13] the checkpoints cannot be read: Permission denied"]

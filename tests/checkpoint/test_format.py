@@ -115,3 +115,10 @@ def test_every_changed_bit_of_a_manifest_is_found() -> None:
         for other in (SOUND[:place], SOUND[:place] + b"0" + SOUND[place:], SOUND[:place] + SOUND[place + 1 :]):
             with pytest.raises(DamagedError):
                 _format.decode(other, NAME)
+
+
+def test_the_reason_of_a_number_that_json_does_not_have() -> None:
+    """It names what is wrong, and not what follows from reading on."""
+    for wrong in (b"NaN", b"Infinity", b"-Infinity"):
+        with pytest.raises(DamagedError, match="has a number that is not valid JSON"):
+            _format.decode(SOUND.replace(b"0.5", wrong), NAME)

@@ -309,3 +309,15 @@ def test_a_system_without_flock_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CheckpointError, match="no flock"):
         directory(tmp_path, fs).save({}, 1, {})
     assert fs.opened == set()
+
+
+def test_what_was_set_aside_stays_so(tmp_path: Path) -> None:
+    """The new name is durable before anything else is read or written: a power cut does not bring the damage back."""
+    newest = saved(tmp_path, 1, 2)[1]
+    (newest / "state.msgpack").write_bytes(b"")
+    fs = WatchedFs()
+    one = directory(tmp_path, fs)
+    assert one.restore(None) is not None
+    one.close()
+    operations = [name for name, _ in fs.log]
+    assert operations[operations.index("rename") + 1] == "fsync"

@@ -67,7 +67,7 @@ async def test_a_second_saver_of_the_same_process_is_refused_too(tmp_path: Path)
         await saver.save({}, 2)
 
 
-@pytest.mark.parametrize("note", [b"", b"x", b"\xff", b"9" * 50, b"9" * 100])
+@pytest.mark.parametrize("note", [b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" * 100])
 async def test_a_holder_that_is_unknown_is_another_writer(tmp_path: Path, note: bytes) -> None:
     """The process in the file of the lock is only for the message: whatever the file contains, a second writer is refused."""
     with (tmp_path / ".lock").open("wb") as file:
@@ -179,11 +179,52 @@ FORK_OUTLIVES = """
 """
 
 
-@pytest.mark.parametrize(("code", "steps"), [(FORK, "[5, 3, 4, 1]"), (FORK_OUTLIVES, "[2, 1]")], ids=["asks", "outlives"])
+FORK_HAS_NONE = """
+    one = directory(path)
+    one.save({}, 1, {})
+    held = lambda: [fd for fd in os.listdir("/proc/self/fd") if str(path) in os.path.realpath(f"/proc/self/fd/{fd}")]
+    assert held()
+    child = os.fork()
+    if child == 0:
+        os._exit(len(held()))
+    assert os.waitpid(child, 0)[1] == 0
+    one.close()
+    print([each.step for each in one.checkpoints()])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "steps"),
+    [(FORK, "[5, 3, 4, 1]"), (FORK_OUTLIVES, "[2, 1]"), (FORK_HAS_NONE, "[1]")],
+    ids=["asks", "outlives", "has none of its files"],
+)
 def test_a_forked_child_is_not_the_holder(tmp_path: Path, code: str, steps: str) -> None:
     """It must take the lock like any other process, and neither takes it from its parent nor keeps it for the parent."""
     done = subprocess.run([*program(code), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == (steps, "")
+
+
+def test_the_lock_is_released_though_another_descriptor_of_its_file_is_open(tmp_path: Path) -> None:
+    """A child that was forked without Python's knowledge has one: closing the holder's would not release the lock."""
+    fs = WatchedFs()
+    one = directory(tmp_path, fs)
+    one.save({}, 1, {})
+    inherited = [os.dup(fd) for fd in fs.opened]
+    one.close()
+    second = directory(tmp_path)
+    second.save({}, 2, {})
+    second.close()
+    for fd in inherited:
+        os.close(fd)
+
+
+def test_a_dangling_link_is_damage_and_not_a_removal(tmp_path: Path) -> None:
+    """A reader without the lock passes over it: it is there, though its target is not."""
+    saved(tmp_path, 1)
+    (tmp_path / "step-000000000002.000002").symlink_to(tmp_path / "nowhere")
+    restored = directory(tmp_path, read_only=True).restore(None)
+    assert restored is not None
+    assert restored.checkpoint.step == 1
 
 
 # Leftovers
@@ -248,6 +289,7 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert {each.stat().st_mode & 0o777 for each in (tmp_path / "a" / "b", path)} == {0o700}
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o777  # it is not the Saver's own
     assert {each.stat().st_mode & 0o777 for each in (*path.iterdir(), tmp_path / "a" / "b" / ".lock")} == {0o600}
 
 

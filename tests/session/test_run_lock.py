@@ -395,7 +395,7 @@ async def test_a_run_that_begins_after_a_stop_does_not_wait_for_its_turn() -> No
 
 
 async def test_a_session_is_not_closed_while_it_opens() -> None:
-    """Another task that tries is told so; the session opens, and is closed at its end. Its graph can then be extended."""
+    """Another task that tries gets an error; the session opens, and is closed at its end. Its graph can then be extended."""
     graph, opening, tried = counting_graph(), asyncio.Event(), asyncio.Event()
     session = ah.AsyncMonitoredSession(graph, [PhaseHook("begin", lambda: opened())])
 

@@ -12,7 +12,7 @@ from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepTi
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
-from aiohooks.version_gate import VersionGate
+from aiohooks.version_gate import Ticket, VersionGate
 from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
 from tests.support.waiting import ticks
 
@@ -34,6 +34,7 @@ async def test_a_dead_publisher_ends_all_waits(error: Exception | None, kind: ty
     raised = await asyncio.gather(*late, return_exceptions=True)
     assert [type(one) for one in raised] == [kind] * 3
     assert len({id(one) for one in raised}) == 3
+    assert "3 waited for room in the version gate of " in raised[0].__notes__[0]  # type: ignore[union-attr]
     assert all(isinstance(one, kind) and one.__cause__ is error and "trainer" in str(one) for one in raised)
     with pytest.raises(kind):
         await admit_one(gate)
@@ -186,3 +187,34 @@ async def test_the_next_waiter_takes_over_waiting_on_the_store() -> None:
     assert (await late[1]).version == 1
     await cancel_tasks(late[2:])
     assert versions.statistics().waiting == 0
+
+
+async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Waits that follow each other without a gap are no long wait."""
+    caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
+    with ManualClock() as clock:
+        gate = VersionGate(MemoryStepStore(), max_lag=0)
+        _held = await admit_items(gate, 1)
+        late: list[asyncio.Task[Ticket]] = []
+        for _ in range(6):
+            late.append(start_waiting(gate, 1)[0])
+            await ticks(10)
+            clock.advance(25)
+            if len(late) > 1:
+                await cancel_tasks([late.pop(0)])
+        await cancel_tasks(late)
+    assert not [record for record in caplog.records if record.name == "aiohooks.version_gate"]
+
+
+async def test_a_version_that_comes_with_the_timeout_admits() -> None:
+    """An item for which there is room is not refused."""
+    with ManualClock() as clock:
+        versions = MemoryStepStore()
+        gate = VersionGate(versions, max_lag=0)
+        (held,) = await admit_items(gate, 1)
+        held.use()
+        waiting = asyncio.create_task(admit_one(gate, timeout=5))
+        await ticks(10)
+        versions.advance_nowait(1)
+        clock.advance(5)
+        assert (await waiting).position.step == 1

@@ -158,6 +158,8 @@ def _statement_faults(statement: ast.stmt, stored: Counter[str]) -> Iterator[str
             yield "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             yield "pass"
+        case ast.Assign(value=ast.Call(func=ast.Name(id="cast"))):  # only for type checkers
+            pass
         case ast.Assign(targets=[ast.Name(id=name)]) if stored[name] > 1:
             yield "pass"
         case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):

@@ -11,6 +11,7 @@ _LATEST = "known = one if known is None or {} else known"
 _IS_LATER = "known.number < one.number"
 _LOGGED = " # when the last line was logged, or the waiting began"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
+_LONG = "if len(text) > {} or abs(value := int(text)) > MAX_INT:"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
@@ -42,5 +43,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
     ): "whoever causes the collection is not the one to blame",
     ("aiohooks/graph/session.py", "Session._commit", "return False  =>  return None"): "only its truth counts",
+    (
+        "aiohooks/checkpoint/_format.py",
+        "_parse_int",
+        f"{_LONG.format(20)}  =>  {_LONG.format(21)}",
+    ): "ints of 21 digits are above the most",
+    ("aiohooks/checkpoint/cli.py", "_readable_size", "break  =>  continue"): "the other units are not reached either",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
