@@ -97,6 +97,8 @@ class Trial:
         self.first_term = await self.chief.do("lead")
         await self.chief.do("publish", name="trainer")
         self.lead = self.standby.order("lead")
+        # A process that knows of no chief may take the lead of an engine that has lost its data.
+        await self.standby.do("standing_by")
 
     async def _is_suspect(self) -> bool:
         """Return whether the chief may have been taken for dead: it did not run, or not reach the engine, for a while."""

@@ -19,6 +19,8 @@ from tests.support.source import ROOT
 LIMIT_SECS = 30.0
 """A reply that takes longer counts as stuck."""
 
+_START_SECS = 120.0  # on a busy machine, where many start together
+
 numbers = itertools.count(1)
 """Unique numbers."""
 
@@ -55,7 +57,9 @@ class WorkerProcess:
         loops = installed_loops()
         command = [sys.executable, "-m", module, loops[next(numbers) % len(loops)], *arguments]
         pipe = asyncio.subprocess.PIPE
-        return cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20))
+        one = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20))
+        await reply_to(one.order("ready"), "start of a process", _START_SECS)
+        return one
 
     async def _read(self) -> None:
         assert self.process.stdout is not None

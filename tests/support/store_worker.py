@@ -15,11 +15,13 @@ import json
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from aiohooks.errors import StaleTermError
 from aiohooks.stores import Publisher, open_step_store
 from tests.conformance.report import loop_factory
+from tests.support.history_load import Load
 from tests.support.waiting import elapse
 
 _TICK_SECS = 0.02
@@ -41,6 +43,9 @@ class Worker:
         self.leading = contextlib.AsyncExitStack()
         self.publishers: dict[str, Publisher] = {}
         self.longest_silence = 0.0
+
+    async def ready(self) -> None:
+        """Do nothing: the answer says that the process has started."""
 
     async def open(self, url: str, run: str, **options: Any) -> None:
         self.begun = self.acked = self.term = 0
@@ -109,6 +114,10 @@ class Worker:
         self.term = int((await self.leading.enter_async_context(self.store.lead())).number)
         return self.term
 
+    async def standing_by(self) -> None:
+        while not self.store._vacancies:  # noqa: ASYNC110 - a store has no event for this
+            await asyncio.sleep(0)
+
     async def step_down(self) -> None:
         self.term = 0
         await self.leading.aclose()
@@ -131,6 +140,14 @@ class Worker:
 
     async def reset(self, step: int) -> int:
         return int((await self.store.reset(step)).epoch)
+
+    async def record(self, path: str, operations: int, **options: Any) -> None:
+        """Make calls at random, and record them in a file; none: only a read."""
+        load = Load(self.store, Path(path), **options)
+        try:
+            await (load.run(operations) if operations else load.call("read", 0))
+        finally:
+            load.close()
 
     async def known_publishers(self) -> list[str]:
         await self.store.value()

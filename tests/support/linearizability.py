@@ -1,0 +1,246 @@
+"""Histories of a step store, and whether they are linearizable.
+
+A position only grows, and each operation returns the one that it led to or saw. So the order in which the operations took effect
+is that of their positions, and the check is exact and needs no search:
+
+- the steps that an advance added, `(step - amount, step]`, are those of no other one: otherwise a write was lost, and its
+  answer was given to another one;
+- what is missing between them was added by operations without an answer, whose callers were killed: each of them at most once,
+  and not before it began; otherwise something counted twice;
+- an operation that began after another one had ended is behind it: a read sees what was acknowledged, and a write adds to it.
+
+A wait is no read: it may end with a step that has been left behind meanwhile, but not with one that was not reached yet; what
+begins after it sees that step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from aiohooks.stores import Position
+
+Kind = Literal["advance", "raise", "reset", "read", "wait"]
+START = Position(1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of a store, with the times of a clock that all processes share."""
+
+    process: int
+    kind: Kind
+    amount: int
+    """What was added, or the step that was raised to, reset to or waited for."""
+    began: float
+    ended: float = math.inf
+    """Infinite for a call without an answer, which may have taken effect at any time since, or not at all."""
+    position: Position = START
+    """The position that it led to, or saw."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.ended < math.inf
+
+    @property
+    def reads(self) -> bool:
+        """Whether its position is the current one of a moment between its begin and its end."""
+        return self.kind != "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """An answered operation in the order of the positions: it led from `before` to the operation's position."""
+
+    operation: Operation
+    before: Position
+
+    @property
+    def moves(self) -> bool:
+        return self.before < self.operation.position
+
+
+def find_violation(history: Sequence[Operation]) -> str:
+    """Return why a history is not linearizable; empty if it is. What has no answer is an advance by 1, or a raise."""
+    known = [one for one in history if one.is_known]
+    unanswered = [one for one in history if not one.is_known and one.kind not in ("read", "wait")]
+    assert all(one.kind == "raise" or (one.kind, one.amount) == ("advance", 1) for one in unanswered)
+    points, wrong = _points([one for one in known if one.reads])
+    if not wrong:
+        wrong = _find_overlap_or_gap(points, unanswered)
+    return wrong or _find_stale(points, known) or _find_future_wait(points, known, unanswered)
+
+
+def _points(known: Sequence[Operation]) -> tuple[list[_Point], str]:
+    """Return the answered operations in the order of their effects."""
+    points: list[_Point] = []
+    raisers: dict[Position, Operation] = {}
+    moved_to = {START}
+    earliest_end: dict[Position, float] = {}
+    for one in known:
+        position = one.position
+        earliest_end[position] = min(one.ended, earliest_end.get(position, math.inf))
+        if one.kind == "advance":
+            moved_to.add(position)
+        elif one.kind == "reset":
+            if position.step != one.amount:
+                return [], f"{one} led to another step"
+            moved_to.add(position)
+        elif one.kind == "raise":
+            if position.step < one.amount:
+                return [], f"{one} did not raise the step"
+            if position.step == one.amount:
+                raisers[position] = min(one, raisers.get(position, one), key=lambda each: each.began)
+    for one in known:
+        epoch, step = one.position
+        before = one.position
+        if one.kind == "advance":
+            before = Position(epoch, step - one.amount)
+        elif one.kind == "reset":
+            before = Position(epoch - 1, 0)
+        elif raisers.get(one.position) is one and one.position not in moved_to and one.began < earliest_end[one.position]:
+            before = Position(epoch, -1)  # from wherever the step was
+        points.append(_Point(one, before))
+    points.sort(key=lambda point: (point.operation.position, not point.moves, point.before))
+    return points, ""
+
+
+def _find_overlap_or_gap(points: Sequence[_Point], unanswered: Sequence[Operation]) -> str:
+    deadlines = [math.inf] * (len(points) + 1)  # by when the position of each point was reached
+    for number in range(len(points) - 1, -1, -1):
+        deadlines[number] = min(points[number].operation.ended, deadlines[number + 1])
+    began = sorted(one.began for one in unanswered if one.kind == "advance")
+    raised = [one for one in unanswered if one.kind == "raise"]
+    current, missing = START, 0
+    for point, deadline in zip(points, deadlines, strict=False):
+        one = point.operation
+        if one.kind == "reset":
+            if one.position.epoch != current.epoch + 1:
+                return f"{one} began an epoch that is not the next one after {current}"
+        else:
+            if one.position.epoch != current.epoch:
+                return f"{one} is in an epoch that no reset has begun, after {current}"
+            if point.before.step >= 0:
+                if point.before < current:
+                    return f"{one} overlaps with what led to {current}: a write was lost, and its steps were given twice"
+                raised_to = [each.amount for each in raised if each.began < deadline and each.amount <= point.before.step]
+                missing += point.before.step - max([current.step, *raised_to])
+                if missing > bisect.bisect_left(began, deadline):
+                    return f"{one}: {missing} steps up to there were counted twice, or for no one"
+        current = one.position
+    return ""
+
+
+def _find_stale(points: Sequence[_Point], known: Sequence[Operation]) -> str:
+    """Return an operation that took effect before one that had ended when it began."""
+    by_end = sorted(known, key=lambda one: one.ended)
+    highest = START
+    ended = 0
+    for point in sorted(points, key=lambda each: each.operation.began):
+        one = point.operation
+        while ended < len(by_end) and by_end[ended].ended < one.began:
+            highest = max(highest, by_end[ended].position)
+            ended += 1
+        is_jump = point.moves and (one.kind == "reset" or point.before.step < 0)
+        if (one.position <= highest) if is_jump else (point.before < highest):
+            return f"{one} is stale: {highest} had been seen before it began"
+    return ""
+
+
+def _find_future_wait(points: Sequence[_Point], known: Sequence[Operation], unanswered: Sequence[Operation]) -> str:
+    """Return a wait that ended with a position that no operation begun by then could have led to, or before its step."""
+    movers = sorted((point for point in points if point.moves), key=lambda each: each.operation.position)
+    positions = [point.operation.position for point in movers]
+    earliest = [math.inf] * (len(movers) + 1)  # the begin of the earliest operation at that position or behind it
+    for number in range(len(movers) - 1, -1, -1):
+        earliest[number] = min(movers[number].operation.began, earliest[number + 1])
+    begun = sorted(one.began for one in unanswered)
+    for one in known:
+        if one.kind != "wait":
+            continue
+        if one.position.step < one.amount:
+            return f"{one} ended before its step"
+        if one.position == START or earliest[bisect.bisect_left(positions, one.position)] < one.ended:
+            continue
+        if not bisect.bisect_left(begun, one.ended):
+            return f"{one} ended with a step that was not reached yet"
+    return ""
+
+
+def find_miscount(history: Sequence[Operation]) -> str:
+    """Return what is wrong with the sums of a run whose data was lost; empty if nothing is.
+
+    The last read must show all that was acknowledged, and at most what was begun; no process may see the step fall.
+    """
+    advances = [one for one in history if one.kind == "advance"]
+    acked, begun = sum(one.amount for one in advances if one.is_known), sum(one.amount for one in advances)
+    last = max((one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began)
+    if not acked <= last.position.step <= begun:
+        return f"the last read shows {last.position}; {acked} were acknowledged, {begun} begun"
+    by_end = sorted((one for one in history if one.is_known and one.reads), key=lambda one: one.ended)
+    for process in {one.process for one in history}:
+        own = [one for one in by_end if one.process == process]
+        seen, ended = START, 0
+        for one in sorted(own, key=lambda each: each.began):
+            while own[ended].ended < one.began:
+                seen = max(seen, own[ended].position)
+                ended += 1
+            if one.kind == "read" and one.position < seen:
+                return f"{one}: its process had seen {seen}"
+    return ""
+
+
+# Injected bugs: what the check must find. Each takes the number of an advance, in their order.
+
+Injected = Callable[[Sequence[Operation], int], list[Operation]]
+
+
+def lose_write(history: Sequence[Operation], at: int) -> list[Operation]:
+    """One advance was acknowledged and lost: all that is later is lower by its amount."""
+    lost = _advances(history)[at]
+    return [_shift(one, lost, -lost.amount) for one in history]
+
+
+def count_twice(history: Sequence[Operation], at: int) -> list[Operation]:
+    """One advance was applied twice, and answered once: all that is later is higher by its amount."""
+    doubled = _advances(history)[at]
+    return [_shift(one, doubled, doubled.amount) for one in history]
+
+
+def read_stale(history: Sequence[Operation], at: int) -> list[Operation]:
+    """A read that began after an advance had ended does not see it."""
+    advance = _advances(history)[at]
+    last = max((one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began)
+    stale = dataclasses.replace(last, position=Position(advance.position.epoch, advance.position.step - advance.amount))
+    return [stale if one is last else one for one in history]
+
+
+def answer_twice(history: Sequence[Operation], at: int) -> list[Operation]:
+    """Two processes get the same answer to their advances."""
+    first = _advances(history)[at]
+    other = next(one for one in _advances(history) if one.position > first.position)
+    return [dataclasses.replace(other, position=first.position) if one is other else one for one in history]
+
+
+def wake_early(history: Sequence[Operation], at: int) -> list[Operation]:
+    """A wait ends with a step that is reached only later."""
+    advance = _advances(history)[at]
+    early = Operation(9, "wait", advance.position.step, advance.began - 2e-6, advance.began - 1e-6, advance.position)
+    return [*(one for one in history if one.is_known), early]
+
+
+BUGS: tuple[Injected, ...] = (lose_write, count_twice, read_stale, answer_twice, wake_early)
+
+
+def _advances(history: Sequence[Operation]) -> list[Operation]:
+    return sorted((one for one in history if one.kind == "advance" and one.is_known), key=lambda one: one.position)
+
+
+def _shift(one: Operation, after: Operation, by: int) -> Operation:
+    if not one.is_known or one.position <= after.position or one.position.epoch != after.position.epoch:
+        return one
+    return dataclasses.replace(one, position=Position(one.position.epoch, one.position.step + by))
