@@ -1,0 +1,113 @@
+"""Simulate clusters under faults: `python -m tests.fuzz.simulation --count 20000`.
+
+A seed decides everything that happens, on every Python. A seed with a violation is printed with its faults;
+`--only N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the first seed that finds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from tests.fuzz.simulation.cluster import ENGINES
+from tests.fuzz.simulation.injected_bugs import BUGS, Bug
+from tests.fuzz.simulation.scenario import Result, simulate
+
+
+def simulated(seeds: Sequence[int], engine: str = "", processes: int = 1) -> Iterator[Result]:
+    """Yield the results of the seeds, in their order."""
+    run = partial(simulate, engine=engine)
+    if processes == 1:
+        yield from map(run, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, logging.disable) as pool:
+        yield from pool.imap(run, seeds, chunksize=10)
+
+
+def first_seed_with(bug: Bug, seeds: Sequence[int]) -> Result | None:
+    """Return the first result with a violation that is not there without the bug."""
+    for seed in seeds:
+        with bug.injected():
+            found = simulate(seed, bug.engine)
+        if found.violations and not simulate(seed, bug.engine).violations:
+            return found
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.simulation", description=__doc__)
+    parser.add_argument("--count", type=int, default=20_000, help="seeds (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="", help="one of the engines instead of all")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", type=int, help="simulate this seed alone")
+    parser.add_argument("--trace", action="store_true", help="with --only: print all that happens")
+    parser.add_argument("--bugs", action="store_true", help="inject each bug, and simulate until it is found")
+    parser.add_argument("--bug", choices=sorted(BUGS), help="inject this bug")
+    options = parser.parse_args(arguments)
+    logging.disable()
+    seeds = range(options.seed, options.seed + options.count)
+    if options.bugs:
+        return _find_bugs(seeds, options.bug)
+    with BUGS[options.bug].injected() if options.bug else contextlib.nullcontext():
+        if options.only is not None:
+            result = simulate(options.only, options.engine, tracing=options.trace)
+            print(*(result.lines or ()), *_describe(result), sep="\n")
+            return int(bool(result.violations))
+        return _report(simulated(seeds, options.engine, options.processes))
+
+
+def _find_bugs(seeds: Sequence[int], only: str | None) -> int:
+    missed = 0
+    for name, bug in BUGS.items():
+        if only in (None, name):
+            found = first_seed_with(bug, seeds)
+            missed += found is None
+            print(
+                f"{name}: {'not found' if found is None else f'seed {found.seed} ({found.engine}): {found.violations[0]:.150}'}",
+                flush=True,
+            )
+    return int(missed > 0)
+
+
+def _report(results: Iterator[Result]) -> int:
+    began, digest = time.perf_counter(), hashlib.sha256()
+    count = bad = events = operations = 0
+    secs = 0.0
+    for result in results:
+        count += 1
+        bad += bool(result.violations)
+        events += result.events
+        operations += result.operations
+        secs += result.virtual_secs
+        digest.update(result.digest.encode())
+        if result.violations:
+            print(*_describe(result), sep="\n", flush=True)
+        elif count % 1_000 == 0:
+            print(f"{count:,} seeds, {bad} with a violation", flush=True)
+    print(
+        f"{count:,} seeds, {bad} with a violation, {events:,} events, {operations:,} operations, "
+        f"{secs / 3600:.1f} hours of virtual time in {time.perf_counter() - began:.0f} s; traces {digest.hexdigest()[:16]}"
+    )
+    return int(bad > 0)
+
+
+def _describe(result: Result) -> list[str]:
+    violations = result.violations or ["no violation"]
+    return [
+        f"seed {result.seed}, {result.engine}, trace {result.digest[:16]}:",
+        *(f"  {one}" for one in (*result.faults, *violations[:5])),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Injected bugs: each changes the library for a while, and the simulation must find it.
+
+Those whose name is that of a finding take back what mended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
+from aiohooks.stores._protocol import Member, Position, Snapshot, Write
+from aiohooks.stores._run_state import RunState
+from aiohooks.stores._waiting import WaitRegistry
+from aiohooks.stores.nats._compare_and_set import CompareAndSet
+from aiohooks.stores.shared import SharedStepStore
+
+Method = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """Methods of the library, each with what replaces it."""
+
+    changes: tuple[tuple[type, str, Method], ...]
+    engine: str
+
+    @contextlib.contextmanager
+    def injected(self) -> Generator[None]:
+        """Have the bug in the library."""
+        with contextlib.ExitStack() as stack:
+            for owner, name, replacement in self.changes:
+                stack.enter_context(mock.patch.object(owner, name, _bound(replacement, vars(owner)[name])))
+            yield
+
+
+def _bound(replacement: Method, original: Method) -> Method:
+    return lambda *args, **options: replacement(original, *args, **options)
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def bug(owner: type, name: str, engine: str = "", *, without: tuple[tuple[type, str], ...] = ()) -> Callable[[Method], Method]:
+    """Register a replacement of `owner.name`: a function that gets the original method, and then its arguments.
+
+    The methods of `without` do nothing: the library has two mechanisms against the same bug.
+    """
+
+    def add(fn: Method) -> Method:
+        nothing = [(owner, name, _do_nothing) for owner, name in without]
+        BUGS[fn.__name__] = Bug(((owner, name, fn), *nothing), engine)
+        return fn
+
+    return add
+
+
+def _do_nothing(*args: Any) -> None:
+    pass
+
+
+# Findings.
+
+
+@bug(RunState, "recover")
+def exits_are_not_recovered(recover: Method, self: RunState, process: str, known: Snapshot, answers: Any) -> None:
+    """Finding 01: after a loss an exit has a number that was used before."""
+    recover(self, process, known._replace(last_exit=None), answers)
+
+
+@bug(RunState, "recover")
+def terms_are_not_recovered(recover: Method, self: RunState, process: str, known: Snapshot, answers: Any) -> None:
+    """Findings 02 and 03: after a loss the terms begin again."""
+    members = tuple(member for member in known.members if not member.term)
+    recover(self, process, known._replace(term=0, leader="", members=members), answers)
+
+
+@bug(RunState, "_recover_members", without=((RunWatcher, "hold"),))
+def an_old_exit_ends_waits(recover: Method, self: RunState, process: str, known: Snapshot) -> None:
+    """Finding 04: after a loss an old exit ends a wait before its trainer was announced again."""
+    recover(self, process, known._replace(members=tuple(member for member in known.members if member.process == process)))
+
+
+@bug(Members, "mark_unsent")
+def registrations_are_not_repeated(mark_unsent: Method, self: Members) -> None:
+    """Finding 05: a registration is given up for good."""
+
+
+@bug(LeaseWatch, "observe")
+def late_reads_count_in_full(observe: Method, self: LeaseWatch, members: tuple[Member, ...]) -> None:
+    """Findings 08 and 15: a lease runs out while it could not be renewed, or when a clock jumps."""
+    before = dict(self._silent)
+    now = self._clock.now()
+    elapsed = now - self._read_at if members is not self._last else 0.0
+    observe(self, members)
+    for id, (member, _, _) in tuple(self._silent.items()):
+        known = before.get(id)
+        if known is not None and known[0].heartbeat == member.heartbeat:
+            self._silent[id] = member, known[1] + elapsed, False
+
+
+@bug(RunState, "recover")
+def answers_are_not_recovered(recover: Method, self: RunState, process: str, known: Snapshot, answers: Any) -> None:
+    """Finding 13: an answer and then the data are lost, while another process has seen the step: it counts twice."""
+    recover(self, process, known, {})
+
+
+# Others.
+
+
+@bug(RunState, "_last_answer")
+def repeated_writes_count(last_answer: Method, self: RunState, writer: str) -> None:
+    """A write whose answer was lost counts again."""
+
+
+@bug(Write, "target")
+def a_run_that_is_behind_stays_behind(target: Method, self: Write, position: Position) -> tuple[int, int]:
+    return target(self._replace(floor=Position(1, 0)), position)  # type: ignore[no-any-return]
+
+
+@bug(RunState, "_is_older_term")
+def an_older_term_may_write(is_older_term: Method, self: RunState, term: int, process: str) -> bool:
+    return False
+
+
+@bug(SharedStepStore, "_on_unreachable")
+def old_news_end_waits(on_unreachable: Method, self: SharedStepStore) -> None:
+    """A wait ends by what the process knows, without asking."""
+    self._waits.fail_unreachable()
+
+
+@bug(SharedStepStore, "value")
+async def a_read_is_answered_locally(value: Method, self: SharedStepStore) -> Position:
+    await self._ensure_open()
+    return self._waits.latest
+
+
+@bug(WaitRegistry, "observe")
+def a_wait_misses_a_step(observe: Method, self: WaitRegistry, position: Position) -> None:
+    """One step in seven wakes no waiter."""
+    if position.step % 7 == 3 and position > self.latest:
+        self.latest = position
+    else:
+        observe(self, position)
+
+
+@bug(CompareAndSet, "_compare_and_set", "nats")
+async def a_lost_answer_counts_as_none(original: Method, self: CompareAndSet, *args: Any) -> bool:
+    """An update whose message was not answered is taken for applied."""
+    try:
+        return await original(self, *args)  # type: ignore[no-any-return]
+    except Exception:
+        return True
+
+
+@bug(RunState, "_lead")
+def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
+    others, self.members = self.members, {id: each for id, each in self.members.items() if not each.term or id == member.id}
+    try:
+        return lead(self, member)
+    finally:
+        self.members = {**others, **self.members}

@@ -1,0 +1,283 @@
+"""A Redis server for the simulation, and redis-py's connection to it: the store and its connections are the library's own.
+
+The server does what `aiohooks/stores/redis/script.lua` does; `equality` compares the two on a real server.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.exceptions as errors
+
+from aiohooks.stores._protocol import MAX_STEP, Position, Write
+from aiohooks.stores.redis import RedisStepStore
+from tests.fuzz.simulation.disk import Disk
+from tests.fuzz.simulation.network import Connection, Network
+from tests.fuzz.simulation.virtual_time import Process
+
+_MOST_WRITERS, _WRITERS_AFTER_PURGE, _MOST_RECENT = 1280, 1024, 64
+
+
+@dataclass
+class Keys:
+    """The keys of a run, as the script keeps them."""
+
+    position: tuple[Position, str, str] | None = None  # with the id of the run and the recent answers
+    change: int = 0  # the id of the last entry
+    state: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> Keys:
+        return Keys(self.position, self.change, dict(self.state), dict(self.answers))
+
+
+class ScriptedRun:
+    """The script: what it does to the keys."""
+
+    def __init__(self) -> None:
+        self.keys = Keys()
+
+    def call(self, request: str, known_run_id: str, *args: str) -> Any:
+        keys = self.keys
+        self.position, self.run_id, self.recent = keys.position or (Position(1, 0), "", "")
+        self.term, self.leader = int(keys.state.get("term", 0)), keys.state.get("leader", "")
+        if self.run_id != keys.state.get("run", "") or self.run_id != keys.answers.get("run", ""):
+            self.run_id = ""
+        if request == "write":
+            return self._write(known_run_id, args).encode()
+        if request == "swap":
+            return self._swap(known_run_id, args)
+        data, failed_at = keys.state.get("data", ""), keys.state.get("failed_at", "")
+        version = keys.state.get("version", "")
+        found = (self.run_id, *self.position, self.recent, version, self.term, self.leader, data, failed_at)
+        return [one if isinstance(one, int) else one.encode() for one in found]
+
+    def _write(self, known_run_id: str, args: tuple[str, ...]) -> str:
+        kind, amount, floor_epoch, floor_step, writer_term, writer, seq = args
+
+        def reply(status: str, position: Position | None = None) -> str:
+            epoch, step = position or self.position
+            return f"{status} {epoch} {step} {self.term}\n{self.recent}"
+
+        if not self.run_id or self.run_id != known_run_id:
+            return reply("lost")
+        answers = self.keys.answers
+        if (last := answers.get(f"w {writer}")) is not None:
+            last_seq, epoch, step = map(int, last.split())
+            if last_seq >= int(seq):
+                return reply("ok", Position(epoch, step))
+        write = Write(kind, int(amount), Position(int(floor_epoch), int(floor_step)), int(writer_term), writer, int(seq))  # type: ignore[arg-type]
+        target = Position(*write.target(self.position))
+        if 0 < write.term < self.term or (0 < write.term == self.term and self.leader not in ("", writer)):
+            return reply("stale")
+        if target.step > MAX_STEP:
+            return reply("full")
+        if write.term > self.term:
+            self.term = write.term
+            self.keys.state |= {"term": str(write.term), "leader": writer}
+        moves, self.position = target > self.position, target
+        answer = f"{seq} {target.epoch} {target.step}"
+        if moves:
+            others, self.recent = self.recent, f"{writer} {answer}"
+            self._add_recent(others)
+            self.keys.position = target, self.run_id, self.recent
+        answers[f"w {writer}"] = answer
+        if last is None and len(answers) > _MOST_WRITERS:
+            self._forget_silent_writers(writer)
+        return reply("ok")
+
+    def _add_recent(self, others: str) -> None:
+        lines: dict[str, str] = {}
+        for line in f"{self.recent}\n{others}".split("\n"):
+            if line and len(lines) < _MOST_RECENT:
+                lines.setdefault(line.rsplit(" ", 3)[0], line)
+        self.recent = "\n".join(lines.values())
+
+    def _forget_silent_writers(self, writer: str) -> None:
+        answers = self.keys.answers
+        silent = [name for name in answers if name not in ("run", f"w {writer}")]
+        silent.sort(key=lambda name: (*map(int, answers[name].split()[1:]), name))
+        for name in silent[: len(silent) - (_WRITERS_AFTER_PURGE - 1)]:
+            del answers[name]
+
+    def _swap(self, known_run_id: str, args: tuple[str, ...]) -> int:
+        after, new_run_id, least_version, data, epoch, step, term, leader, notifies, fails, recovered = args
+        keys, version = self.keys, self.keys.state.get("version", "")
+        if self.run_id != known_run_id or version != after:
+            return 0
+        is_new = new_run_id != self.run_id
+        if is_new:
+            keys.answers = {"run": new_run_id}
+            keys.position, keys.change = None, 0
+            self.run_id, self.recent = new_run_id, ""
+        for line in filter(None, recovered.split("\n")):
+            name, answer = f"w {line.rsplit(' ', 3)[0]}", " ".join(line.rsplit(" ", 3)[1:])
+            if name not in keys.answers or int(keys.answers[name].split()[0]) < int(answer.split()[0]):
+                keys.answers[name] = answer
+        target = Position(int(epoch), int(step))
+        moves, self.position = target > self.position, max(target, self.position)
+        if moves or is_new:
+            self._add_recent(recovered)
+            keys.position = self.position, self.run_id, self.recent
+        new_version = max(int(version or 0), int(least_version)) + 1
+        keys.state |= {"run": self.run_id, "version": str(new_version), "term": term, "leader": leader, "data": data}
+        if fails == "1":
+            keys.state["failed_at"] = f"{self.position.epoch}-{self.position.step}"
+        if notifies == "1":
+            keys.change = new_version
+        return new_version
+
+
+@dataclass(eq=False)
+class _BlockedRead:
+    connection: Connection
+    after: tuple[tuple[int, int], ...]
+    wake_key: str
+    open: bool = True
+
+
+class RedisServer:
+    """One run in a server: the commands that the store uses."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.run = ScriptedRun()
+        self.disk: Disk[Keys] = Disk(network.world, Keys())
+        self._wakes: dict[str, int] = {}
+        self._reads: list[_BlockedRead] = []
+        self._knows_script = False
+
+    def on_message(self, connection: Connection, message: list[str]) -> None:
+        command = message[0]
+        if command in ("EVALSHA", "EVAL"):
+            if command == "EVALSHA" and not self._knows_script:
+                connection.reply(errors.NoScriptError("No matching script."))
+                return
+            self._knows_script = True
+            count = int(message[2])
+            keys, (request, _, *args) = message[3 : 3 + count], message[3 + count :]
+            if request == "wake":
+                self._wakes[keys[0]] = self._wakes.get(keys[0], 0) + 1
+                connection.reply(1)
+            else:
+                before = self.run.keys.position, self.run.keys.state.get("version"), len(self.run.keys.answers)
+                connection.reply(self.run.call(request, *args))
+                if before != (self.run.keys.position, self.run.keys.state.get("version"), len(self.run.keys.answers)):
+                    self.disk.write(self.run.keys.copy())
+            self._answer_reads()
+        elif command == "XREAD" and message[1] == "BLOCK":
+            keys, after = message[4:7], message[7:10]
+            ids = tuple((int(one.partition("-")[0]), int(one.partition("-")[2])) for one in after)
+            read = _BlockedRead(connection, ids, keys[2])
+            self._reads.append(read)
+            self.network.world.after(int(message[2]) / 1000, lambda: self._end_read(read, None))
+            self._answer_reads()
+        elif command == "XREAD":
+            connection.reply(None)
+        elif command == "DEL":
+            self.lose_data()
+            connection.reply(1)
+        else:
+            raise AssertionError(f"the simulated Redis does not know {command}")
+
+    def _end_read(self, read: _BlockedRead, reply: Any) -> None:
+        if read.open:
+            read.open = False
+            self._reads.remove(read)
+            read.connection.reply(reply)
+
+    def _answer_reads(self) -> None:
+        run = self.run.keys
+        for read in tuple(self._reads):
+            found: list[Any] = []
+            if run.position is not None and run.position[0] > read.after[0]:
+                (epoch, step), run_id, recent = run.position
+                fields = [b"run", run_id.encode(), b"recent", recent.encode()]
+                found.append([b"aiohooks:{default}", [[f"{epoch}-{step}".encode(), fields]]])
+            if (run.change, 0) > read.after[1]:
+                found.append([b"aiohooks:{default}:changes", [[f"{run.change}-0".encode(), [b"n", b""]]]])
+            if (self._wakes.get(read.wake_key, 0), 0) > read.after[2]:
+                entry = [f"{self._wakes[read.wake_key]}-0".encode(), [b"w", b""]]
+                found.append([read.wake_key.encode(), [entry]])
+            if found:
+                self._end_read(read, found)
+
+    def on_closed(self, connection: Connection) -> None:
+        for read in tuple(self._reads):
+            if read.connection is connection:
+                read.open = False
+                self._reads.remove(read)
+
+    # Faults.
+
+    def lose_data(self) -> None:
+        """Delete all keys, while the connections stay."""
+        self.disk.lose()
+        self.run.keys = Keys()
+
+    def restart(self, *, lost_secs: float = 0.0) -> None:
+        """Start again with what is on the disk, without the changes of the last `lost_secs`."""
+        self._wakes.clear()
+        self._knows_script = False
+        self.run.keys = copy.deepcopy(self.disk.read(lost_secs))
+        self.network.start_server()
+
+
+class _Client:
+    """What `RedisConnection` uses of redis-py."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network, self._process = network, process
+        self._connection: Connection | None = None
+        self._received: deque[Any] = deque()
+        self._waiter: Any = None
+
+    async def connect(self) -> None:
+        connection = self._connection = await self._network.connect(self._process)
+        connection.on_message = self._receive
+        connection.on_lost = lambda: self._receive(errors.ConnectionError("Connection closed by server."))
+
+    def _receive(self, message: Any) -> None:
+        self._received.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def send_packed_command(self, packed: bytes) -> None:
+        if self._connection is None or not self._connection.client_open:
+            raise errors.ConnectionError("Error while writing to socket.")
+        self._connection.send(_unpack_command(packed))
+
+    async def read_response(self) -> Any:
+        while not self._received:
+            self._waiter = self._process.create_future()
+            await self._waiter
+        message = self._received.popleft()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    async def disconnect(self, nowait: bool = False) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _unpack_command(packed: bytes) -> list[str]:
+    arguments: list[str] = []
+    at = packed.index(b"\r\n") + 2
+    while at < len(packed):
+        end = packed.index(b"\r\n", at)
+        size = int(packed[at + 1 : end])
+        arguments.append(packed[end + 2 : end + 2 + size].decode())
+        at = end + 4 + size
+    return arguments
+
+
+class SimulatedRedisStore(RedisStepStore):
+    """The store, with redis-py's connection replaced."""
+
+    def __init__(self, network: Network, process: Process, **options: Any) -> None:
+        super().__init__("redis://simulated:1", **options)
+        self._new_client_connection = lambda: _Client(network, process)

@@ -1,0 +1,79 @@
+"""The simulated cluster: some seeds in every test run, and the proof that it finds bugs; all of it is a command.
+
+`python -m tests.fuzz.simulation --count 20000`, and `python -m tests.fuzz.simulation.equality --count 2000`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("redis")
+pytest.importorskip("nats")
+pytest.importorskip("ray")
+
+import redis
+
+from tests.fuzz.simulation.__main__ import first_seed_with
+from tests.fuzz.simulation.equality import compare
+from tests.fuzz.simulation.injected_bugs import BUGS
+from tests.fuzz.simulation.scenario import simulate
+from tests.support.redis_servers import KINDS, server_of
+
+QUICKLY_FOUND = ("exits_are_not_recovered", "terms_are_not_recovered", "an_old_exit_ends_waits", "registrations_are_not_repeated")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Leave out what the stores log of the faults."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("engine", ["nats", "ray", "redis"])
+def test_nothing_is_lost_in_a_simulated_cluster(engine: str) -> None:
+    """Under random faults: no step lost or counted twice, one chief, no wait that ends wrongly or not at all."""
+    for seed in range(5):
+        result = simulate(seed, engine)
+        assert not result.violations, (seed, result.faults)
+        assert result.operations > 20
+
+
+@pytest.mark.parametrize("name", QUICKLY_FOUND)
+def test_an_injected_bug_is_found(name: str) -> None:
+    """A bug in the library is a violation in a simulation that has none without it."""
+    assert first_seed_with(BUGS[name], range(20)) is not None
+
+
+@pytest.mark.slow
+def test_a_seed_has_one_trace() -> None:
+    """All that happens is decided by the seed, also in another interpreter with other hashes."""
+    seeds = range(2)
+    traces = [simulate(seed).digest for seed in seeds]
+    assert traces == [simulate(seed, tracing=True).digest for seed in seeds]
+    program = (
+        "import logging; logging.disable()\n"
+        "from tests.fuzz.simulation.scenario import simulate\n"
+        f"print(*(simulate(seed).digest for seed in {seeds!r}))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True)
+    assert other.stdout.split() == traces
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ""])
+def test_the_writings_of_a_run_are_equal(kind: str, tmp_path: Path) -> None:
+    """The script in a server, that of the simulation, NATS and Ray answer as `RunState` does; without a server, the others."""
+    if not kind:
+        assert compare(range(40), None) == []
+        return
+    for server in server_of(kind, tmp_path):
+        with redis.Redis(port=server.port) as client:
+            assert [text for seed in range(40) for text in compare([seed], client)] == []
