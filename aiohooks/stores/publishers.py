@@ -107,12 +107,14 @@ class PublisherWatcher(Protocol):
 class Publishers:
     """The publishers of one store."""
 
-    __slots__ = ("_parked", "_registered", "last_exit", "others", "watcher")
+    __slots__ = ("_parked", "_registered", "last_exit", "left_here", "others", "watcher")
 
     def __init__(self) -> None:
         self._registered: dict[Publisher, None] = {}
         self._parked = 0  # how many have a wait in `parked`, resolved or not: an upper bound of how many are waiting
         self.last_exit: PublisherExit | None = None
+        self.left_here = 0
+        """How many publishers of this process have left."""
         self.others: tuple[Member, ...] = ()
         """The publishers in other processes."""
         self.watcher: PublisherWatcher | None = None
@@ -138,6 +140,7 @@ class Publishers:
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
         """Remove a publisher, and keep how it left."""
         del self._registered[publisher]
+        self.left_here += 1
         self._parked -= bool(publisher.parked)
         error = None if exc is None or is_clean_end(exc) else exc
         self.last_exit = PublisherExit(publisher.name, step, error)

@@ -93,6 +93,7 @@ class SharedStepStore(StepStore):
         self._seq = 0
         self._term = 0
         self._leader: Member | None = None  # of this process, from the request to lead on
+        self._left_before_lead = 0
         self._vacancies: set[asyncio.Future[None]] = set()
         self._members = Members(self._process, self._lease_secs)
         self._leases = LeaseWatch(self._clock, self._process)
@@ -365,6 +366,7 @@ class SharedStepStore(StepStore):
         await self._ensure_open()
         if self._leader is not None:
             raise InvalidArgumentError(f"{self!r} leads already, or is about to: leave that block first")
+        self._left_before_lead = self._waits.publishers.left_here
         self._leader = member = self._members.new(f"chief {self._process}", ttl if self._leased else None)
         try:
             answer = await self._request(Lead(member))
@@ -387,9 +389,9 @@ class SharedStepStore(StepStore):
         leader, self._leader = self._leader, None
         if leader is not None:
             led, self._term, self._members.chief = self._term, 0, None
-            left = self._waits.publishers.last_exit
-            # The publishers of this process, if it has any, report how it left.
-            silent = not led or bool(self._waits.publishers.here) or (left is not None and not left.is_remote)
+            publishers = self._waits.publishers
+            # The publishers of this process, if it has or had any, report how it left.
+            silent = not led or bool(publishers.here) or publishers.left_here > self._left_before_lead
             self._members.leave_as(leader, "" if silent else "chief", self._waits.latest.step, failure)
             self._announce()
 

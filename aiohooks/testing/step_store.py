@@ -393,6 +393,23 @@ async def leads(run: Run) -> None:
     assert (await a.value()).step == 3
 
 
+async def reports_the_exit_of_a_chief_once(run: Run) -> None:
+    """A chief whose publisher has left is no exit of its own, also if another publisher has left since."""
+    a, b = await run.pair()
+    other = b.publisher("other")
+    await b.flush()
+    async with a.lead():
+        trainer = a.publisher("trainer")
+        await a.flush()
+        wait = await parked(b, b.wait_for(5))
+        trainer.close(ZeroDivisionError("a bad batch"))
+        await a.flush()
+        other.close()
+        await b.flush()
+        await a.value()
+    assert "other finished" in str(await raises(PublisherFinishedError, wait))
+
+
 async def initialises(run: Run) -> None:
     """Workers wait until the chief has initialised; a new term is not initialised."""
     a, b = await run.pair()
@@ -560,7 +577,8 @@ _CHECKS: dict[str, _Check] = {
         *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
         *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
         *(announces_before_it_is_used, waits_while_one_can_advance),
-        *(fails, leads, initialises, closes, keeps_runs_apart, advances_for_threads, stays_in_its_process, forgets),
+        *(fails, leads, reports_the_exit_of_a_chief_once, initialises, closes, keeps_runs_apart, advances_for_threads),
+        *(stays_in_its_process, forgets),
     )
 }
 _LOSSES: dict[str, _Check] = {
