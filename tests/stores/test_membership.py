@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 import aiohooks as ah
+from aiohooks.stores._membership import RunWatcher
 from aiohooks.stores._protocol import Answer, Request
+from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -236,3 +238,18 @@ async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: 
                 await ticks(40)
                 await d.advance(2)
                 assert await wait == 5
+
+
+def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) -> None:
+    """The time of the first one does not end it early."""
+    waits = WaitRegistry.__new__(WaitRegistry)
+    waits.holds = False
+    watcher = RunWatcher(waits, "p", keep=False, join_grace_secs=0)
+    watcher.hold(5)
+    clock.advance(3)
+    watcher.hold(5)
+    clock.advance(3)
+    assert waits.holds
+    watcher.stop()
+    assert not waits.holds
+    assert clock.pending == 0

@@ -19,6 +19,7 @@ from aiohooks.errors import (
     WrongLoopError,
 )
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
+from aiohooks.stores._protocol import Member
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import parked, result_without_suspending, ticks
 
@@ -373,3 +374,32 @@ def test_leaving_in_another_loop_is_refused() -> None:
         publisher.close()
     assert not publisher.closed
     assert store.statistics().publishers == ("chief",)
+
+
+async def test_a_publisher_that_follows_the_changes_waits_too() -> None:
+    """When it is the only one left, no change can come: they end, and it does not wait for itself."""
+    store = MemoryStepStore()
+    chief, worker = store.publisher("chief"), store.publisher("worker")
+    chief.close()
+
+    async def follow() -> None:
+        async for _ in store.changes():
+            pass
+
+    await run_as(worker, follow)
+
+
+async def test_a_failure_does_not_end_waits_for_a_publisher_that_comes_later() -> None:
+    """One in another process that was not known before can reach the step; one that was known already changes nothing."""
+    store = MemoryStepStore()
+    waits = store._waits  # pyright: ignore[reportPrivateUsage]
+    old, new = Member("p/1", "old", 1.0), Member("q/1", "new", 1.0)
+    waits.observe_others((old,), None, lost=False)
+    store.fail(RuntimeError("no more"))
+    waits.observe_others((old,), None, lost=False)
+    with pytest.raises(PublisherFailedError):
+        await store.wait_for(1)
+    waits.observe_others((old, new), None, lost=False)
+    waiting = await parked(store.wait_for(1))
+    await store.advance()
+    assert await waiting == 1

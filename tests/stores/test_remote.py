@@ -227,6 +227,20 @@ async def test_an_idle_store_sends_nothing(clock: ManualClock, engine: FakeEngin
         assert len(engine.requests) == 1
 
 
+async def test_a_store_whose_publisher_has_left_sends_nothing(clock: ManualClock, engine: FakeEngine) -> None:
+    """No lease is left to be renewed."""
+    async with FakeStepStore(engine) as a:
+        with a.publisher("trainer"):
+            await a.advance()
+            await ticks(40)
+        await a.flush()
+        engine.requests.clear()
+        for _ in range(60):
+            clock.advance(60)
+            await ticks(40)
+        assert engine.requests == []
+
+
 async def test_max_outage_ends_a_wait_for_the_lead(clock: ManualClock, engine: FakeEngine) -> None:
     """A standby gets the error as well: nothing else would end its wait."""
     async with FakeStepStore(engine) as chief, FakeStepStore(engine, max_outage_secs=10.0) as standby, chief.lead():

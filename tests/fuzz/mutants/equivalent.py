@@ -12,6 +12,8 @@ _IS_LATER = "known.number < one.number"
 _LOGGED = " # when the last line was logged, or the waiting began"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
 _LONG = "if len(text) > {} or abs(value := int(text)) > MAX_INT:"
+_COMPARED = "the numbers are only compared with each other"
+_RECOVERED = 'state.recovered_revision = _number(read.get("recovered_revision", {}))'
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
@@ -49,5 +51,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_LONG.format(20)}  =>  {_LONG.format(21)}",
     ): "ints of 21 digits are above the most",
     ("aiohooks/checkpoint/cli.py", "_readable_size", "break  =>  continue"): "the other units are not reached either",
+    ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
+    ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
+    ("aiohooks/stores/memory.py", "MemoryStepStore.lead", "self._terms += 1  =>  self._terms += 2"): _COMPARED,
+    ("aiohooks/stores/_membership.py", "RunWatcher._end_grace", "self._grace = None  =>  pass"): "its timer has ended",
+    (
+        "aiohooks/stores/_membership.py",
+        "RunWatcher.__init__",
+        "self.snapshot = Snapshot(Position(1, 0))  =>  self.snapshot = Snapshot(Position(0, 1))",
+    ): "its members, exits and failure are compared, not its position",
+    (
+        "aiohooks/stores/_run_state.py",
+        "RunState.load",
+        f"{_RECOVERED.format(0)}  =>  {_RECOVERED.format(1)}",
+    ): "every state that was written has it",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
