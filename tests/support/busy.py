@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-BURN = "while True: pass"
+BURN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # also if this process is killed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
