@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from aiohooks.dispatch.group import HookGroup, compose
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.lifecycle import point
-    from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph
+    from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph, in_thread
     from aiohooks.graph.session import Session
     from aiohooks.graph.variables import Variables
     from aiohooks.hooks import (
@@ -170,6 +170,7 @@ __all__ = [
     "get_default_graph",
     "hook",
     "in_order",
+    "in_thread",
     "monitored_training_session",
     "open_step_store",
     "point",
@@ -184,7 +185,7 @@ _MODULES = {
     "aiohooks.dispatch.group": ("HookGroup", "compose"),
     "aiohooks.dispatch.hook": ("configure", "in_order"),
     "aiohooks.dispatch.lifecycle": ("point",),
-    "aiohooks.graph.graph": ("Graph", "Operation", "Placeholder", "Variable", "get_default_graph"),
+    "aiohooks.graph.graph": ("Graph", "Operation", "Placeholder", "Variable", "get_default_graph", "in_thread"),
     "aiohooks.graph.session": ("Session",),
     "aiohooks.graph.variables": ("Variables",),
     "aiohooks.hooks": (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, overload
 
-from aiohooks._validate import check_int, is_coroutine_function
+from aiohooks._aio.cancel import to_thread
+from aiohooks._validate import check_callable, check_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
 
 
@@ -344,16 +346,49 @@ def get_default_graph() -> Graph:
     return graph
 
 
+class ThreadStep:
+    """A blocking step: made by `in_thread`. Awaiting a call of it calls the function in a worker thread."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        check_callable(fn, "the step")
+        if is_coroutine_function(fn):
+            raise InvalidArgumentError(f"{fn!r} is a coroutine function, which cannot run in a thread; leave out in_thread")
+        self.fn: Callable[..., Any] = fn
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return await to_thread(functools.partial(self.fn, *args, **kwargs))
+
+    def __repr__(self) -> str:
+        return f"in_thread({self.fn!r})"
+
+
+def in_thread(fn: Callable[..., Any]) -> ThreadStep:
+    """Return a step that calls the blocking function `fn` in a worker thread: `AsyncMonitoredSession(in_thread(train_step))`.
+
+    The event loop stays free while it computes. A thread cannot be interrupted: a cancellation of the run waits until the
+    function has returned, for at most the session's `stop_grace_period_secs`, and nothing of the run is kept.
+
+    Args:
+        fn: a function whose parameters are fed by name and whose result is fetched, as those of a step that is `async def`.
+
+    Raises:
+        InvalidArgumentError: `fn` is not callable, or is a coroutine function.
+    """
+    return ThreadStep(fn)
+
+
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
     """Return a graph of one train operation, `fn`: its parameters are placeholders, other names are keys of its result."""
-    if not is_coroutine_function(fn):
+    thread = isinstance(fn, ThreadStep)
+    if isinstance(fn, ThreadStep):
+        fn = fn.fn
+    elif not is_coroutine_function(fn):
         raise InvalidArgumentError(
-            f"{fn!r} is not a coroutine function; write the step as `async def`, or build a Graph with "
-            "operation(thread=True) for a blocking one"
+            f"{fn!r} is not a coroutine function; write the step as `async def`, or give in_thread(...) of one that blocks"
         )
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
-    operation = Operation(graph, name, fn, updates=None, adds_to=None, thread=False, steps=1)
+    operation = Operation(graph, name, fn, updates=None, adds_to=None, thread=thread, steps=1)
     for parameter in operation.inputs:
         default = inspect.signature(fn).parameters[parameter].default
         if parameter != "global_step":

@@ -81,6 +81,8 @@ class Session:
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
         self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
         """Internal: return the hooks that are saved in checkpoints; set by the monitored session."""
+        self.state_of: Callable[[Stateful], Any] = _own_state
+        """Internal: return the state of a tracked object; set by the monitored session, which may read it ahead."""
         self.drain_hooks: Callable[[], Awaitable[None]] = _nothing_to_drain
         """Internal: wait for the background calls of these hooks; set by the monitored session."""
         self.saver: Saver | None = None
@@ -290,7 +292,7 @@ class Session:
         """
         return {
             "variables": {name: self.variables.read(name) for name in self._variable_names},
-            "tracked": {name: copy.deepcopy(one.state_dict()) for name, one in self.tracked.items()},
+            "tracked": {name: copy.deepcopy(self.state_of(one)) for name, one in self.tracked.items()},
             "hooks": {name: copy.deepcopy(hook.state_dict()) for name, hook in self.stateful_hooks().items()},
         }
 
@@ -330,6 +332,11 @@ def gathered_run(session: Session) -> GatheredRun:
         return values if build is None else build(values)
 
     return run
+
+
+def _own_state(one: Stateful) -> Any:
+    """Return the state that an object itself gives: a session that is used alone reads nothing ahead."""
+    return one.state_dict()
 
 
 async def _nothing_to_drain() -> None:

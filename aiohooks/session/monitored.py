@@ -226,7 +226,15 @@ class AsyncMonitoredSession:
         finally:
             lock.release(scope)
 
-    def steps(self, fetches: Any = (), *, feeds: Feeds | None = None, producer: Producer | None = None) -> Steps:
+    def steps(
+        self,
+        fetches: Any = (),
+        *,
+        feeds: Feeds | None = None,
+        producer: Producer | None = None,
+        prefetch: int = 0,
+        thread: bool = False,
+    ) -> Steps:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
         Ends at a stop or when the feeds end. A stop or a failed background task also ends the wait for the next feed; a failure
@@ -237,14 +245,20 @@ class AsyncMonitoredSession:
             feeds: one element a run: the argument of a step function that has one parameter, otherwise a feed mapping. Left
                 out, runs are not fed and end at a stop only. A queue is waited for.
             producer: the task, or the tasks, that put into the queue: the loop ends when they have ended and it is empty.
+            prefetch: how many elements a task of the session takes while steps run, in order. A failure of the feeds comes
+                out of the step that would have got the element. At the end the iterator is closed. Feeds with a `state_dict`
+                and a `load_state_dict` count what was used: a checkpoint that tracks them has that state, and at a stop they
+                are set back to it. Of others, `unused` of the returned object has what was taken and not used.
+            thread: whether a worker thread takes the elements, of an iterable that blocks. A stop waits for the thread, for at
+                most the grace period.
 
         Raises:
-            InvalidArgumentError: feeds that cannot be iterated over, or a producer without a queue. In an async generator,
-                wait with `session.until(queue.get(), producer=...)`.
+            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer without a queue. In an
+                async generator, wait with `session.until(queue.get(), producer=...)`.
         """
         if self._run_lock.loop is None:
             self._run_lock.check_entered()
-        return Steps(self, self._supervisor, self._run_lock, fetches, feeds, producer)
+        return Steps(self, self._supervisor, self._run_lock, fetches, feeds, producer, prefetch=prefetch, thread=thread)
 
     # -- entering and leaving
 

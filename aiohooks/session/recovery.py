@@ -32,7 +32,9 @@ from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
+    from aiohooks.checkpoint.checkpoint import Stateful
     from aiohooks.session._run_lock import RunLock
+    from aiohooks.session.feeds import FeedsAhead
 
 _logger = logging.getLogger("aiohooks")
 
@@ -156,12 +158,15 @@ class SessionSupervisor:
         """The step store of the sessions so far; all have the same."""
         self.recovery_error: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
+        self.feeds: list[FeedsAhead] = []
+        """The feeds that are taken ahead."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._committed: tuple[BaseException, CommittedRun] | None = None  # and the error that followed
         self.creator: SessionCreator = creator
         self._hooks = hooks
         self._policy = policy
-        self._grace_secs = grace_secs
+        self.grace_secs: float = grace_secs
+        """How long cleanup may take, and what does not end immediately."""
 
     async def create(self) -> None:
         """Create the first session, with as many attempts as the policy allows.
@@ -339,9 +344,15 @@ class SessionSupervisor:
         self.coord = Coordinator(parent=self.root, is_recoverable=self._policy.recovers)
         if isinstance(created, Session):
             created.stateful_hooks, created.drain_hooks = self._hooks.stateful, self._hooks.drain_stateful
-            created.inherit_grace_secs(self._grace_secs)
+            created.state_of = self._state_of
+            created.inherit_grace_secs(self.grace_secs)
             restore_hooks(created)
         await self._hooks.after_create_session(session, self.coord)
+
+    def _state_of(self, one: Stateful) -> Any:
+        """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""
+        known = next((feeds for feeds in self.feeds if feeds.knows_state_of(one)), None)
+        return one.state_dict() if known is None else known.used_state
 
     async def _close_session(self, why: str) -> None:
         """Cancel the session's tasks and close it. Errors are only logged: another one is being reported."""
@@ -351,13 +362,15 @@ class SessionSupervisor:
         coord = self.coord
 
         async def close() -> None:
-            await self._hooks.background.finish(self._grace_secs)  # they are calls for this session
+            await self._hooks.background.finish(self.grace_secs)  # they are calls for this session
+            for feeds in tuple(self.feeds):
+                await feeds.stop_reading()
             coord.close()
             coord.disown("its session was replaced")
-            await end_tasks([coord], 0, self._grace_secs, why, f"{self.root.label}, recovering")
+            await end_tasks([coord], 0, self.grace_secs, why, f"{self.root.label}, recovering")
             try:
                 await session.aclose()
             except Exception as error:
                 _logger.warning("%s: closing its raw session failed", self.root.label, exc_info=error)
 
-        await shielded(close(), grace_secs=self._grace_secs, what=f"closing the raw session of {self.root.label}")
+        await shielded(close(), grace_secs=self.grace_secs, what=f"closing the raw session of {self.root.label}")

@@ -71,6 +71,7 @@ class SessionStatus:
         doing: the current activities, each with what it waits for.
         background: the background tasks.
         steps: statistics of its step store: waiters, latest step, publishers.
+        feeds_unused: the number of elements of feeds that were taken ahead and not used, so far.
     """
 
     state: str
@@ -87,6 +88,7 @@ class SessionStatus:
     doing: tuple[Activity, ...] = ()
     background: tuple[Activity, ...] = ()
     steps: StoreStatistics | None = None
+    feeds_unused: int = 0
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
@@ -100,6 +102,8 @@ class SessionStatus:
             lines.append(f"waiting for their turn to run: {self.queued}")
         if self.steps is not None:
             lines.append(_steps(self.steps))
+        if self.feeds_unused:
+            lines.append(f"elements of feeds taken ahead: {self.feeds_unused}")
         if self.stop_reason is not None:
             lines.append(f"stop requested: {self.stop_reason}")
         if self.recoveries:
@@ -142,6 +146,7 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
         doing=() if now is None else tuple(_activities(run_lock, hooks, now)),
         background=tuple(background_activities(task for coord in coords for task in coord.tasks)),
         steps=None if supervisor.store is None else supervisor.store.statistics(),
+        feeds_unused=sum(len(feeds.unused) for feeds in supervisor.feeds),
     )
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from aiohooks._aio.cancel import CancelScope
 from aiohooks._aio.cancel_watch import CancelWatch
-from aiohooks._validate import check_callable
+from aiohooks._validate import check_callable, check_int
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
 from aiohooks.session.coordinator import Producer
+from aiohooks.session.feeds import FeedsAhead, FeedScope
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.recovery import SessionSupervisor
 
@@ -108,6 +109,9 @@ class Steps:
         fetches: Any,
         feeds: Feeds | None,
         producer: Producer | None = None,
+        *,
+        prefetch: int = 0,
+        thread: bool = False,
     ) -> None:
         self._session = session
         self._supervisor = supervisor
@@ -118,7 +122,16 @@ class Steps:
         self._async_feeds: AsyncIterator[Any] | None = None
         self._feeds: Iterator[Any] | None = None
         self._queue: asyncio.Queue[Any] | None = None
+        self._ahead: FeedsAhead | None = None
         self._producer = producer
+        check_int(prefetch, "prefetch")
+        if (prefetch or thread) and (
+            not isinstance(feeds, (AsyncIterable, Iterable)) or (thread and isinstance(feeds, AsyncIterable))
+        ):
+            raise InvalidArgumentError(
+                f"prefetch is {prefetch}, thread is {thread}, and feeds is {feeds!r}; prefetch is for feeds to iterate over, "
+                "thread=True for those that block, and a queue holds what its producer puts in ahead of the runs already"
+            )
         if producer is not None and not isinstance(feeds, asyncio.Queue):
             # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
             raise InvalidArgumentError(
@@ -127,6 +140,8 @@ class Steps:
             )
         if isinstance(feeds, asyncio.Queue):
             self._queue = feeds
+        elif isinstance(feeds, (AsyncIterable, Iterable)) and (prefetch or thread):
+            self._async_feeds = self._ahead = FeedsAhead(feeds, prefetch, thread=thread, supervisor=supervisor)
         elif isinstance(feeds, AsyncIterable):
             self._async_feeds = aiter(feeds)
         elif isinstance(feeds, Iterable):
@@ -144,9 +159,28 @@ class Steps:
                 await lock.give_turn()  # before the next feed, which a stop would lose
             if self._session.should_stop():
                 raise StopAsyncIteration
-            return await self._session.run(self._fetches, await self._next_feed())
+            feed = await self._next_feed()
+            if self._ahead is not None:
+                return await self._run_taken(self._ahead, feed)
+            return await self._session.run(self._fetches, feed)
         except StopRequestedError:
             raise StopAsyncIteration from None
+
+    async def _run_taken(self, ahead: FeedsAhead, feed: Any) -> Any:
+        """Make a run with an element that was taken ahead; if it changes nothing, the element is the next one again."""
+        session = self._supervisor.session
+        before = None if session is None else session.committed_step
+        try:
+            return await self._session.run(self._fetches, feed)
+        except BaseException:
+            if session is self._supervisor.session and session is not None and session.committed_step == before:
+                ahead.put_back()
+            raise
+
+    @property
+    def unused(self) -> list[Any]:
+        """The elements that were taken ahead and not used, in order; another loop over this object gets them first."""
+        return [] if self._ahead is None else self._ahead.unused
 
     async def _wait_for_feed(self, wait: Awaitable[Any]) -> Any:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
@@ -154,7 +188,7 @@ class Steps:
         return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, self._producer))
 
     def _feed_scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
-        return _FeedScope(task, watch, self._supervisor, self._start_recovery)
+        return FeedScope(task, watch, self._supervisor, self._start_recovery)
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""
@@ -182,22 +216,3 @@ class Steps:
 
 async def _do_nothing(context: StepContext) -> None:
     pass
-
-
-class _FeedScope(CancelScope):
-    """The wait for a feed: a failure from which the session recovers does not end it, but starts the recovery."""
-
-    __slots__ = ("_start_recovery", "_supervisor")
-
-    def __init__(
-        self, task: asyncio.Task[Any], watch: CancelWatch, supervisor: SessionSupervisor, start_recovery: Callable[[], None]
-    ) -> None:
-        super().__init__(task, watch)
-        self._supervisor = supervisor
-        self._start_recovery = start_recovery
-
-    def cancel(self, why: str, cause: BaseException | None = None) -> None:
-        if cause is not None and self._supervisor.recovers(cause):
-            self._start_recovery()
-        else:
-            super().cancel(why, cause)

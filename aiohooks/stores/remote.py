@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import functools
 import math
 from collections import deque
@@ -252,12 +251,10 @@ class RemoteStepStore(SharedStepStore):
 
     async def _delete_run(self) -> None:
         if self._keeping_connection is not None and self._damage is None:
-            with contextlib.suppress(StoreDamagedError):  # it was found only now, when the connection was made again
-                await self._retry(self._delete_run_once)
-                return
-        # There is no connection to a damaged run.
-        await self._open_connection()
-        await self._delete_run_once()
+            await self._retry(self._delete_run_once)
+        else:  # there is no connection to a damaged run
+            await self._open_connection()
+            await self._delete_run_once()
 
     # Requests.
 
@@ -284,10 +281,6 @@ class RemoteStepStore(SharedStepStore):
         attempt = 0
         while True:
             try:
-                if self._disconnected_at is not None:
-                    # While the connection is made, a request would find a run that has not been given back what was lost, and
-                    # end the connection.
-                    raise StoreUnavailableError(f"{self!r} is not connected")
                 answer = await ask()
             except StoreRefusedError:
                 raise  # it would be refused again

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -18,11 +17,6 @@ from tests.support.ray_cluster import cluster as cluster
 from tests.support.source import ROOT
 
 pytest.importorskip("ray")
-
-from ray.exceptions import RayActorError
-
-from aiohooks.stores import StepStore
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.may_leak,  # but see `nothing_left`
@@ -38,27 +32,6 @@ async def test_contract(check: str, cluster: str) -> None:
     """Every check of a step store passes."""
     async with nothing_left():
         await check_step_store(lambda run: open_step_store("ray://contract", run=run), check)
-
-
-@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
-async def test_contract_without_its_data(check: str, cluster: str) -> None:
-    """The checks of a step store for an engine that loses its data: the actor's process is killed, and Ray starts it again."""
-    runs: list[str] = []
-
-    def make(run: str) -> StepStore:
-        runs.append(run)
-        return open_step_store("ray://contract", run=run)
-
-    async def lose_data() -> None:
-        actor = actor_of(runs[-1], "contract")
-        pid = (await actor.statistics.remote())["pid"]
-        os.kill(pid, signal.SIGKILL)
-        while pid is not None:
-            with contextlib.suppress(RayActorError):
-                pid = pid if (await actor.statistics.remote())["pid"] == pid else None
-
-    async with nothing_left():
-        await check_step_store(make, check, lose_data=lose_data)
 
 
 async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:

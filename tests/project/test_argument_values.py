@@ -75,7 +75,7 @@ VALUES: list[Case] = [
     (ah.AsyncMonitoredSession, {"source": None}, "None cannot be run", "give a Graph, a SessionCreator"),
     (ah.AsyncMonitoredSession, {"source": ah.Graph}, "Graph'> cannot be run", "give a Graph"),
     (ah.AsyncMonitoredSession, {"source": plain}, "plain", "not a coroutine function; write the step as `async def`"),
-    (ah.AsyncMonitoredSession, {"source": print}, "print", "operation(thread=True) for a blocking one"),
+    (ah.AsyncMonitoredSession, {"source": print}, "print", "give in_thread(...) of one that blocks"),
     (ah.AsyncMonitoredSession, {"source": NoGraph()}, "NoGraph object", "graph"),
     (ah.AsyncMonitoredSession, {"source": PlainCreator()}, "PlainCreator", "async def"),
     (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.errors import StoreUnavailableError
-from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request, Snapshot
+from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -298,40 +297,3 @@ async def test_a_lease_does_not_run_out_because_of_requests_from_before_an_outag
             assert await chief.advance() == 1
             assert engine.run("default").term == term.number
         await taking
-
-
-class SlowToConnect(FakeStepStore):
-    """It counts its requests, and connects again only when it may."""
-
-    def __init__(self, engine: FakeEngine, **options: Any) -> None:
-        super().__init__(engine, **options)
-        self.may_connect = asyncio.Event()
-        self.may_connect.set()
-        self.sent = 0
-
-    async def _connect(self) -> Snapshot:
-        await self.may_connect.wait()
-        return await super()._connect()
-
-    async def _request_once(self, request: Request) -> Answer:
-        self.sent += 1
-        return await super()._request_once(request)
-
-
-async def test_nothing_is_requested_while_the_connection_is_made(clock: ManualClock, engine: FakeEngine) -> None:
-    """A request would find a run that was not given back yet what it has lost, and would end the connection each time."""
-    async with SlowToConnect(engine, lease_secs=4.0) as store:
-        store.publisher("trainer")
-        await store.advance()
-        store.may_connect.clear()
-        engine.cut()
-        while store.outage_secs is None:
-            await ticks()
-        sent = store.sent
-        write = asyncio.ensure_future(store.advance())
-        for _ in range(20):
-            await ticks(20)
-            clock.advance(0.5)
-        assert store.sent == sent
-        store.may_connect.set()
-        assert await write == 2

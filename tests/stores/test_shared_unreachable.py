@@ -151,7 +151,7 @@ async def test_unreachable_waits_fail(two: Two) -> None:
 async def test_waits_continue_while_the_engine_is_unavailable() -> None:
     """While the run cannot be read the waits continue; when the engine is back they fail or succeed."""
     engine = FakeEngine()
-    async with FakeStepStore(engine) as a:
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         publisher = a.publisher("trainer")
         await a.flush()
         waits = asyncio.ensure_future(a.wait_for(5))
@@ -161,9 +161,8 @@ async def test_waits_continue_while_the_engine_is_unavailable() -> None:
         await ticks(50)
         assert not waits.done()
         engine.restart()
-        async with FakeStepStore(engine) as b:
-            assert await b.advance(5) == 5
-            assert await waits == 5
+        assert await b.advance(5) == 5
+        assert await waits == 5
 
 
 class Slow(FakeStepStore):

@@ -1,0 +1,224 @@
+"""Feeds that a task of the session takes ahead of the runs that use them, or in a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from aiohooks._aio.cancel import CancelScope, to_thread, wait_done
+from aiohooks._aio.clock import wake
+from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
+from aiohooks.errors import StopRequestedError, raise_unchanged
+
+if TYPE_CHECKING:
+    from aiohooks._aio.cancel_watch import CancelWatch
+    from aiohooks.session.recovery import SessionSupervisor
+
+T = TypeVar("T")
+_END: Any = object()
+
+
+class _Taken(NamedTuple):
+    """An element, and the state of the feeds behind it, if they have one."""
+
+    element: Any
+    state: Any
+
+
+class FeedsAhead(AsyncIterator[Any]):
+    """Iterates over feeds in a task of the session, in order, up to `ahead` elements further than was asked for.
+
+    The task begins with the first element. It ends with the feeds, at a stop or with the session, and closes the iterator.
+    Feeds that are `Stateful` are then set back to the last element that was used, so that their state counts no other. The
+    elements of others stay, for another loop over the same steps.
+    """
+
+    def __init__(
+        self, feeds: AsyncIterable[Any] | Iterable[Any], ahead: int, *, thread: bool, supervisor: SessionSupervisor
+    ) -> None:
+        self._feeds = feeds
+        self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
+        self._ahead = ahead
+        self._thread = thread
+        self._supervisor = supervisor
+        self._taken: deque[_Taken] = deque()
+        self._used: Any = None
+        """The state behind the elements that were asked for."""
+        self._last: _Taken | None = None
+        """The element that was asked for last, and the state before it."""
+        self._failure: Exception | None = None
+        self._ended = False
+        self._taking = False
+        """Whether a thread takes an element."""
+        self._reader: asyncio.Task[None] | None = None
+        self._readers_wait: asyncio.Future[None] | None = None
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def unused(self) -> list[Any]:
+        """The elements that were taken and not used, in order."""
+        return [one.element for one in self._taken]
+
+    async def __anext__(self) -> Any:
+        if self._reader is None and not self._ended:
+            self._used = self._state()
+            if self not in self._supervisor.feeds:
+                self._supervisor.feeds.append(self)
+            self._reader = self._supervisor.root.start_soon(self._read, name="feeds taken ahead")
+        while not self._taken:
+            if self._failure is not None:
+                error, self._failure = self._failure, None
+                raise_unchanged(error)
+            if self._ended:
+                raise StopAsyncIteration
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            self._wake_reader()
+            try:
+                await waiter
+            finally:
+                self._waiters.remove(waiter)
+                self._wake_reader()
+        element, state = self._taken.popleft()
+        self._last, self._used = _Taken(element, self._used), state
+        self._wake_reader()
+        return element
+
+    def put_back(self) -> None:
+        """Make the element that was asked for last the next one again: the run that got it has changed nothing."""
+        if self._last is None:
+            return
+        (element, before), self._last = self._last, None
+        if self._reader is None and self._stateful is not None:
+            self._stateful.load_state_dict(before)
+        else:
+            self._taken.appendleft(_Taken(element, self._used))
+        self._used = before
+
+    def knows_state_of(self, one: object) -> bool:
+        """Return whether `one` are these feeds, and their own state may be ahead of `used_state`."""
+        return one is self._feeds and self._reader is not None
+
+    @property
+    def used_state(self) -> Any:
+        """The state of the feeds behind the element that was asked for last."""
+        return self._used
+
+    async def stop_reading(self) -> None:
+        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
+        if self._reader is not None and self._stateful is not None:
+            self._reader.cancel()
+            await wait_done([self._reader], self._supervisor.grace_secs)
+
+    # -- the task
+
+    async def _read(self) -> None:
+        iterator: Any = None
+        drained = False
+        try:
+            iterator = aiter(self._feeds) if isinstance(self._feeds, AsyncIterable) else iter(self._feeds)
+            await self._take_all(iterator)
+            while self._taken:
+                await self._until(self._wait())
+            drained = True
+        except StopRequestedError:
+            pass  # the loop that asks for elements gets it as well
+        finally:
+            self._reader = None
+            if drained:
+                self._supervisor.feeds.remove(self)
+            elif self._stateful is not None:
+                self._stateful.load_state_dict(self._used)
+                self._taken.clear()
+            await self._close(iterator)
+
+    async def _take_all(self, iterator: Any) -> None:
+        try:
+            while await self._until(self._take_next(iterator)):
+                pass
+        except Exception as error:
+            if self._supervisor.root.should_stop():
+                raise
+            self._failure = error
+        self._ended = True
+        self._wake_waiters()
+
+    async def _take_next(self, iterator: Any) -> bool:
+        """Take the next element when there is room for it; return whether there was one."""
+        while len(self._taken) >= max(self._ahead, bool(self._waiters)):
+            await self._wait()
+        taken: list[_Taken] = []
+
+        def take() -> None:
+            self._taking = True
+            try:
+                taken.append(_Taken(next(iterator, _END), self._state()))
+            finally:
+                self._taking = False
+
+        try:
+            if isinstance(self._feeds, AsyncIterable):
+                taken.append(_Taken(await anext(iterator, _END), self._state()))
+            elif self._thread:
+                await to_thread(take, grace_secs=self._supervisor.grace_secs)
+            else:
+                take()
+        finally:  # a thread ends with its element, also after a cancel
+            found = [one for one in taken if one.element is not _END]
+            self._taken.extend(found)
+            self._wake_waiters()
+        return bool(found)
+
+    async def _close(self, iterator: Any) -> None:
+        """Close what was made for this loop, and generators; a thread that has hung still uses its iterator."""
+        is_generator = isinstance(self._feeds, Generator | AsyncGenerator)
+        if self._taking or (iterator is self._feeds and not is_generator):
+            return
+        if hasattr(iterator, "aclose"):
+            await iterator.aclose()
+        elif hasattr(iterator, "close"):
+            await to_thread(iterator.close, grace_secs=self._supervisor.grace_secs) if self._thread else iterator.close()
+
+    def _state(self) -> Any:
+        return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
+
+    async def _wait(self) -> None:
+        self._readers_wait = asyncio.get_running_loop().create_future()
+        await self._readers_wait
+
+    def _wake_reader(self) -> None:
+        if self._readers_wait is not None:
+            wake(self._readers_wait)
+
+    def _wake_waiters(self) -> None:
+        for waiter in self._waiters:
+            wake(waiter)
+
+    async def _until(self, wait: Awaitable[T]) -> T:
+        """Await something that a stop ends, but no failure from which the session recovers."""
+        return await self._supervisor.root.until_in(self._scope, wait, None)
+
+    def _scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
+        return FeedScope(task, watch, self._supervisor, lambda: None)
+
+
+class FeedScope(CancelScope):
+    """A wait for feeds: a failure from which the session recovers does not end it, but is passed to `on_recoverable`."""
+
+    __slots__ = ("_on_recoverable", "_supervisor")
+
+    def __init__(
+        self, task: asyncio.Task[Any], watch: CancelWatch, supervisor: SessionSupervisor, on_recoverable: Callable[[], None]
+    ) -> None:
+        super().__init__(task, watch)
+        self._supervisor = supervisor
+        self._on_recoverable = on_recoverable
+
+    def cancel(self, why: str, cause: BaseException | None = None) -> None:
+        if cause is not None and self._supervisor.recovers(cause):
+            self._on_recoverable()
+        else:
+            super().cancel(why, cause)

@@ -1,0 +1,356 @@
+"""Feeds that are taken ahead of the runs, or by a thread: in order, each used once, none lost without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.waiting import forever, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+class Source:
+    """Numbers from 0, as an async or a plain iterator, that says how many were taken and whether it was closed."""
+
+    def __init__(self, count: int = 100) -> None:
+        self.count = count
+        self.taken = 0
+        self.closed = False
+
+    async def numbers(self) -> AsyncIterator[int]:
+        try:
+            for number in range(self.count):
+                await asyncio.sleep(0)
+                self.taken += 1
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            self.closed = True
+
+    def plain(self) -> Iterator[int]:
+        try:
+            for number in range(self.count):
+                self.taken += 1
+                yield number
+        finally:
+            self.closed = True
+
+    def feeds(self, kind: str) -> dict[str, Any]:
+        return {"feeds": self.numbers() if kind == "async" else self.plain(), "thread": kind == "thread"}
+
+
+class Loader:
+    """Numbers from 0 that continue from a saved state, as data loaders do; `held` makes a pass wait before that number."""
+
+    def __init__(self, count: int = 100) -> None:
+        self.position = 0
+        self.count = count
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while self.position < self.count:
+            await asyncio.sleep(0)
+            self.position += 1
+            yield self.position - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+async def same(batch: int) -> int:
+    return batch
+
+
+KINDS = pytest.mark.parametrize("kind", ["async", "plain", "thread"])
+
+
+@KINDS
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+async def test_every_element_is_used_once_and_in_order(kind: str, prefetch: int) -> None:
+    """Whatever is taken ahead, the steps get what they would get without; the iterator is closed behind the last one."""
+    source = Source(12)
+    async with ah.AsyncMonitoredSession(same) as session:
+        steps = session.steps("same", prefetch=prefetch, **source.feeds(kind))
+        assert [batch async for batch in steps] == list(range(12))
+        assert session.status().feeds_unused == 0
+    assert source.closed
+
+
+@KINDS
+async def test_as_many_as_were_asked_for_are_taken_ahead(kind: str) -> None:
+    """While a step runs, `prefetch` elements are taken and no more; the status has their number."""
+    source, held = Source(), asyncio.Event()
+
+    async def step(batch: int) -> int:
+        await held.wait()
+        return batch
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        steps = session.steps("step", prefetch=3, **source.feeds(kind))
+        running = asyncio.ensure_future(anext(steps))
+        await until_true(lambda: source.taken == 4)
+        await ticks(20)
+        assert (source.taken, session.status().feeds_unused, steps.unused) == (4, 3, [1, 2, 3])
+        held.set()
+        assert await running == 0
+
+
+@KINDS
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(kind: str, prefetch: int) -> None:
+    """The steps before it are made; the error is the same object."""
+    error = OSError("no more data")
+
+    def plain() -> Iterator[int]:
+        yield 0
+        yield 1
+        raise error
+
+    async def numbers() -> AsyncIterator[int]:
+        for number in plain():
+            yield number
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(same) as session:
+            feeds = numbers() if kind == "async" else plain()
+            steps = session.steps("same", feeds=feeds, prefetch=prefetch, thread=kind == "thread")
+            seen.extend([await anext(steps), await anext(steps)])
+            await anext(steps)
+
+    seen: list[int] = []
+    with pytest.raises(OSError, match="no more data") as raised:
+        await use()
+    assert raised.value is error
+    assert seen == [0, 1]
+
+
+@KINDS
+async def test_a_stop_keeps_what_was_not_used(kind: str) -> None:
+    """The iterator is closed; what was taken is in `unused` and in the status, also behind the end of the session."""
+    source = Source()
+    async with ah.AsyncMonitoredSession(same) as session:
+        steps = session.steps("same", prefetch=2, **source.feeds(kind))
+        async for batch in steps:
+            if batch == 4:
+                await until_true(lambda: source.taken == 7)
+                session.request_stop("enough")
+    assert source.closed
+    assert steps.unused == [5, 6]
+    assert session.status().feeds_unused == 2
+    assert "elements of feeds taken ahead: 2" in str(session.status())
+
+
+async def test_another_loop_over_the_same_steps_continues() -> None:
+    """A loop that is left by `break` loses nothing that was taken ahead."""
+    async with ah.AsyncMonitoredSession(same) as session:
+        steps = session.steps("same", feeds=Source(6).numbers(), prefetch=3)
+        async for batch in steps:
+            if batch == 1:
+                break
+        assert [batch async for batch in steps] == [2, 3, 4, 5]
+
+
+async def test_a_wait_for_a_feed_ends_at_a_stop() -> None:
+    """The loop ends though the feeds never come, and the generator is closed."""
+    closed: list[bool] = []
+
+    async def never() -> AsyncIterator[int]:
+        try:
+            session.request_stop("enough")
+            await forever()
+            yield 0
+        finally:
+            closed.append(True)
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        assert [batch async for batch in session.steps("same", feeds=never(), prefetch=1)] == []
+    assert closed == [True]
+
+
+async def test_a_step_that_is_abandoned_has_not_used_its_element() -> None:
+    """A run that fails before its commit gives the element back; one that has committed has used it."""
+
+    async def step(batch: int) -> int:
+        if batch == 1 and not again:
+            raise OSError("not yet")
+        return batch
+
+    again = False
+    async with ah.AsyncMonitoredSession(step) as session:
+        steps = session.steps("step", feeds=[0, 1, 2], prefetch=1)
+        with pytest.raises(OSError, match="not yet"):
+            [batch async for batch in steps]
+        assert session.global_step.latest.step == 1
+        again = True
+        assert [batch async for batch in steps] == [1, 2]
+
+
+async def test_a_thread_that_takes_elements_does_not_stop_the_loop() -> None:
+    """While it blocks, other tasks run."""
+    blocked, released = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        blocked.set()
+        released.wait(60)
+        yield 1
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        running = asyncio.ensure_future(anext(session.steps("same", feeds=slow(), thread=True)))
+        await until_true(blocked.is_set)
+        released.set()
+        assert await running == 1
+
+
+# -- feeds with a state
+
+
+async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
+    """A checkpoint has the state behind the step's own element; at a stop the feeds are set back to it. Nothing is repeated."""
+    used: list[int] = []
+
+    async def step(batch: int) -> int:
+        used.append(batch)
+        await ticks(3)
+        return batch
+
+    for last in (3, 7, 12):
+        loader = Loader(12)
+        creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+        saver = ah.CheckpointSaverHook(every=ah.Every(steps=2))
+        async with ah.AsyncMonitoredSession(creator, [saver, ah.StopAtStepHook(last_step=last)]) as session:
+            async for _ in session.steps("step", feeds=loader, prefetch=4):
+                assert loader.position > used[-1]
+        assert loader.position == last
+        assert session.status().feeds_unused == 0
+    assert used == list(range(12))
+
+
+@pytest.mark.parametrize("later", [0, 10])
+async def test_an_abandoned_step_is_not_in_the_state(tmp_path: Path, later: int) -> None:
+    """The state that the last save has is the one before the element of a step that was cut off."""
+    loader = Loader()
+
+    async def step(batch: int) -> int:
+        await ticks(later)
+        if batch == 2:
+            session.request_stop("enough")
+            await ticks(later)
+            raise ah.StopRequestedError("enough")
+        return batch
+
+    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=100))]
+    async with ah.AsyncMonitoredSession(creator, hooks) as session:
+        assert [batch async for batch in session.steps("step", feeds=loader, prefetch=3)] == [0, 1]
+    assert loader.position == 2
+    async with ah.checkpoint.Saver(tmp_path) as saver:
+        restored = await saver.restore()
+    assert restored is not None
+    assert restored.state["tracked"]["data"] == {"position": 2}
+
+
+async def test_a_recovery_reads_restored_feeds_anew(tmp_path: Path) -> None:
+    """What was taken ahead of the restored state is dropped, and taken again from there."""
+    loader, used, failures = Loader(), list[int](), [ah.AbortedError("lost")]
+
+    async def step(batch: int) -> int:
+        await ticks(5)
+        if len(used) == 5 and failures:
+            raise failures.pop()
+        used.append(batch)
+        return batch
+
+    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2)), ah.StopAtStepHook(last_step=8)]
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
+        async for _ in session.steps("step", feeds=loader, prefetch=3):
+            pass
+    # Restored at step 4, the run that failed is repeated with its own element, and the feeds continue behind step 4.
+    assert used == [0, 1, 2, 3, 4, 5, 4, 5, 6]
+    assert loader.position == 7
+
+
+# -- steps in a thread
+
+
+async def test_a_step_in_a_thread_leaves_the_loop_free() -> None:
+    """Other tasks run while it computes; it is fed and fetched as any other step."""
+    computing, released = threading.Event(), threading.Event()
+
+    def train(batch: int, scale: int = 10) -> dict[str, int]:
+        computing.set()
+        released.wait(60)
+        return {"loss": scale * batch}
+
+    async with ah.AsyncMonitoredSession(ah.in_thread(train)) as session:
+        running = asyncio.create_task(session.run(["loss", "train"], {"batch": 2}))
+        await until_true(computing.is_set)
+        released.set()
+        assert await running == [20, {"loss": 20}]
+    assert await ah.in_thread(train)(3) == {"loss": 30}
+
+
+async def test_a_cancel_waits_for_the_step_in_a_thread() -> None:
+    """The thread cannot be interrupted: the cancel comes out when it has returned, and the run has changed nothing."""
+    computing, released = threading.Event(), threading.Event()
+
+    def train() -> None:
+        computing.set()
+        released.wait(60)
+
+    async with ah.AsyncMonitoredSession(ah.in_thread(train)) as session:
+        running = asyncio.create_task(session.run("train"))
+        await until_true(computing.is_set)
+        running.cancel()
+        await ticks(10)
+        assert not running.done()
+        released.set()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert session.global_step.latest.step == 0
+
+
+def test_only_blocking_functions_go_into_a_thread() -> None:
+    """A coroutine function is refused, and so is what cannot be called."""
+    with refused(ah.errors.InvalidArgumentError, "is a coroutine function", "leave out in_thread"):
+        ah.in_thread(same)
+    with refused(ah.errors.InvalidArgumentError, "the step", "5"):
+        ah.in_thread(5)  # type: ignore[arg-type]
+    assert repr(ah.in_thread(do_nothing_blocking)).startswith("in_thread(<function do_nothing_blocking")
+
+
+def do_nothing_blocking() -> None:
+    """Return."""
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prefetch": -1, "feeds": [1]}, "prefetch is -1"),
+        ({"prefetch": True, "feeds": [1]}, "prefetch is True"),
+        ({"prefetch": 1}, "feeds is None"),
+        ({"prefetch": 1, "feeds": asyncio.Queue()}, "a queue holds what its producer puts in"),
+        ({"thread": True, "feeds": Source().numbers()}, "thread=True for those that block"),
+        ({"thread": True, "feeds": asyncio.Queue()}, "a queue holds"),
+    ],
+)
+async def test_what_cannot_be_taken_ahead_is_refused(options: dict[str, Any], says: str) -> None:
+    """The error has the values and says what to do."""
+    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", lambda _: ticks())]) as session:
+        with refused(ah.errors.InvalidArgumentError, says):
+            session.steps("train", **options)
