@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aiohooks.checkpoint import Checkpoint, Restored, _files, _format, saver
-from aiohooks.checkpoint._files import Files
+from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz import checkpoint_errors
 from tests.fuzz._checkpoint_harness import Outcome, Program
@@ -24,6 +24,7 @@ from tests.fuzz.checkpoint_corruption import corruption
 from tests.fuzz.checkpoint_crash_states import crash_states
 from tests.fuzz.checkpoint_kill import kill
 from tests.fuzz.checkpoint_power import power
+from tests.fuzz.checkpoint_turns import turns
 from tests.support.checkpoint_programs import run_here
 
 Bug = Callable[[pytest.MonkeyPatch], None]
@@ -237,6 +238,18 @@ def keeps_leftovers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CheckpointDirectory, "_remove_unfinished", lambda self, dir_fd, names: None)
 
 
+def removes_the_lock(patch: pytest.MonkeyPatch) -> None:
+    """Remove the file of the lock, which another process may have opened already."""
+    sound = DirectoryLock.release
+
+    def release(self: DirectoryLock) -> None:
+        if self._directory is not None:
+            self._files.fs.unlink(_format.LOCK, dir_fd=self._directory)
+        sound(self)
+
+    patch.setattr(DirectoryLock, "release", release)
+
+
 def leaks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Files, "close_quietly", lambda self, fd: None)
 
@@ -285,6 +298,8 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("foreign files removed", removes_foreign_files, kill, 60, "not ours"),
     ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
     ("no lock", through(WithoutLock), kill, 100, "second writer"),
+    ("no lock, in turn", through(WithoutLock), turns, 20, "without the lock|two writers"),
+    ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers"),
     ("files left open", leaks, limits, 20, "left open"),
     ("files left open, full disk", leaks, fill_levels, 20, "left open"),
     ("failed saves kept", keeps_failed_saves, fill_levels, 20, "not cleaned up|given back"),

@@ -21,6 +21,7 @@ from tests.fuzz import (
     checkpoint_kill,
     checkpoint_power,
     checkpoint_strace,
+    checkpoint_turns,
 )
 from tests.fuzz._checkpoint_harness import MAX_SHOWN, Outcome, Program, UnsupportedError, ViolationError, command, run
 from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, kept, make_save, make_scenarios, prepare
@@ -30,6 +31,7 @@ from tests.support.checkpoint_programs import run_here
 
 PROGRAMS: list[tuple[Program, int]] = [
     (checkpoint_kill.kill, 400),
+    (checkpoint_turns.turns, 100),
     (checkpoint_strace.strace, 60),
     (checkpoint_power.power, 60),
     (checkpoint_crash_states.crash_states, 700),
