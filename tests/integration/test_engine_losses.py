@@ -19,7 +19,7 @@ from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, available, first_stream, running
-from tests.support.waiting import elapse
+from tests.support.waiting import elapse, parked_waits, until_true
 
 KINDS = available("valkey", "redis", "nats")
 LEASE_SECS = 0.6
@@ -85,6 +85,29 @@ async def test_a_write_that_another_process_has_seen_counts_once(kind: str, tmp_
             proxy.heal()
             assert await sixth == 6
             assert await b.value() == Position(1, 6)
+
+
+async def test_a_write_that_a_process_has_found_when_it_came_counts_once(kind: str, tmp_path: Path) -> None:
+    """Only a process that has opened its store after the write is left to give the run back: it knows the answer as well."""
+    with running(kind, tmp_path) as server:
+        async with Proxy.to(server.port) as proxy, store_of(server, proxy.port) as a:
+            assert await a.advance(5) == 5
+            proxy.refuses = True
+            proxy.drop_answer(b"AIOHOOKS.run.r" if server.kind == "nats" else b"\r\nwrite\r\n")
+            sixth = asyncio.ensure_future(a.advance())
+            async with store_of(server) as first:
+                assert await first.wait_for(6) == 6
+            async with store_of(server) as late:
+                (seventh,) = await parked_waits(late, 7)
+                await until_true(lambda: late.latest == Position(1, 6))
+                await restart_without_data(server)
+                assert await late.value() == Position(1, 6)
+                assert not sixth.done()
+                proxy.heal()
+                assert await sixth == 6
+                assert await late.value() == Position(1, 6)
+                await a.advance()
+                assert await seventh == 7
 
 
 @asynccontextmanager

@@ -142,6 +142,7 @@ class RedisStepStore(RemoteStepStore):
             raise
         # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
         self._run = await self._recovered_run(await self._read_state())
+        self._observe_recent(self._run.state.position, self._run.recent)
         return self._run.state.snapshot(self._run.run_id)
 
     async def _recovered_run(self, found: _script.FoundRun) -> _script.FoundRun:
