@@ -295,5 +295,5 @@ async def test_the_graph_of_a_step_function() -> None:
 
 def test_a_step_that_is_no_coroutine_function_is_refused() -> None:
     """The message says how a blocking step is written."""
-    with refused(ah.errors.InvalidArgumentError, "is not a coroutine function", "operation(thread=True)"):
+    with refused(ah.errors.InvalidArgumentError, "is not a coroutine function", "in_thread(...)"):
         graph_of_step(lambda x: x)
