@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 
 import pytest
 
@@ -92,11 +93,14 @@ async def test_a_driven_coroutine_is_closed_with_its_caller() -> None:
         finally:
             events.append("closed")
 
+    driven = inner()  # which something else may refer to as well
+
     async def outer() -> None:
         watch = CancelWatch()
-        await drive(inner(), watch)
+        await drive(driven, watch)
 
     coro = outer()
     coro.send(None)
     coro.close()
     assert events == ["closed"]
+    assert inspect.getcoroutinestate(driven) == inspect.CORO_CLOSED

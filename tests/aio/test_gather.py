@@ -145,3 +145,27 @@ async def test_a_cancel_that_a_hook_calls_on_its_own_task_does_not_outlast_the_c
     with pytest.raises(asyncio.CancelledError):
         await ah.compose(Calls, [CancelsItsTask(), Waits()]).on()
     assert task.uncancel() == 0
+
+
+async def test_hooks_of_a_caller_that_is_driven_in_another_context() -> None:
+    """What hooks set is set in the context in which the caller runs, and not in that of its task."""
+    variable = contextvars.ContextVar("variable", default=0)
+
+    class Sets:
+        async def on(self) -> None:
+            await ticks()
+            variable.set(variable.get() + 1)
+
+    @types.coroutine
+    def driven_in(context: contextvars.Context, coro: Coroutine[Any, Any, Any]) -> Generator[Any, Any, None]:
+        while True:
+            try:
+                waiting = context.run(coro.send, None)
+            except StopIteration:
+                return
+            yield waiting
+
+    context = contextvars.copy_context()
+    await driven_in(context, ah.compose(Calls, [Sets(), Sets()]).on())
+    assert variable.get() == 0
+    assert context[variable] >= 1

@@ -116,3 +116,20 @@ async def test_a_hook_that_may_be_disabled_answers() -> None:
     hooks = ah.compose(Questions, [ah.configure(Choosing(), on_error="log", disable_after=2)])
     assert [await hooks.choose() for _ in range(8)] == [None, "a", None, "b", None, None, None, None]
     assert next(outcomes) == "never"
+
+
+async def test_what_is_only_logged_names_its_hook(caplog: pytest.LogCaptureFixture) -> None:
+    """Of hooks that wrap, and of plain methods."""
+
+    class Failing:
+        async def call(self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
+            raise OSError("call failed")
+
+        def choose(self, text: str) -> str | None:
+            raise OSError("choose failed")
+
+    one, another = (ah.compose(Texts, [ah.configure(Failing(), on_error="log"), Adding("a")]) for _ in range(2))
+    assert await one.call("x", call_next=own) == "a(x a)"
+    assert another.choose("x") == "a of x"
+    assert [record.getMessage().split(" ")[0] for record in caplog.records] == ["Failing.call", "Failing.choose"]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["call failed", "choose failed"]

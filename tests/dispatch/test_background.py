@@ -79,6 +79,25 @@ async def test_a_full_queue_makes_the_caller_wait() -> None:
     assert observer.ended == [0, 1, 3]
 
 
+async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> None:
+    """The call that it would have queued is not made."""
+    gate = asyncio.Event()
+
+    async def fails(number: int) -> None:
+        await gate.wait()
+        raise ValueError(f"call {number}")
+
+    observer = Observer(fails)
+    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=1)]) as group:
+        await group.hooks.on(0)
+        waiting = asyncio.create_task(group.hooks.on(1))
+        await ticks()
+        gate.set()
+        with pytest.raises(ValueError, match="call 0"):
+            await waiting
+    assert observer.began == [0]
+
+
 async def test_calls_see_the_context_of_their_caller() -> None:
     """Each call runs in a copy of the context in which it was queued."""
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")

@@ -638,8 +638,8 @@ async def test_a_hook_is_left_if_its_entering_has_left_a_cancel_behind() -> None
     assert events[-1] == "leave a"
 
 
-async def test_a_cancel_while_a_failed_group_is_left() -> None:
-    """A hook cannot be entered, and the caller is cancelled while the others are left: the error is in the cancel's context."""
+async def test_a_cancel_while_a_failed_group_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    """A hook cannot be entered, and the caller is cancelled while the others are left: the error is logged and its context."""
     events: list[str] = []
 
     async def main() -> None:
@@ -653,3 +653,4 @@ async def test_a_cancel_while_a_failed_group_is_left() -> None:
     with pytest.raises(asyncio.CancelledError) as raised:
         await task
     assert isinstance(raised.value.__context__, OSError)
+    assert "a hook failed, but CancelledError is raised instead" in caplog.text

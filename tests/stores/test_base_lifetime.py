@@ -259,6 +259,18 @@ async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture
         assert len(caplog.messages) == 4
 
 
+async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
+    """From the advance on that ends it, before the task of the waiter has run."""
+    with ManualClock() as clock:
+        store = MemoryStepStore()
+        waiting = await parked(store.wait_for(1))
+        clock.advance(5)
+        assert store.statistics().waiting_secs == 5
+        store.advance_nowait(1)
+        assert store.statistics().waiting_secs is None
+        assert await waiting == 1
+
+
 async def test_statistics_count() -> None:
     """Statistics have the current state and the number of waits so far; the repr has it in a line."""
     store = MemoryStepStore(run="digits")

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._membership import RunWatcher
+from aiohooks.stores._membership import _MAX_TEXT, RunWatcher
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.waiting import ticks
+from tests.support.waiting import parked, ticks
 
 # --- leases
 
@@ -253,3 +253,17 @@ def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) 
     watcher.stop()
     assert not waits.holds
     assert clock.pending == 0
+
+
+@pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])
+async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: bool) -> None:
+    """The text of a failure is cut where it is longer than the most, with the number of characters that are missing."""
+    error = RuntimeError("x" * (_MAX_TEXT - len("RuntimeError: ") + length))
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        waiting = await parked(b.wait_for(1))
+        await ticks(40)
+        a.fail(error)
+        with pytest.raises(ah.PublisherFailedError) as raised:
+            await waiting
+    assert ("1 more characters were cut off" in str(raised.value.__cause__)) is cut
+    assert ("cut off" in str(raised.value.__cause__)) is cut

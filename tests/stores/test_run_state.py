@@ -201,3 +201,10 @@ def test_a_failure_is_recovered_unless_there_is_a_newer_one() -> None:
     assert recovered({"p": failed}, newer).failure == newer.failure
     assert newer.failure is not None
     assert newer.failure.error == "since the loss"
+
+
+def test_an_exit_is_recovered_from_one_process() -> None:
+    """The first one that knows of it is enough."""
+    lost = led_by("p", lost_exits=3)
+    assert recovered({"p": lost}).last_exit == lost.last_exit
+    assert lost.last_exit is not None

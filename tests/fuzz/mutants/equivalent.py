@@ -14,6 +14,7 @@ _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", Resou
 _LONG = "if len(text) > {} or abs(value := int(text)) > MAX_INT:"
 _COMPARED = "the numbers are only compared with each other"
 _RECOVERED = 'state.recovered_revision = _number(read.get("recovered_revision", {}))'
+_KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
@@ -65,5 +66,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "RunState.load",
         f"{_RECOVERED.format(0)}  =>  {_RECOVERED.format(1)}",
     ): "every state that was written has it",
+    (
+        "aiohooks/stores/_membership.py",
+        "LeaseWatch.observe",
+        f"{_KNOWN.format(False)}  =>  {_KNOWN.format(True)}",
+    ): "of a member that was not known before the rest is not looked at",
+    ("aiohooks/dispatch/calls.py", "OrderGroup.__init__", "self.number: int = 0  =>  self.number: int = 1"): "it is set later",
+    (
+        "aiohooks/version_gate/gate.py",
+        "AdmissionQueue._wait_admitted",
+        "waiter.future = None  =>  pass",
+    ): "a future that is done is not woken",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
