@@ -7,7 +7,14 @@ from functools import partial
 
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rows_checkpoint import background_checkpoint, checkpoint_memory
-from tests.benchmarks.rows_dispatch import against_aiosignal, background_observer, run_in_turn, silent_group, suspending_group
+from tests.benchmarks.rows_dispatch import (
+    against_aiosignal,
+    background_observer,
+    feeds_ahead,
+    run_in_turn,
+    silent_group,
+    suspending_group,
+)
 from tests.benchmarks.rows_engines import against_ignite, against_tensorflow
 from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks, suspending_hooks, waiting_hooks
 from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
@@ -19,6 +26,7 @@ DISPATCH: Mapping[str, Row] = {
     "taskgroup": suspending_group,
     "in-turn": run_in_turn,
     "background": background_observer,
+    "feeds-ahead": feeds_ahead,
 }
 """Groups of hooks, with or without a session."""
 

@@ -181,3 +181,46 @@ async def background_observer(counts: Counts) -> AsyncIterator[Setup]:
             most_times=10,
             most_rounds=20,
         )
+
+
+async def slow_feeds(number: int) -> AsyncIterator[float]:
+    """Feeds that take as long as the step."""
+    for _ in range(number):
+        await asyncio.sleep(WAIT_SECS)
+        yield 1.0
+
+
+async def fed_step(batch: float) -> float:
+    """A step that waits, with what it is fed."""
+    await asyncio.sleep(WAIT_SECS)
+    return batch
+
+
+@asynccontextmanager
+async def feeds_ahead(counts: Counts) -> AsyncIterator[Setup]:
+    """A loop whose feeds and observer take as long as its step, all of them overlapping, beside the steps alone."""
+    steps = min(100, counts.woken)  # fewer where it is only tried
+
+    async def loop() -> None:
+        hooks: list[Any] = [ah.configure(Observer(), background=True)]
+        async with ah.AsyncMonitoredSession(fed_step, hooks) as session:
+            async for _ in session.steps(feeds=slow_feeds(steps), prefetch=1):
+                pass
+
+    async def alone() -> None:
+        for _ in range(steps):
+            await slow_step()
+
+    yield Setup(
+        {"loop": repeated(loop), "alone": repeated(alone)},
+        [
+            Figure(
+                "step, feed and observer of 10 ms each, 100 steps with prefetch=1 and background=True / the steps alone",
+                1.15,
+                itemgetter("loop"),
+                itemgetter("alone"),
+            )
+        ],
+        most_times=1,
+        most_rounds=5,
+    )
