@@ -41,6 +41,8 @@ class Checkpoint:
     """The metrics given to `Saver.save`; `KeepBest` compares them."""
     path: Path = Path()
     """Its directory."""
+    size: int = 0
+    """The bytes of its state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,8 +206,8 @@ class CheckpointDirectory:
                 self._remove_unfinished(dir_fd, names)
                 self._check_space(dir_fd, arrays.size + len(data) + _MANIFEST_BYTES)
                 name = Name(_format.next_sequence(names), step)
-                self._commit(dir_fd, names, name, metrics, {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]})
-            saved = self._known[name] = self._checkpoint(name, metrics)
+                manifest = self._commit(dir_fd, names, name, metrics, {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]})
+            saved = self._known[name] = self._checkpoint(manifest)
             self._remove_old(dir_fd, names, saved)
             return saved
 
@@ -238,7 +238,7 @@ class CheckpointDirectory:
         name: Name,
         metrics: Mapping[str, float],
         contents: Mapping[str, Iterable[bytes | memoryview]],
-    ) -> None:
+    ) -> Manifest:
         """Write a checkpoint under a temporary name, make it durable, rename it, and make the name durable.
 
         If an operation fails, nothing is left of it.
@@ -251,7 +251,8 @@ class CheckpointDirectory:
                 entries = {
                     file: _format.FileEntry(*files.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()
                 }
-                files.write_new(_format.MANIFEST, [_format.encode(Manifest(name, metrics, entries))], dir_fd=fd)
+                manifest = Manifest(name, metrics, entries)
+                files.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
                 files.sync(fd)
             files.rename(temporary, str(name), dir_fd=dir_fd)
             files.sync(dir_fd)
@@ -259,6 +260,7 @@ class CheckpointDirectory:
             self._undo_commit(dir_fd, temporary, str(name))
             raise
         names.add(str(name))
+        return manifest
 
     def _undo_commit(self, dir_fd: int, temporary: str, name: str) -> None:
         try:
@@ -313,11 +315,12 @@ class CheckpointDirectory:
                     contextlib.suppress(DamagedError, NewerVersionError),
                     self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd,
                 ):
-                    self._known[name] = self._checkpoint(name, self._read_manifest(fd, name).metrics)
+                    self._known[name] = self._checkpoint(self._read_manifest(fd, name))
         return [self._known[name] for name in found if name in self._known]
 
-    def _checkpoint(self, name: Name, metrics: Mapping[str, float]) -> Checkpoint:
-        return Checkpoint(step=name.step, sequence=name.sequence, metrics=metrics, path=self.path / str(name))
+    def _checkpoint(self, manifest: Manifest) -> Checkpoint:
+        name = manifest.name
+        return Checkpoint(name.step, name.sequence, manifest.metrics, self.path / str(name), manifest.size)
 
     # Reading
 
@@ -401,7 +404,7 @@ class CheckpointDirectory:
                     f"{_format.VERSION}; install a later one",
                 ) from None
             else:
-                return Restored(self._checkpoint(name, manifest.metrics), state, tuple(set_aside))
+                return Restored(self._checkpoint(manifest), state, tuple(set_aside))
         if set_aside:
             raise self._corrupt_error(set_aside)
         if step is not None:

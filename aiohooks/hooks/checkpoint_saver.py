@@ -143,6 +143,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._epoch = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
+        self._latest_at = 0.0
         self.saved: int = 0
         """How many checkpoints were written."""
         self.failed: int = 0
@@ -248,6 +249,11 @@ class CheckpointSaverHook(SessionRunHook):
                 await self._saver.aclose()
         self._raise_failure()
 
+    @property
+    def latest_age_secs(self) -> float | None:
+        """How long ago `latest` was written; None before the first."""
+        return None if self.latest is None else self._now() - self._latest_at
+
     async def _save_after_error(self) -> None:
         session = self._session
         if session is None or self._saver is None:
@@ -289,6 +295,7 @@ class CheckpointSaverHook(SessionRunHook):
             raise
         finally:
             del state  # else it would be kept until the listeners return
+        self._latest_at = self._now()
         self.saved += 1
         self._consecutive_failures = 0
         try:

@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 import types
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._aio.await_chain import user_location
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("aiohooks.hooks")
 _MAX_WARNINGS = 5
 _MAX_BLOCKERS = 100
+BUCKET_SECS: tuple[float, ...] = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+"""The upper bounds of the classes in which `PhaseTime.histogram` counts calls; the last class has none."""
 _LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio", "runners.py"))
 _LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
 Method = Callable[..., Coroutine[Any, Any, Any]]
@@ -120,6 +123,7 @@ class PhaseTime:
         waiting_secs: how long they were suspended, so that others could run.
         longest_block_secs: the longest time that they held the loop without a suspension.
         longest_block_step: the step at which that was.
+        histogram: how many calls took up to each of `BUCKET_SECS`, and longer than the bound before; last, those above all.
     """
 
     hook: str
@@ -129,6 +133,7 @@ class PhaseTime:
     waiting_secs: float = 0.0
     longest_block_secs: float = 0.0
     longest_block_step: int = 0
+    histogram: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_SECS) + 1))
 
 
 class Blocker(NamedTuple):
@@ -216,6 +221,7 @@ class HookTimingHook(SessionRunHook):
         self._blockers.clear()
         for times in self._times:
             times.calls, times.blocking_secs, times.waiting_secs, times.longest_block_secs = 0, 0.0, 0.0, 0.0
+            times.histogram[:] = [0] * len(times.histogram)
 
     def watch(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> list[SessionRunHook | HookRegistration]:
         """Measure these hooks in the next session, and return the list to register: this hook, then the given ones.
@@ -279,7 +285,7 @@ class HookTimingHook(SessionRunHook):
         # `aiohooks._aio.await_chain` finds the coroutine by the name `coro`.
         now = self._now
         error: BaseException | None = None
-        resumed = now()
+        began = resumed = now()
         try:
             while True:
                 try:
@@ -301,6 +307,7 @@ class HookTimingHook(SessionRunHook):
                 times.waiting_secs += resumed - suspended
         finally:
             times.calls += 1
+            times.histogram[bisect_left(BUCKET_SECS, now() - began)] += 1
 
     def _record_block(self, times: PhaseTime, secs: float) -> None:
         times.blocking_secs += secs

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.clock import current_clock
+from aiohooks.adapters._step_rate import StepRate
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.status import Activity
-from aiohooks.stores import Position
 
 if TYPE_CHECKING:
     from aiohooks.adapters.asgi._lifespan import SessionRunner
@@ -23,8 +22,6 @@ State = Literal["starting", "running", "recovering", "stopping", "finished", "fa
 
 _MAX_POINTS = 240
 _MAX_ROWS = 50
-_RATE_WINDOW_SECS = 10.0
-_RATE_INTERVAL_SECS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class SessionReporter:
         self._title = title or session.status().name or "session"
         self._history = history
         self._timing = timing
-        self._rate = _StepRate()
+        self._rate = StepRate()
 
     def health(self) -> ServiceHealth:
         status = self.session.status()
@@ -162,32 +159,6 @@ def _describe(activities: Sequence[Activity]) -> tuple[str, ...]:
         )
         for activity in activities[:_MAX_ROWS]
     )
-
-
-class _StepRate:
-    """Steps per second over the last seconds, taken from the reports: nothing is measured between them.
-
-    The first report has the rate since the session was opened, if that moment is known.
-    """
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, Position]] = deque()
-        self._rate: float | None = None
-
-    def update(self, now: float, position: Position, first: tuple[float, Position] | None = None) -> float | None:
-        """Return the current rate, or None until there are two measurements, of which `first` may be one."""
-        seen = self._seen
-        if not seen and first is not None:
-            seen.append(first)
-        if seen and seen[-1][1].epoch != position.epoch:  # steps before and after a reset have no difference
-            seen.clear()
-        if not seen or now - seen[-1][0] >= _RATE_INTERVAL_SECS:
-            seen.append((now, position))
-            while len(seen) > 2 and now - seen[1][0] >= _RATE_WINDOW_SECS:
-                seen.popleft()
-            elapsed = now - seen[0][0]
-            self._rate = (position.step - seen[0][1].step) / elapsed if elapsed > 0 else None
-        return self._rate
 
 
 def _thinned_values(history: HistoryHook) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import importlib.resources
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohooks._validate import check_callable, check_instance, check_int, check_secs
 from aiohooks.adapters.asgi._access import AccessPolicy, JsonReply, encode_json, error_reply, safe_text
@@ -43,6 +43,8 @@ try:
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.asgi", "asgi") from _missing
 
+if TYPE_CHECKING:
+    from aiohooks.adapters.prometheus import PrometheusHook
 
 _STEP = re.compile(r"[0-9]{1,16}")
 _SECS = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,9})?")
@@ -72,7 +74,8 @@ class SessionService:
     requests from the start, also while the session opens, and continues when the session fails, which `health` reports. When
     the server ends, the session is asked to stop. Without `run` the session is entered elsewhere, and only shown.
 
-    Below the path at which it is mounted there are `health`, `ready`, `progress`, `events`, `steps/{n}` and a page.
+    Below the path at which it is mounted there are `health`, `ready`, `progress`, `events`, `steps/{n}`, a page, and `metrics`
+    if it is given them.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class SessionService:
         *,
         history: HistoryHook | None = None,
         timing: HookTimingHook | None = None,
+        metrics: PrometheusHook | None = None,
         title: str | None = None,
         allowed_hosts: Iterable[str] = (),
         token: str | None = None,
@@ -99,6 +103,7 @@ class SessionService:
             run: the loop of steps, a coroutine function that takes the session; when it returns the session is left.
             history: the hook whose values the page draws.
             timing: the hook whose measurements of the other hooks the page shows.
+            metrics: the hook of the session whose registry `metrics` shows to Prometheus.
             title: the title of the page; by default the session's name.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
             token: what a client must send as `Authorization: Bearer ...` to get more than the state.
@@ -115,6 +120,10 @@ class SessionService:
         check_callable(run, "run", optional=True)
         check_instance(history, HistoryHook, "history", optional=True)
         check_instance(timing, HookTimingHook, "timing", optional=True)
+        if metrics is not None:
+            from aiohooks.adapters.prometheus import PrometheusHook  # an extra of its own
+
+            check_instance(metrics, PrometheusHook, "metrics")
         check_instance(title, str, "title", optional=True)
         check_secs(grace_secs, "grace_secs")
         check_secs(refresh_secs, "refresh_secs", positive=True)
@@ -124,6 +133,7 @@ class SessionService:
         self._session = session
         self._runner = None if run is None else SessionRunner(session, run, grace_secs)
         self._reporter = SessionReporter(session, self._runner, title=title, history=history, timing=timing)
+        self._metrics = metrics
         self._stop_on_signals = stop_on_signals
         self._refresh_secs = refresh_secs
         self._max_waiters = max_waiters
@@ -182,6 +192,7 @@ class SessionService:
             Route("/progress", self._serve_progress),
             Route("/steps/{n}", self._serve_step),
             Route("/events", self._serve_events),
+            *([] if self._metrics is None else [Route("/metrics", self._metrics_endpoint(self._metrics))]),
             *(Route(f"/{path}", self._file_endpoint(*file)) for path, file in _FILES.items()),
         ]
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
@@ -198,6 +209,16 @@ class SessionService:
             return Response(content, media_type=media_type) if refusal is None else _response(refusal)
 
         return serve_file
+
+    def _metrics_endpoint(self, metrics: PrometheusHook) -> Callable[[Request], Awaitable[Response]]:
+        async def serve_metrics(request: Request) -> Response:
+            refusal = self._access.check_client(request.scope)
+            if refusal is not None:
+                return _response(refusal)
+            content, content_type = metrics.exposition(request.headers.get("accept", ""))
+            return Response(content, headers={"content-type": content_type})
+
+        return serve_metrics
 
     async def _serve_health(self, request: Request) -> Response:
         health = self.health()

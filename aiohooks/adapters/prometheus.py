@@ -1,0 +1,270 @@
+"""A session in Prometheus: its state is read when Prometheus asks for it, so a run does no work for it.
+
+    timing = HookTimingHook()
+    hooks = [PrometheusHook(timing=timing), *timing.watch([saver, MyHook()])]
+
+docs/telemetry.md lists the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar
+
+from aiohooks._aio.clock import current_clock, quick_now
+from aiohooks._validate import check_instance
+from aiohooks.adapters._step_rate import StepRate
+from aiohooks.errors import InvalidArgumentError, missing_extra
+from aiohooks.hooks import CheckpointSaverHook, HookTimingHook, VersionGateHook
+from aiohooks.hooks.timing import BUCKET_SECS
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.registry import Collector
+except ImportError as _missing:
+    raise missing_extra("aiohooks.adapters.prometheus", "prometheus") from _missing
+
+if TYPE_CHECKING:
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
+
+__all__ = ["PrometheusHook"]
+
+Family = TypeVar("Family", bound=Metric)
+
+_SCRAPE_TIMEOUT_SECS = 5.0
+
+
+class PrometheusHook(SessionRunHook):
+    """Shows a session in a registry of `prometheus_client`, from its creation to its end.
+
+    Values are read when the registry is scraped, in the session's event loop, from what the session and the given hooks know of
+    themselves; a run costs two readings of the clock. A scrape in another thread waits for the event loop; if the loop is blocked
+    for longer than five seconds, that scrape goes without the session. Several sessions may share a registry: the label `session`
+    has the name of each.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        timing: HookTimingHook | None = None,
+        saver: CheckpointSaverHook | None = None,
+        gates: Iterable[VersionGateHook] = (),
+    ) -> None:
+        """Create the hook; the given hooks are registered in the same session.
+
+        Args:
+            registry: where the metrics are shown; by default that of the process.
+            timing: the hook whose measurements of the other hooks are shown.
+            saver: the hook whose checkpoints are shown.
+            gates: the hooks whose lag behind the versions is shown.
+        """
+        check_instance(registry, CollectorRegistry, "registry")
+        check_instance(timing, HookTimingHook, "timing", optional=True)
+        check_instance(saver, CheckpointSaverHook, "saver", optional=True)
+        self._registry = registry
+        self._timing = timing
+        self._saver = saver
+        self._gates = tuple(gates)
+        for gate in self._gates:
+            check_instance(gate, VersionGateHook, "a gate")
+        self._sessions: _Sessions | None = None
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics of the registry as text, and its content type, for a request with the header `Accept: accept`."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    async def begin(self) -> None:
+        """Forget an earlier session."""
+        self._now = quick_now()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._rate = StepRate()
+        self._began: float | None = None
+        self._step_counts = [0] * (len(BUCKET_SECS) + 1)
+        self._step_secs = 0.0
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Show the session.
+
+        Raises:
+            InvalidArgumentError: the registry shows another session of this name.
+        """
+        self._coord = coord
+        self._began = None  # of a run that has failed
+        if self._sessions is None:
+            status = coord.status()
+            self._name = "" if status is None or status.name is None else status.name
+            sessions = _sessions_of(self._registry)
+            sessions.add(self._name, self)
+            self._sessions = sessions
+            self._rate.update(current_clock().now(), session.global_step.latest)
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Note when the run begins."""
+        self._began = self._now()
+        return None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Count the run."""
+        if self._began is not None:
+            secs = self._now() - self._began
+            self._step_secs += secs
+            self._step_counts[bisect_left(BUCKET_SECS, secs)] += 1
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Show the session no longer."""
+        if self._sessions is not None:
+            self._sessions.remove(self._name)
+            self._sessions = None
+
+    def add_samples(self, families: _Families) -> None:
+        """Internal: add the current values, from any thread; none if the event loop does not answer."""
+        if threading.get_ident() == self._thread:
+            self._add_samples(families)
+            return
+        done: Future[None] = Future()
+
+        def add() -> None:
+            # Not after the scrape has given up on this session.
+            if done.set_running_or_notify_cancel():
+                try:
+                    self._add_samples(families)
+                    done.set_result(None)
+                except BaseException as error:
+                    done.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(add)
+            done.result(_SCRAPE_TIMEOUT_SECS)
+        except TimeoutError:
+            if not done.cancel():
+                done.result()
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def _add_samples(self, families: _Families) -> None:
+        status = self._coord.status()
+        if status is None or status.steps is None:
+            return
+        labels = [self._name]
+        families.runs.add_metric(labels, status.runs)
+        families.recoveries.add_metric(labels, status.recoveries)
+        families.step.add_metric(labels, status.steps.latest.step)
+        families.waiters.add_metric(labels, status.steps.waiting)
+        _add_histogram(families.step_seconds, labels, self._step_counts, self._step_secs)
+        rate = self._rate.update(current_clock().now(), status.steps.latest)
+        if rate is not None:
+            families.rate.add_metric(labels, rate)
+        if self._timing is not None:
+            for phase in self._timing.statistics().phases:
+                of_hook = [*labels, phase.hook, phase.phase]
+                _add_histogram(families.hook_seconds, of_hook, phase.histogram, phase.blocking_secs + phase.waiting_secs)
+                families.hook_blocking.add_metric(of_hook, phase.blocking_secs)
+        if self._saver is not None:
+            families.saved.add_metric(labels, self._saver.saved)
+            families.failed.add_metric(labels, self._saver.failed)
+            latest, age = self._saver.latest, self._saver.latest_age_secs
+            if latest is not None and age is not None:
+                families.checkpoint_age.add_metric(labels, age)
+                families.checkpoint_size.add_metric(labels, latest.size)
+                families.checkpoint_step.add_metric(labels, latest.step)
+        for gate in self._gates:
+            of_gate = [*labels, gate.versions.run]
+            if gate.lag is not None:
+                families.lag.add_metric(of_gate, gate.lag)
+            if gate.ahead is not None:
+                families.ahead.add_metric(of_gate, gate.ahead)
+
+    def __repr__(self) -> str:
+        return f"<PrometheusHook {'showing ' + repr(self._name) if self._sessions is not None else 'without a session'}>"
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], counts: Sequence[int], total_secs: float) -> None:
+    bounds = [*map(str, BUCKET_SECS), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, map(float, accumulate(counts)), strict=True)), total_secs)
+
+
+class _Families:
+    """The metrics, each with the samples of all sessions."""
+
+    def __init__(self) -> None:
+        self.all: list[Metric] = []
+        of_session, of_hook, of_gate = ["session"], ["session", "hook", "method"], ["session", "versions"]
+        add = self._add
+        self.runs = add(CounterMetricFamily("aiohooks_runs", "Runs begun.", labels=of_session))
+        self.recoveries = add(CounterMetricFamily("aiohooks_recoveries", "Raw sessions replaced.", labels=of_session))
+        self.step = add(GaugeMetricFamily("aiohooks_global_step", "Latest step known here.", labels=of_session))
+        self.rate = add(GaugeMetricFamily("aiohooks_steps_per_second", "Steps over the last 10 s.", labels=of_session))
+        self.step_seconds = add(HistogramMetricFamily("aiohooks_step_seconds", "Successful runs.", labels=of_session))
+        self.hook_seconds = add(HistogramMetricFamily("aiohooks_hook_seconds", "Calls of hooks.", labels=of_hook))
+        self.hook_blocking = add(
+            CounterMetricFamily("aiohooks_hook_blocking_seconds", "How long hooks held the event loop.", labels=of_hook)
+        )
+        self.waiters = add(GaugeMetricFamily("aiohooks_step_waiters", "Waits for a step.", labels=of_session))
+        self.saved = add(CounterMetricFamily("aiohooks_checkpoints_saved", "Checkpoints written.", labels=of_session))
+        self.failed = add(CounterMetricFamily("aiohooks_checkpoints_failed", "Saves that failed.", labels=of_session))
+        self.checkpoint_age = add(
+            GaugeMetricFamily("aiohooks_checkpoint_age_seconds", "Time since the last checkpoint was written.", labels=of_session)
+        )
+        self.checkpoint_size = add(
+            GaugeMetricFamily("aiohooks_checkpoint_size_bytes", "Size of the last checkpoint.", labels=of_session)
+        )
+        self.checkpoint_step = add(GaugeMetricFamily("aiohooks_checkpoint_step", "Step of that checkpoint.", labels=of_session))
+        self.lag = add(GaugeMetricFamily("aiohooks_version_lag", "Versions published during the last run.", labels=of_gate))
+        self.ahead = add(GaugeMetricFamily("aiohooks_versions_ahead", "Versions ahead when the last run began.", labels=of_gate))
+
+    def _add(self, family: Family) -> Family:
+        self.all.append(family)
+        return family
+
+
+class _Sessions(Collector):
+    """The sessions that one registry shows."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[str, PrometheusHook] = {}
+
+    def add(self, name: str, hook: PrometheusHook) -> None:
+        if self._hooks.setdefault(name, hook) is not hook:
+            raise InvalidArgumentError(
+                f"the registry shows a session named {name!r} already; give each session a `name`, or a registry of its own"
+            )
+
+    def remove(self, name: str) -> None:
+        del self._hooks[name]
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without samples: the registry refuses other metrics of these names."""
+        return _Families().all
+
+    def collect(self) -> Iterable[Metric]:
+        families = _Families()
+        for hook in tuple(self._hooks.values()):
+            hook.add_samples(families)
+        return families.all
+
+
+_known: weakref.WeakKeyDictionary[CollectorRegistry, _Sessions] = weakref.WeakKeyDictionary()
+_known_lock = threading.Lock()  # sessions of several threads may share a registry
+
+
+def _sessions_of(registry: CollectorRegistry) -> _Sessions:
+    with _known_lock:
+        sessions = _known.get(registry)
+        if sessions is None:
+            sessions = _known[registry] = _Sessions()
+            registry.register(sessions)
+        return sessions

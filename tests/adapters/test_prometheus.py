@@ -1,0 +1,276 @@
+"""PrometheusHook: a session in a registry, read back as Prometheus does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+import aiohooks as ah
+from aiohooks._aio.cancel import to_thread
+from aiohooks.adapters.asgi import SessionService
+from aiohooks.adapters.prometheus import PrometheusHook
+from aiohooks.errors import AbortedError, InvalidArgumentError
+from aiohooks.testing import ManualClock
+from tests.support.asgi import ask
+from tests.support.extras import hide
+from tests.support.services import FeedQueue, make_service
+from tests.support.sessions import NO_BACKOFF, double
+from tests.support.waiting import ticks, until_true
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+OF_TRAINER = {"session": "trainer"}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """A registry of its own."""
+    return CollectorRegistry()
+
+
+def parsed(text: str) -> Series:
+    """Return the value of each series, which there is once."""
+    found: Series = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in found, f"{key} came twice"
+            found[key] = sample.value
+    return found
+
+
+def scraped(registry: CollectorRegistry) -> Series:
+    """Return what Prometheus reads in a registry."""
+    return parsed(generate_latest(registry).decode())
+
+
+def value(series: Series, name: str, **labels: str) -> float | None:
+    """Return the value of a series of the session "trainer", if it is there."""
+    return series.get((name, frozenset({**OF_TRAINER, **labels}.items())))
+
+
+class Slow(ah.SessionRunHook):
+    """Takes seconds of the test's clock in `before_run`."""
+
+    def __init__(self, clock: ManualClock, *secs: float) -> None:
+        self.clock, self.secs = clock, list(secs)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        self.clock.advance(self.secs.pop(0))
+
+
+async def test_steps_and_rate(clock: ManualClock, registry: CollectorRegistry) -> None:
+    """Runs, step and rate are those of the session, and the durations of its runs are a histogram."""
+    hooks = [PrometheusHook(registry=registry), Slow(clock, 0.25, 0.25, 2.5)]
+    store = ah.MemoryStepStore()
+    await store.advance(7)
+    async with ah.AsyncMonitoredSession(double, hooks, global_step=store, name="trainer") as session:
+        for _ in range(3):
+            await session.run("loss")
+        series = scraped(registry)
+    assert value(series, "aiohooks_runs_total") == 3
+    assert value(series, "aiohooks_global_step") == 10
+    assert value(series, "aiohooks_steps_per_second") == 1.0
+    assert value(series, "aiohooks_step_seconds_count") == 3
+    assert value(series, "aiohooks_step_seconds_sum") == 3.0
+    counts = {bound: value(series, "aiohooks_step_seconds_bucket", le=bound) for bound in ("0.1", "0.5", "1.0", "5.0", "+Inf")}
+    assert counts == {"0.1": 0, "0.5": 2, "1.0": 2, "5.0": 3, "+Inf": 3}
+
+
+async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
+    """The calls of each watched hook are a histogram, whose classes include their bounds; blocking is counted apart."""
+    timing = ah.HookTimingHook(warn_secs=100)
+    slow = Slow(clock, 0.25, 0.5, 5.0, 60.0, 61.0)
+    hooks = [PrometheusHook(registry=registry, timing=timing), *timing.watch([slow])]
+    labels = {"hook": "Slow", "method": "before_run"}
+    async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
+        while slow.secs:
+            await session.run("loss")
+        series = scraped(registry)
+    bounds = ("0.1", "0.5", "1.0", "5.0", "10.0", "60.0", "+Inf")
+    counts = [value(series, "aiohooks_hook_seconds_bucket", **labels, le=bound) for bound in bounds]
+    assert counts == [0, 2, 2, 3, 3, 4, 5]
+    assert value(series, "aiohooks_hook_seconds_sum", **labels) == 126.75
+    assert value(series, "aiohooks_hook_blocking_seconds_total", **labels) == 126.75
+
+
+async def test_waiters(registry: CollectorRegistry) -> None:
+    """The waits for a step of the session's store are counted while they last."""
+    async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="trainer") as session:
+        waits = [asyncio.create_task(session.global_step.wait_for(1)) for _ in range(3)]
+        await ticks(3)
+        assert value(scraped(registry), "aiohooks_step_waiters") == 3
+        await session.run("loss")
+        await asyncio.gather(*waits)
+        assert value(scraped(registry), "aiohooks_step_waiters") == 0
+
+
+async def test_checkpoints(clock: ManualClock, registry: CollectorRegistry, tmp_path: Path) -> None:
+    """Age, size and step are those of the last checkpoint that was written; before it there are none."""
+    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2), save_on_begin=False, background=False)
+    hooks = [PrometheusHook(registry=registry, saver=saver), saver]
+    async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
+        await session.run("loss")
+        series = scraped(registry)
+        assert value(series, "aiohooks_checkpoints_saved_total") == 0
+        assert value(series, "aiohooks_checkpoint_age_seconds") is None
+        await session.run("loss")
+        clock.advance(30.0)
+        await session.run("loss")
+        series = scraped(registry)
+    assert saver.latest is not None
+    kept = next(one for one in await ah.checkpoint.Saver(tmp_path, read_only=True).checkpoints() if one.step == 2)
+    size = sum(each.stat().st_size for each in kept.path.iterdir() if each.name != "manifest.json")
+    assert value(series, "aiohooks_checkpoints_saved_total") == 1
+    assert value(series, "aiohooks_checkpoints_failed_total") == 0
+    assert value(series, "aiohooks_checkpoint_age_seconds") == 30.0
+    assert value(series, "aiohooks_checkpoint_step") == 2
+    assert value(series, "aiohooks_checkpoint_size_bytes") == kept.size == size > 0
+
+
+async def test_version_gates(registry: CollectorRegistry) -> None:
+    """A gate's lag and how far ahead it is are shown with the run of its versions."""
+    versions = ah.MemoryStepStore(run="policy")
+    gate = ah.VersionGateHook(versions, max_lag=2)
+
+    async def step() -> dict[str, float]:
+        await versions.advance(3)
+        return {"loss": 1.0}
+
+    async with ah.AsyncMonitoredSession(step, [PrometheusHook(registry=registry, gates=[gate]), gate], name="trainer") as session:
+        assert value(scraped(registry), "aiohooks_version_lag", versions="policy") is None
+        await session.run("loss")
+        series = scraped(registry)
+    assert value(series, "aiohooks_version_lag", versions="policy") == 3
+    assert value(series, "aiohooks_versions_ahead", versions="policy") == 0
+
+
+async def test_a_failed_run_is_not_a_step(clock: ManualClock, registry: CollectorRegistry) -> None:
+    """An attempt that fails counts as a recovery, and its time is not that of a step."""
+    failures = [AbortedError("once")]
+
+    async def step() -> dict[str, float]:
+        clock.advance(1.0)
+        if failures:
+            raise failures.pop()
+        return {"loss": 1.0}
+
+    hooks = [PrometheusHook(registry=registry)]
+    async with ah.AsyncMonitoredSession(step, hooks, recovery=NO_BACKOFF, name="trainer") as session:
+        await session.run("loss")
+        series = scraped(registry)
+    assert value(series, "aiohooks_recoveries_total") == 1
+    assert value(series, "aiohooks_step_seconds_count") == 1
+    assert value(series, "aiohooks_step_seconds_sum") == 1.0
+
+
+async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
+    """Each session has series of its own from its creation to its end; a second one of the same name is refused."""
+    Counter("requests", "Another metric.", registry=registry)
+    hook = PrometheusHook(registry=registry)
+    for _ in range(2):  # a hook may be used again
+        async with ah.AsyncMonitoredSession(double, [hook], name="trainer") as session:
+            async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="other") as other:
+                await session.run("loss")
+                await other.run("loss")
+                await other.run("loss")
+                series = scraped(registry)
+                assert value(series, "aiohooks_runs_total") == 1
+                assert value(series, "aiohooks_runs_total", session="other") == 2
+                with pytest.raises(InvalidArgumentError, match="named 'trainer' already"):
+                    async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="trainer"):
+                        pass
+            series = scraped(registry)
+            assert value(series, "aiohooks_runs_total") == 1
+            assert value(series, "aiohooks_runs_total", session="other") is None
+        assert [name for name, labels in scraped(registry) if ("session", "trainer") in labels] == []
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        Counter("aiohooks_runs", "The name is taken.", registry=registry)
+
+
+async def test_a_scrape_in_another_thread_reads_in_the_event_loop(registry: CollectorRegistry) -> None:
+    """A scrape of another thread waits for the loop, and one of a loop that has been closed goes without the session."""
+    hook = PrometheusHook(registry=registry)
+    async with ah.AsyncMonitoredSession(double, [hook], name="trainer") as session:
+        await session.run("loss")
+        assert value(await to_thread(scraped, registry), "aiohooks_runs_total") == 1
+
+    def run_and_abandon() -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(hook.begin())
+        loop.close()
+
+    await to_thread(run_and_abandon)
+    families: Any = None
+    hook.add_samples(families)  # adds nothing
+
+
+def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
+    """`/metrics` of a service under uvicorn answers a scrape over HTTP, in both text formats, with the session's series."""
+    feeds = FeedQueue()
+    timing = ah.HookTimingHook()
+    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2))
+    metrics = PrometheusHook(registry=registry, timing=timing, saver=saver)
+    service = make_service(feeds, [metrics, *timing.watch([saver])], metrics=metrics, timing=timing)
+
+    async def serve_and_scrape() -> list[httpx.Response]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = uvicorn.Server(uvicorn.Config(service, log_level="warning", access_log=False))
+            serving = asyncio.create_task(server.serve([listener]))
+            await until_true(lambda: server.started)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", trust_env=False) as client:
+                feeds.put(1.0, 2.0, 3.0)
+                assert (await client.get("/steps/3")).status_code == 200
+                await until_true(lambda: saver.saved == 2 and timing.statistics().phases)
+                formats = ("text/plain", "application/openmetrics-text; version=1.0.0")
+                replies = [await client.get("/metrics", headers={"accept": each}) for each in formats]
+            server.should_exit = True
+            await serving
+            return replies
+
+    plain, openmetrics = asyncio.run(serve_and_scrape())
+    assert plain.status_code == openmetrics.status_code == 200
+    assert plain.headers["content-type"].startswith("text/plain; version=")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    series = parsed(plain.text)
+    assert value(series, "aiohooks_global_step") == 3
+    assert value(series, "aiohooks_step_seconds_count") == 3
+    assert value(series, "aiohooks_hook_seconds_count", hook="CheckpointSaverHook", method="after_run") == 3
+    assert value(series, "aiohooks_checkpoint_step") == 2
+    families = {family.name: family for family in parse_openmetrics(openmetrics.text)}  # type: ignore[no-untyped-call]
+    assert families["aiohooks_step_seconds"].type == "histogram"
+    assert families["aiohooks_runs"].type == "counter"
+
+
+async def test_metrics_are_for_clients_with_access(registry: CollectorRegistry) -> None:
+    """Without `metrics=` there is no such path; with a token a scrape needs it."""
+    assert (await ask(make_service(FeedQueue()), "/metrics")).status == 404
+    token = "t" * 40
+    service = make_service(FeedQueue(), metrics=PrometheusHook(registry=registry), token=token)
+    assert (await ask(service, "/metrics")).status == 401
+    assert (await ask(service, "/metrics", headers={"authorization": f"Bearer {token}"})).status == 200
+
+
+@pytest.mark.parametrize("wrong", [{"registry": 5}, {"timing": 5}, {"saver": 5}, {"gates": [5]}], ids=str)
+def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
+    """The error names the argument and what to give."""
+    with pytest.raises(InvalidArgumentError, match="give"):
+        PrometheusHook(**wrong)
+    with pytest.raises(InvalidArgumentError, match="metrics"):
+        SessionService(ah.AsyncMonitoredSession(double), metrics=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing the adapter without its package raises an error with the `pip install` line."""
+    hide(monkeypatch, "prometheus_client", "aiohooks.adapters.prometheus")
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[prometheus\]'"):
+        import aiohooks.adapters.prometheus  # noqa: F401
