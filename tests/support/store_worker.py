@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohooks.errors import StaleTermError
-from aiohooks.stores import Publisher, open_step_store
+from aiohooks.stores import Position, Publisher, open_step_store
+from aiohooks.version_gate import VersionGate
 from tests.conformance.report import loop_factory
 from tests.support.history_load import Load
 from tests.support.waiting import elapse
@@ -36,6 +37,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.store: Any = None
+        self.gate: Any = None
         self.stack = contextlib.AsyncExitStack()
         self.moving: asyncio.Task[Any] | None = None
         self.begun = self.acked = 0
@@ -137,6 +139,25 @@ class Worker:
     async def silence(self) -> float:
         """Return the longest time that this process has not run."""
         return self.longest_silence
+
+    async def open_gate(self, max_lag: int, per_version: int) -> None:
+        self.gate = VersionGate(self.store, max_lag=max_lag, per_version=per_version)
+
+    async def ship(self, times: int = 1) -> list[tuple[int, int]]:
+        """Admit items, one after the other; return the step and the version of each."""
+        shipped: list[tuple[int, int]] = []
+        for _ in range(times):
+            async with self.gate.admit() as ticket:
+                shipped.append((ticket.step, ticket.version))
+        return shipped
+
+    async def until_gate_waits(self) -> None:
+        while not self.gate.statistics().waiting:  # noqa: ASYNC110 - a gate has no event for this
+            await asyncio.sleep(0)
+
+    async def lag_of(self, epoch: int, step: int) -> int:
+        await self.store.value()
+        return int(self.gate.lag_of(Position(epoch, step)))
 
     async def reset(self, step: int) -> int:
         return int((await self.store.reset(step)).epoch)
