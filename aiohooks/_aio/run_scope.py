@@ -9,10 +9,25 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import types
-from collections.abc import Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class RunObserver(Protocol):
+    """Notified of what happens in one attempt of a run; must not raise."""
+
+    def wait_started(self, what: str) -> Callable[[BaseException | None], object]:
+        """Called when a hook or an operation has suspended.
+
+        Returns:
+            What is called at its end, with its error.
+        """
+        ...
+
+    def attempt_ended(self, error: BaseException | None) -> None:
+        """Called once at the end of the attempt, in the caller's context."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -25,6 +40,14 @@ class RunScope:
     active: bool = True
     private: bool = False
     """Whether the context is a run's own, which no overlapping hook shares."""
+    observers: tuple[RunObserver, ...] = ()
+    """Those of the current attempt; a hook adds its own in `before_run`."""
+
+    def end_attempt(self, error: BaseException | None = None) -> None:
+        """Notify the observers of the end of an attempt; they see nothing of the next one."""
+        observers, self.observers = self.observers, ()
+        for observer in observers:
+            observer.attempt_ended(error)
 
 
 current_scope: contextvars.ContextVar[RunScope | None] = contextvars.ContextVar("aiohooks_run", default=None)
@@ -58,6 +81,7 @@ class SharedContext(RunScope):
 
     session = publisher = outer = None
     active = private = False
+    observers = ()
 
     def __init__(self) -> None:
         """Nothing is set: all of them are equal."""

@@ -198,6 +198,8 @@ class RunLock:
         scope.active = False
         current_scope.set(scope.outer)
         self.turns.release()
+        if scope.observers:
+            scope.end_attempt()
 
     def interrupt(self, why: str, cause: BaseException | None) -> None:
         """Cancel the run in progress; it raises `cause`, or without one, the first background failure."""

@@ -209,7 +209,11 @@ class AsyncMonitoredSession:
             gather = lock.gather
             try:
                 return await self._run_once(gather, request, attempt)
+            except BaseException as error:
+                scope.end_attempt(error)
+                raise
             finally:
+                scope.end_attempt()
                 gather.reset()
                 self._supervisor.forget_commit()  # the function is repeated as a whole
 

@@ -226,6 +226,8 @@ class SessionSupervisor:
             noted, self._committed = self._committed, None
             committed = noted[1] if noted is not None and noted[0] is error else None
             noted = None
+            if run_lock.gather.scope is not None:
+                run_lock.gather.scope.end_attempt(error)
             _, cause = run_lock.end_interrupt(error)
             if isinstance(error, asyncio.CancelledError) and cause is not None:
                 raise_unchanged(cause)

@@ -33,6 +33,7 @@ EXTRAS: dict[str, str] = {
     "nats": "aiohooks.stores.nats._connection",
     "ray": "aiohooks.stores.ray._cluster",
     "starlette": "aiohooks.adapters.asgi.app",
+    "opentelemetry": "aiohooks.adapters.opentelemetry",
     "prometheus_client": "aiohooks.adapters.prometheus",
 }
 

@@ -307,6 +307,7 @@ MOST_NAMES = 70
 PACKAGES = (
     *(
         "aiohooks.adapters.asgi",
+        "aiohooks.adapters.opentelemetry",
         "aiohooks.adapters.prometheus",
         "aiohooks.checkpoint",
         "aiohooks.dispatch",

@@ -26,6 +26,7 @@ PACKAGES = (
     *("aiohooks.session", "aiohooks.dispatch", "aiohooks.graph", "aiohooks.hooks", "aiohooks.checkpoint", "aiohooks.stores"),
     *("aiohooks.stores.local", "aiohooks.stores.redis", "aiohooks.stores.nats", "aiohooks.stores.ray", "aiohooks.version_gate"),
     *("aiohooks.distributed", "aiohooks.distributed.local", "aiohooks.distributed.ray", "aiohooks.adapters.asgi"),
+    "aiohooks.adapters.opentelemetry",
     "aiohooks.adapters.prometheus",
     *("aiohooks.testing", "aiohooks", "aiohooks.errors"),
 )

@@ -1,0 +1,126 @@
+"""A session in OpenTelemetry: a span for each run, with a span for each hook and operation that waited in it.
+
+    session = AsyncMonitoredSession(step, [OpenTelemetryHook(), ...], name="trainer")
+
+The span of the run is the current one in the hooks and in the step, so spans and log records made there belong to it.
+docs/telemetry.md lists the attributes and metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from aiohooks._aio.run_scope import current_run
+from aiohooks.errors import is_clean_end, missing_extra
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+
+try:
+    from opentelemetry import context, metrics, trace
+except ImportError as _missing:
+    raise missing_extra("aiohooks.adapters.opentelemetry", "opentelemetry") from _missing
+
+if TYPE_CHECKING:
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
+
+__all__ = ["OpenTelemetryHook"]
+
+
+class OpenTelemetryHook(SessionRunHook):
+    """Makes spans and metrics of the runs of a session.
+
+    Each attempt of a run is a span "run", a child of the span that is current where `run` was called. It begins in the hook's
+    `before_run`, before that of hooks with a higher order, and ends with the run. A hook's method and an operation that suspend
+    are children of it, from their first suspension on. An attempt that fails has the error, unless that is a clean end.
+    """
+
+    order: ClassVar[int] = -1000
+
+    def __init__(
+        self, *, tracer_provider: trace.TracerProvider | None = None, meter_provider: metrics.MeterProvider | None = None
+    ) -> None:
+        """Create the hook.
+
+        Args:
+            tracer_provider: makes the spans; by default that of the process.
+            meter_provider: makes the metrics; by default that of the process.
+        """
+        self._tracer = trace.get_tracer("aiohooks", tracer_provider=tracer_provider)
+        meter = metrics.get_meter("aiohooks", meter_provider=meter_provider)
+        self._run_secs = meter.create_histogram("aiohooks.run.duration", "s", "Duration of the attempts of runs.")
+        self._wait_secs = meter.create_histogram("aiohooks.wait.duration", "s", "How long hooks and operations waited.")
+        self._session: dict[str, str] = {}
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Take the session's name."""
+        status = coord.status()
+        self._session = {} if status is None or status.name is None else {"aiohooks.session": status.name}
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Begin the span of the run, and make it the current one."""
+        scope = current_run()
+        if scope is not None:
+            scope.observers += (_RunSpan(self._tracer, self._run_secs, self._wait_secs, self._session, run_context),)
+        return None
+
+
+class _RunSpan:
+    """The span of one attempt of a run, with those of its waits."""
+
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        run_secs: metrics.Histogram,
+        wait_secs: metrics.Histogram,
+        session: Mapping[str, str],
+        run_context: SessionRunContext,
+    ) -> None:
+        self._tracer = tracer
+        self._run_secs = run_secs
+        self._wait_secs = wait_secs
+        self._session = session
+        attributes: dict[str, str | int] = {
+            **session,
+            "aiohooks.step": run_context.global_step,
+            "aiohooks.attempt": run_context.attempt,
+        }
+        self._began = time.perf_counter()
+        self._span = tracer.start_span("run", attributes=attributes)
+        self._outside = context.get_current()
+        self._inside = trace.set_span_in_context(self._span, self._outside)
+        self._waiting: dict[trace.Span, None] = {}
+        context.attach(self._inside)
+
+    def wait_started(self, what: str) -> Callable[[BaseException | None], object]:
+        span = self._tracer.start_span(what, context=self._inside)
+        self._waiting[span] = None
+        began = time.perf_counter()
+
+        def wait_ended(error: BaseException | None) -> None:
+            if span in self._waiting:  # otherwise it was left running when the run ended
+                del self._waiting[span]
+                self._wait_secs.record(time.perf_counter() - began, {**self._session, "aiohooks.wait": what})
+                _end(span, error)
+
+        return wait_ended
+
+    def attempt_ended(self, error: BaseException | None) -> None:
+        for span in self._waiting:
+            span.end()
+        self._waiting.clear()
+        # Not `detach`, whose token belongs to one context: a hook may be called in a copy of the caller's.
+        context.attach(self._outside)
+        failed = error is not None and not is_clean_end(error)
+        outcome = {"error.type": type(error).__qualname__} if failed else {}
+        self._run_secs.record(time.perf_counter() - self._began, {**self._session, **outcome})
+        _end(self._span, error)
+
+
+def _end(span: trace.Span, error: BaseException | None) -> None:
+    if error is not None and not is_clean_end(error) and span.is_recording():
+        span.record_exception(error)
+        span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__qualname__}: {error}"))
+        span.set_attribute("error.type", type(error).__qualname__)
+    span.end()

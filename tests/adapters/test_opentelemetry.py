@@ -1,0 +1,258 @@
+"""OpenTelemetryHook: spans and metrics of a session, read back from the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import aiohooks as ah
+from aiohooks.adapters.opentelemetry import OpenTelemetryHook
+from aiohooks.errors import AbortedError
+from tests.support.extras import hide
+from tests.support.sessions import NO_BACKOFF, double
+from tests.support.waiting import parked, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+class Telemetry:
+    """An SDK in memory, and the hook that uses it."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self.provider.get_tracer("test")
+        self._reader = InMemoryMetricReader()
+        meters = MeterProvider([self._reader], shutdown_on_exit=False)
+        self.hook = OpenTelemetryHook(tracer_provider=self.provider, meter_provider=meters)
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        """The spans that have ended, in that order."""
+        return list(self._exporter.get_finished_spans())
+
+    def tree(self) -> list[tuple[str, str | None]]:
+        """The name of each span that has ended, and that of its parent."""
+        names = {span.context.span_id: span.name for span in self.spans if span.context is not None}
+        return [(span.name, None if span.parent is None else names.get(span.parent.span_id, "?")) for span in self.spans]
+
+    def counts(self) -> dict[tuple[str, tuple[Any, ...]], int]:
+        """How often each duration was measured, by metric and attributes."""
+        data = self._reader.get_metrics_data()
+        return {
+            (metric.name, tuple(sorted(point.attributes.items()))): point.count  # type: ignore[union-attr]
+            for resource in (data.resource_metrics if data is not None else [])
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+        }
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    """An SDK of its own for each test."""
+    return Telemetry()
+
+
+class Waits(ah.SessionRunHook):
+    """Waits in `before_run` for an event."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        await self.event.wait()
+
+
+async def test_a_run_is_a_span(telemetry: Telemetry) -> None:
+    """Each run is a span with session, step and attempt, inside the caller's span; hooks that do not wait have none."""
+    store = ah.MemoryStepStore()
+    await store.advance(4)
+    async with ah.AsyncMonitoredSession(
+        double, [telemetry.hook, ah.HistoryHook({"loss": "loss"})], global_step=store, name="t"
+    ) as session:
+        with telemetry.tracer.start_as_current_span("epoch") as outside:
+            await session.run("loss")
+            assert trace.get_current_span() is outside
+            await session.run("loss")
+    assert telemetry.tree() == [("run", "epoch"), ("run", "epoch"), ("epoch", None)]
+    attributes = [dict(span.attributes or {}) for span in telemetry.spans]
+    assert attributes[1] == {"aiohooks.session": "t", "aiohooks.step": 6, "aiohooks.attempt": 1}
+    assert telemetry.counts() == {("aiohooks.run.duration", (("aiohooks.session", "t"),)): 2}
+
+
+async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:
+    """Spans made in the step and in hooks, also in those that wait, are children of the run's; no span is current after it."""
+
+    async def step() -> dict[str, int]:
+        with telemetry.tracer.start_as_current_span("step"):
+            await asyncio.sleep(0)
+        return {"loss": 1}
+
+    class Traced(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            await asyncio.sleep(0)
+            telemetry.tracer.start_span("before").end()
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            telemetry.tracer.start_span("after").end()
+
+    async with ah.AsyncMonitoredSession(step, [Traced(), Traced(), telemetry.hook]) as session:
+        await session.run("loss")
+        assert trace.get_current_span() is trace.INVALID_SPAN
+    assert telemetry.tree() == [
+        ("before", "run"),
+        ("Traced#1.before_run", "run"),
+        ("before", "run"),
+        ("Traced#2.before_run", "run"),
+        ("step", "run"),
+        ("step", "run"),
+        ("after", "run"),
+        ("after", "run"),
+        ("run", None),
+    ]
+
+
+async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
+    """Hooks that wait are spans from there to their ends, also where they overlap, and their waits are measured."""
+    hooks = [Waits(), Waits()]
+    async with ah.AsyncMonitoredSession(double, [telemetry.hook, *hooks], name="t") as session:
+        run = await parked(session.run("loss"))
+        await ticks()
+        hooks[1].event.set()
+        await ticks()
+        assert telemetry.tree() == [("Waits#2.before_run", "?")]
+        hooks[0].event.set()
+        await run
+    assert telemetry.tree() == [("Waits#2.before_run", "run"), ("Waits#1.before_run", "run"), ("run", None)]
+    begun = {span.name: span.start_time or 0 for span in telemetry.spans}
+    assert begun["run"] <= begun["Waits#1.before_run"] <= begun["Waits#2.before_run"]
+    assert telemetry.counts() == {
+        ("aiohooks.run.duration", (("aiohooks.session", "t"),)): 1,
+        ("aiohooks.wait.duration", (("aiohooks.session", "t"), ("aiohooks.wait", "Waits#1.before_run"))): 1,
+        ("aiohooks.wait.duration", (("aiohooks.session", "t"), ("aiohooks.wait", "Waits#2.before_run"))): 1,
+    }
+
+
+async def test_operations_that_waited(telemetry: Telemetry) -> None:
+    """Operations of a graph that wait are spans with their names; one whose inputs are there later begins later."""
+    graph = ah.Graph()
+
+    @graph.operation
+    async def first() -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    @graph.operation
+    async def second(first: int) -> int:
+        await asyncio.sleep(0)
+        return first + 1
+
+    async with ah.AsyncMonitoredSession(graph, [telemetry.hook]) as session:
+        assert await session.run("second") == 2
+    assert telemetry.tree() == [("first", "run"), ("second", "run"), ("run", None)]
+    first_span, second_span, _ = telemetry.spans
+    assert (first_span.end_time or 0) <= (second_span.start_time or 0)
+
+
+async def test_a_failed_attempt(telemetry: Telemetry) -> None:
+    """An attempt that fails is a span with its error, and the next one is a span of its own, with its number."""
+    failures: list[Exception] = [AbortedError("lost")]
+
+    async def step() -> dict[str, int]:
+        if failures:
+            raise failures.pop()
+        return {"loss": 1}
+
+    async with ah.AsyncMonitoredSession(step, [telemetry.hook], recovery=NO_BACKOFF, name="t") as session:
+        await session.run("loss")
+        failures.append(ah.StopRequestedError("enough"))
+        with pytest.raises(ah.StopRequestedError):
+            await session.run("loss")
+        assert trace.get_current_span() is trace.INVALID_SPAN
+    failed, repeated, stopped = telemetry.spans
+    assert (failed.status.status_code, failed.status.description) == (trace.StatusCode.ERROR, "AbortedError: lost")
+    assert [event.name for event in failed.events] == ["exception"]
+    assert [(span.attributes or {})["aiohooks.attempt"] for span in telemetry.spans] == [1, 2, 1]
+    assert {span.status.status_code for span in (repeated, stopped)} == {trace.StatusCode.UNSET}
+    assert telemetry.counts() == {
+        ("aiohooks.run.duration", (("aiohooks.session", "t"), ("error.type", "AbortedError"))): 1,
+        ("aiohooks.run.duration", (("aiohooks.session", "t"),)): 2,
+    }
+
+
+async def test_a_cancelled_run_ends_all_its_spans(telemetry: Telemetry) -> None:
+    """After a cancellation the spans of the run and of its waits have ended, with the cancellation as their error."""
+    async with ah.AsyncMonitoredSession(double, [telemetry.hook, Waits(), Waits()]) as session:
+        run = await parked(session.run("loss"))
+        await ticks()
+        run.cancel("enough")
+        with pytest.raises(asyncio.CancelledError, match="enough"):
+            await run
+    assert sorted(telemetry.tree()) == [("Waits#1.before_run", "run"), ("Waits#2.before_run", "run"), ("run", None)]
+    assert {span.status.status_code for span in telemetry.spans} == {trace.StatusCode.ERROR}
+
+
+async def test_runs_in_a_step_function(telemetry: Telemetry) -> None:
+    """Each run that a function of `run_step_fn` makes is a span, and a failed one has the error."""
+
+    async def fn(context: ah.session.StepContext) -> None:
+        await context.run_with_hooks("loss")
+        await context.run_with_hooks("nothing of the kind")
+
+    async with ah.AsyncMonitoredSession(double, [telemetry.hook]) as session:
+        with pytest.raises(ah.errors.FetchError):
+            await session.run_step_fn(fn)
+        assert trace.get_current_span() is trace.INVALID_SPAN
+    assert telemetry.tree() == [("run", None), ("run", None)]
+    assert [span.status.status_code for span in telemetry.spans] == [trace.StatusCode.UNSET, trace.StatusCode.ERROR]
+
+
+async def test_a_hook_that_is_left_running(telemetry: Telemetry) -> None:
+    """The span of a hook that ignores its cancellation ends with the run; its own end is no further span."""
+    done = asyncio.Event()
+
+    class Stubborn(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            while not done.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await done.wait()
+
+    class Yields(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            await asyncio.sleep(0)
+
+    hooks: list[Any] = [telemetry.hook, Yields(), ah.configure(Stubborn(), timeout=0.01, on_error="log")]
+    async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.01) as session:
+        await session.run("loss")
+        spans = telemetry.tree()
+        done.set()
+        await ticks()
+    assert ("Stubborn.before_run", "run") in spans
+    assert telemetry.tree() == spans
+
+
+async def test_without_an_sdk() -> None:
+    """With the API alone a run is as without the hook."""
+    async with ah.AsyncMonitoredSession(double, [OpenTelemetryHook(), Waits()]) as session:
+        run = await parked(session.run("loss"))
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
+def test_without_opentelemetry_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing the adapter without its package raises an error with the `pip install` line."""
+    hide(monkeypatch, "opentelemetry", "aiohooks.adapters.opentelemetry")
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[opentelemetry\]'"):
+        import aiohooks.adapters.opentelemetry  # noqa: F401
