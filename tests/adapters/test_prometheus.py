@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,20 @@ async def test_a_scrape_in_another_thread_reads_in_the_event_loop(registry: Coll
     await to_thread(run_and_abandon)
     families: Any = None
     hook.add_samples(families)  # adds nothing
+
+
+@pytest.mark.slow
+def test_a_scrape_goes_without_the_session_of_a_blocked_loop(registry: CollectorRegistry) -> None:
+    """A scrape of another thread ends without the series of a loop that does not answer; the next one has them again."""
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="trainer"):
+            with ThreadPoolExecutor(1) as pool:
+                found = pool.submit(scraped, registry).result()  # blocks the event loop meanwhile
+            assert value(found, "aiohooks_runs_total") is None
+            assert value(await to_thread(scraped, registry), "aiohooks_runs_total") == 0
+
+    asyncio.run(main())
 
 
 def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
