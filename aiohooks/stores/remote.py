@@ -18,6 +18,13 @@ from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, Write
 from aiohooks.stores._waiting import resolve
 from aiohooks.stores.shared import SharedStepStore
 
+CERTIFICATE_HINTS = (
+    ("certificate has expired", "it has expired; renew it on the server"),
+    ("certificate is not yet valid", "it is not valid yet; is the clock of this machine right?"),
+    ("certificate is not valid for", "it is for another name; give a name that is in it as the host"),
+)
+"""What to do about a server's certificate, by a part of the text of its error."""
+
 T = TypeVar("T")
 _BACKOFF = Backoff(initial_secs=0.05, max_secs=5.0)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from aiohooks.errors import InvalidArgumentError, StoreUnavailableError
+from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from tests.support.store_servers import Server, available, first_stream, running
+from tests.support.waiting import until_true
 
 pytest.importorskip("nats")
 if not available("nats"):
@@ -86,8 +87,20 @@ async def test_tls_with_a_private_authority(tmp_path: Path, certificates: Path) 
         await works(NatsStepStore(f"nats://localhost:{server.port}", tls=context, user="us", password="a@b"))
         await refused(store_of(server, "tls", user="us:a%40b@"), "certificate .* is not trusted")
         await refused(store_of(server, "nats", user="us:a%40b@"), "certificate .* is not trusted")
-        await refused(store_of(server, "tls", tls=context, tls_hostname="elsewhere", user="us:a%40b@"), "is not trusted")
+        await refused(
+            store_of(server, "tls", tls=context, tls_hostname="elsewhere", user="us:a%40b@"), "give a name that is in it"
+        )
         await refused(store_of(server, "tls", tls=context, user="us:wrong@"), "refuses the user")
+
+
+async def test_an_expired_certificate(tmp_path: Path, certificates: Path) -> None:
+    """It is refused immediately; what to do is on the server's side."""
+    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-days", "-1", "-extfile", "names"]
+    openssl(certificates, "x509", "-req", "-in", "server.csr", "-out", "expired.crt", *signed)
+    options = ["--tls", "--tlscert", str(certificates / "expired.crt"), "--tlskey", str(certificates / "server.key")]
+    with running("nats", tmp_path, options) as server:
+        context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+        await refused(store_of(server, "tls", tls=context), "it has expired; renew it on the server")
 
 
 async def test_no_password_goes_to_a_server_without_tls(tmp_path: Path, certificates: Path) -> None:
@@ -180,6 +193,50 @@ async def test_a_server_without_jetstream(tmp_path: Path) -> None:
     accounts = "accounts: { A: { users: [ {user: a, password: a} ] }, SYS: {} }\nsystem_account: SYS"
     with configured(tmp_path, accounts) as server:
         await refused(store_of(server, user="a:a@"), "JetStream")
+
+
+@pytest.mark.parametrize(
+    ("user", "denied", "opens"),
+    [
+        ("no_jetstream", 'publish: { deny: ["$JS.>"] }', False),
+        ("no_reading", 'publish: { deny: ["$JS.API.STREAM.MSG.GET.>"] }', False),
+        ("no_writing", 'publish: { deny: ["AIOHOOKS.run.>"] }', True),
+        ("no_replies", 'subscribe: { deny: ["_INBOX.>"] }', False),
+    ],
+)
+async def test_a_missing_right(tmp_path: Path, user: str, denied: str, opens: bool) -> None:
+    """It ends the opening, or the first write, with the subject and what to do."""
+    users = f"{{ user: admin, password: a }}, {{ user: {user}, password: w, permissions: {{ {denied} }} }}"
+    with configured(tmp_path, f"authorization: {{ users: [ {users} ] }}") as server:
+        await works(store_of(server, user="admin:a@"))
+        store = store_of(server, user=f"{user}:w@")
+        if opens:
+            async with store:
+                with pytest.raises(StoreRefusedError, match=r"aiohooks\.run\..*give the user the rights in docs/engine-nats.md"):
+                    await store.advance()
+        else:
+            await refused(store, "permissions violation .* give the user the rights in docs/engine-nats.md")
+
+
+async def test_a_full_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A write waits until there is room, and counts once; the log says once why."""
+    from nats.aio.client import Client
+
+    with configured(tmp_path, "jetstream { max_file_store: 4096 }") as server:
+        client = Client()
+        await client.connect(server.url)
+        await client.jetstream().add_stream(name="FILL", subjects=["fill"])
+        async with store_of(server) as store:
+            assert await store.advance() == 1
+            while b"error" not in (await client.request("fill", b"x" * 400)).data:
+                pass
+            advance = asyncio.ensure_future(store.advance())
+            await until_true(lambda: "a write has failed" in caplog.text)
+            assert "its storage is full; give it more (max_file_store)" in caplog.text
+            await client.jetstream().delete_stream("FILL")
+            assert await advance == 2
+        await client.close()
+    assert caplog.text.count("a write has failed") == 1
 
 
 async def test_a_foreign_stream(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         to = ["-keyout", f"{authority}.key", "-out", f"{authority}.crt", "-days", "2", "-subj", f"/CN={authority}"]
         openssl("req", "-x509", *key, *to, *signs)
     (folder / "names").write_text("subjectAltName=DNS:localhost\n", encoding="utf-8")
-    for name in ("server", "client"):
+    for name, days in (("server", "2"), ("client", "2"), ("expired", "-1")):
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
+        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", days, "-extfile", "names"]
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *by)
     return folder
 
@@ -124,12 +124,24 @@ async def test_tls(tmp_path: Path, certificates: Path) -> None:
             assert await store.advance() == 1
         assert "ssl_ca_certs=" in await refused(RedisStepStore(url))
         assert "ssl_ca_certs=" in await refused(RedisStepStore(url, ssl_ca_certs=other))
-        assert "verif" in await refused(RedisStepStore(url.replace("localhost", "127.0.0.1"), ssl_ca_certs=trusted))
+        assert "give a name that is in it" in await refused(
+            RedisStepStore(url.replace("localhost", "127.0.0.1"), ssl_ca_certs=trusted)
+        )
         assert "password" in await refused(RedisStepStore(url.replace("p%40ss", "x"), ssl_ca_certs=trusted))
         plain = RedisStepStore(url.replace("rediss", "redis"), connect_timeout=0.1)
         with pytest.raises(StoreUnavailableError, match="rediss://"):
             await plain.__aenter__()
         await plain.aclose()
+
+
+@pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
+async def test_an_expired_certificate(tmp_path: Path, certificates: Path) -> None:
+    """It is refused immediately; what to do is on the server's side."""
+    files = ["--tls-cert-file", str(certificates / "expired.crt"), "--tls-key-file", str(certificates / "expired.key")]
+    options = ["--port", "0", "--tls-port", "{port}", *files, "--tls-ca-cert-file", str(certificates / "ca.crt")]
+    with running("redis", tmp_path, [*options, "--tls-auth-clients", "no"], keeps=False) as server:
+        store = RedisStepStore(f"rediss://localhost:{server.port}", ssl_ca_certs=str(certificates / "ca.crt"))
+        assert "it has expired; renew it on the server" in await refused(store)
 
 
 @pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")

@@ -15,6 +15,7 @@ from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import Clock, wake, wake_after
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import logger
+from aiohooks.stores.remote import CERTIFICATE_HINTS
 
 try:
     from nats.aio.client import Client
@@ -35,6 +36,7 @@ _RESEND_SECS = 1.0
 STREAM_NOT_FOUND, MESSAGE_NOT_FOUND, _NO_REPLICAS = 10059, 10037, 10074
 WRONG_SEQUENCE = 10071, 10164
 _NOT_ENABLED = 10039, 10076
+_STORAGE_FULL = 10002, 10023, 10047
 
 
 class NoResponderError(StoreUnavailableError):
@@ -398,9 +400,9 @@ class NatsConnection:
                 "does not fit into one; give the server a larger limit, or the run fewer publishers"
             )
         if isinstance(error, ssl.SSLCertVerificationError):
-            return StoreRefusedError(
-                f"the certificate of {self._address} is not trusted ({text}); give tls=ssl.create_default_context(cafile=...)"
-            )
+            hints = (hint for sign, hint in CERTIFICATE_HINTS if sign in text)
+            hint = next(hints, "give tls=ssl.create_default_context(cafile=...)")
+            return StoreRefusedError(f"the certificate of {self._address} is not trusted ({text}): {hint}")
         if "authorization" in low or "authentication" in low:
             return StoreRefusedError(
                 f"{self._address} refuses the user ({text}); give user= and password=, token=, user_credentials= or nkeys_seed="
@@ -470,4 +472,5 @@ def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
         raise StoreRefusedError(f"{text}: it is one server, no cluster; leave out replicas=")
     if code == STREAM_NOT_FOUND:
         raise StreamGoneError(f"{text}: the stream is gone")
-    raise StoreUnavailableError(f"the NATS server says: {text}")
+    hint = ": its storage is full; give it more (max_file_store), or delete what is not needed" if code in _STORAGE_FULL else ""
+    raise StoreUnavailableError(f"the NATS server says: {text}{hint}")

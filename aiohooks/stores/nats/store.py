@@ -183,6 +183,7 @@ class NatsStepStore(RemoteStepStore):
             on_data_lost=self._on_data_lost,
             recover=lambda state, backup: state.recover(self._process, self._known(), backup.answers),
         )
+        self._writes_fail = False
         self._answer_secs = min(max(self._heartbeat, _PING_SECS), _ANSWER_SECS)
 
     # The connection.
@@ -333,4 +334,14 @@ class NatsStepStore(RemoteStepStore):
         except NoResponderError:
             connection.check_now()
             raise
-        return None if error_code(reply) in WRONG_SEQUENCE else int(check_reply(reply)["seq"])
+        if error_code(reply) in WRONG_SEQUENCE:
+            return None
+        try:
+            number = int(check_reply(reply)["seq"])
+        except StoreUnavailableError as error:
+            if not self._writes_fail:
+                logger.warning("run %s: a write has failed and is tried again: %s", self.run, error)
+            self._writes_fail = True
+            raise
+        self._writes_fail = False
+        return number

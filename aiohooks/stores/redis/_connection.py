@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
+from aiohooks.stores.remote import CERTIFICATE_HINTS
 
 # Each hint belongs to the first of these that is the name of an error's class, or part of its text.
 _NO_RIGHTS = "the user may not do that; give it the rights in docs/engine-redis.md (ACL SETUSER)"
@@ -30,6 +31,7 @@ _REFUSED_HINTS = (
     ("AuthenticationError", "wrong or missing password or user; put them in the URL: redis://user:password@host:6379"),
     ("AuthorizationError", "the user may not connect; look at ACL LIST on the server"),
     ("DENIED", "protected mode: a server without a password takes no connections from other machines; set one (requirepass)"),
+    *CERTIFICATE_HINTS,
     ("SSLCertVerificationError", "its certificate does not verify; give ssl_ca_certs= the authority that signed it"),
     ("WRONG_VERSION_NUMBER", "it does not speak TLS on this port; use redis://, or give its TLS port"),
     ("unknown command", "it is too old, or not a Redis server; Redis 6.2 or later, or Valkey, is needed"),
