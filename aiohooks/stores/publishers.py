@@ -113,7 +113,7 @@ class Publishers:
         self._registered: dict[Publisher, None] = {}
         self._parked = 0  # how many have a wait in `parked`, resolved or not: an upper bound of how many are waiting
         self.last_exit: PublisherExit | None = None
-        self.left_here = 0
+        self.left_here: int = 0
         """How many publishers of this process have left."""
         self.others: tuple[Member, ...] = ()
         """The publishers in other processes."""

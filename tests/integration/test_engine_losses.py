@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ pytest.importorskip("redis")
 pytest.importorskip("nats")
 
 import aiohooks as ah
+from aiohooks.errors import PublisherFailedError
 from aiohooks.stores import Position, SharedStepStore, open_step_store
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.redis_servers import execute
@@ -108,6 +110,32 @@ async def test_a_write_that_a_process_has_found_when_it_came_counts_once(kind: s
                 assert await late.value() == Position(1, 6)
                 await a.advance()
                 assert await seventh == 7
+
+
+async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str, tmp_path: Path) -> None:
+    """What it has lost of the run is given back: the step, and how the last trainer left, which is no exit from before."""
+    with running(kind, tmp_path) as server:
+        async with store_of(server, lease_secs=10.0) as a, store_of(server, lease_secs=10.0) as b:
+            assert await a.advance(5) == 5
+            await asyncio.to_thread(server.kill)
+            copy = await asyncio.to_thread(shutil.copytree, server.data, tmp_path / "copy")
+            await asyncio.to_thread(server.start)
+            early, late = a.publisher("early"), a.publisher("late")
+            await a.flush()
+            (waiting,) = await parked_waits(b, 20)
+            early.close()
+            assert await a.advance(5) == 10
+            await b.wait_for(10)
+            await a.flush()
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(shutil.rmtree, server.data)
+            await asyncio.to_thread(shutil.copytree, copy, server.data)
+            await asyncio.to_thread(server.start)
+            assert (await b.value()).step == 10
+            late.close(ZeroDivisionError("a bad batch"))
+            with pytest.raises(PublisherFailedError, match="late") as raised:
+                await waiting
+            assert "a bad batch" in str(raised.value.__cause__)
 
 
 @asynccontextmanager

@@ -146,18 +146,25 @@ class RedisStepStore(RemoteStepStore):
         return self._run.state.snapshot(self._run.run_id)
 
     async def _recovered_run(self, found: _script.FoundRun) -> _script.FoundRun:
-        """Give the server what this process knows if it has lost the run since, and make the run if it is not there."""
+        """Give the server what this process knows of a run that it has lost since, or a part of it; make one if there is none."""
         known = self._run
         told = known.run_id  # the run that has what this process knows; empty: it knows nothing
-        while not found.run_id or told not in ("", found.run_id):
+        while (is_older := self._is_older(found)) or not found.run_id or told not in ("", found.run_id):
             state = found.state.copy()
             if known.run_id:
                 state.recover(self._process, self._known(), known.state.answers)
-            run_id = found.run_id or secrets.token_hex(8)
+            run_id = found.run_id if found.run_id and not is_older else secrets.token_hex(8)
             if await self._swap(found, run_id, state, int(known.version or 0), self._recent[1]):
                 told = run_id
             found = await self._read_state()
         return found
+
+    def _is_older(self, found: _script.FoundRun) -> bool:
+        """Return whether the server has the run as it was before this process last read it, from an older copy of its data."""
+        known = self._run
+        return found.run_id == known.run_id != "" and (
+            int(found.version) < int(known.version) or found.state.position < self._recent[0]
+        )
 
     async def _is_sentinel(self, connection: RedisConnection) -> bool:
         try:
