@@ -43,7 +43,7 @@ class CancelScope:
 
     def __init__(self, task: asyncio.Task[Any], watch: CancelWatch | None = None) -> None:
         """Open the block, which `task` runs, under `watch` if there is one."""
-        self.task = task
+        self.task: asyncio.Task[Any] = task
         self.cause: BaseException | None = None
         """What the block is to end with instead of the cancellation, if `cancel` got it."""
         self.cancel_called: bool = False

@@ -204,27 +204,47 @@ class _Families:
         self.all: list[Metric] = []
         of_session, of_hook, of_gate = ["session"], ["session", "hook", "method"], ["session", "versions"]
         add = self._add
-        self.runs = add(CounterMetricFamily("aiohooks_runs", "Runs begun.", labels=of_session))
-        self.recoveries = add(CounterMetricFamily("aiohooks_recoveries", "Raw sessions replaced.", labels=of_session))
-        self.step = add(GaugeMetricFamily("aiohooks_global_step", "Latest step known here.", labels=of_session))
-        self.rate = add(GaugeMetricFamily("aiohooks_steps_per_second", "Steps over the last 10 s.", labels=of_session))
-        self.step_seconds = add(HistogramMetricFamily("aiohooks_step_seconds", "Successful runs.", labels=of_session))
-        self.hook_seconds = add(HistogramMetricFamily("aiohooks_hook_seconds", "Calls of hooks.", labels=of_hook))
-        self.hook_blocking = add(
+        self.runs: CounterMetricFamily = add(CounterMetricFamily("aiohooks_runs", "Runs begun.", labels=of_session))
+        self.recoveries: CounterMetricFamily = add(
+            CounterMetricFamily("aiohooks_recoveries", "Raw sessions replaced.", labels=of_session)
+        )
+        self.step: GaugeMetricFamily = add(
+            GaugeMetricFamily("aiohooks_global_step", "Latest step known here.", labels=of_session)
+        )
+        self.rate: GaugeMetricFamily = add(
+            GaugeMetricFamily("aiohooks_steps_per_second", "Steps over the last 10 s.", labels=of_session)
+        )
+        self.step_seconds: HistogramMetricFamily = add(
+            HistogramMetricFamily("aiohooks_step_seconds", "Successful runs.", labels=of_session)
+        )
+        self.hook_seconds: HistogramMetricFamily = add(
+            HistogramMetricFamily("aiohooks_hook_seconds", "Calls of hooks.", labels=of_hook)
+        )
+        self.hook_blocking: CounterMetricFamily = add(
             CounterMetricFamily("aiohooks_hook_blocking_seconds", "How long hooks held the event loop.", labels=of_hook)
         )
-        self.waiters = add(GaugeMetricFamily("aiohooks_step_waiters", "Waits for a step.", labels=of_session))
-        self.saved = add(CounterMetricFamily("aiohooks_checkpoints_saved", "Checkpoints written.", labels=of_session))
-        self.failed = add(CounterMetricFamily("aiohooks_checkpoints_failed", "Saves that failed.", labels=of_session))
-        self.checkpoint_age = add(
+        self.waiters: GaugeMetricFamily = add(GaugeMetricFamily("aiohooks_step_waiters", "Waits for a step.", labels=of_session))
+        self.saved: CounterMetricFamily = add(
+            CounterMetricFamily("aiohooks_checkpoints_saved", "Checkpoints written.", labels=of_session)
+        )
+        self.failed: CounterMetricFamily = add(
+            CounterMetricFamily("aiohooks_checkpoints_failed", "Saves that failed.", labels=of_session)
+        )
+        self.checkpoint_age: GaugeMetricFamily = add(
             GaugeMetricFamily("aiohooks_checkpoint_age_seconds", "Time since the last checkpoint was written.", labels=of_session)
         )
-        self.checkpoint_size = add(
+        self.checkpoint_size: GaugeMetricFamily = add(
             GaugeMetricFamily("aiohooks_checkpoint_size_bytes", "Size of the last checkpoint.", labels=of_session)
         )
-        self.checkpoint_step = add(GaugeMetricFamily("aiohooks_checkpoint_step", "Step of that checkpoint.", labels=of_session))
-        self.lag = add(GaugeMetricFamily("aiohooks_version_lag", "Versions published during the last run.", labels=of_gate))
-        self.ahead = add(GaugeMetricFamily("aiohooks_versions_ahead", "Versions ahead when the last run began.", labels=of_gate))
+        self.checkpoint_step: GaugeMetricFamily = add(
+            GaugeMetricFamily("aiohooks_checkpoint_step", "Step of that checkpoint.", labels=of_session)
+        )
+        self.lag: GaugeMetricFamily = add(
+            GaugeMetricFamily("aiohooks_version_lag", "Versions published during the last run.", labels=of_gate)
+        )
+        self.ahead: GaugeMetricFamily = add(
+            GaugeMetricFamily("aiohooks_versions_ahead", "Versions ahead when the last run began.", labels=of_gate)
+        )
 
     def _add(self, family: Family) -> Family:
         self.all.append(family)
