@@ -305,15 +305,18 @@ async def test_the_processes_end_with_a_killed_launcher_that_has_forked(tmp_path
         assert launcher.stdin is not None
         launcher.stdin.write(b"fork\n")
         launcher.stdin.flush()
-        children = Path(f"/proc/{launcher.pid}/task")
-        await until_true(lambda: count_children(children) == 4)  # two tasks, the resource tracker, and what was forked
+        await until_true(lambda: count_children(launcher.pid) == 4)  # two tasks, the resource tracker, and what was forked
         launcher.kill()
         for pid in pids:
             await wait_ended(pid)
 
 
-def count_children(tasks: Path) -> int:
-    return sum(len((thread / "children").read_text().split()) for thread in tasks.iterdir())
+def count_children(pid: int) -> int:
+    count = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            count += len((thread / "children").read_text().split())
+    return count
 
 
 @pytest.mark.slow

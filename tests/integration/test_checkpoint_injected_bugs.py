@@ -117,26 +117,27 @@ Contents = Mapping[str, Iterable[bytes | memoryview]]
 
 def commit_that_renames_first(
     self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, metrics: Mapping[str, float], contents: Contents
-) -> None:
-    _commit(self._files, dir_fd, name, metrics, contents, f".tmp-{name}")
+) -> _format.Manifest:
     names.add(str(name))
+    return _commit(self._files, dir_fd, name, metrics, contents, f".tmp-{name}")
 
 
 def commit_in_place(
     self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, metrics: Mapping[str, float], contents: Contents
-) -> None:
-    _commit(self._files, dir_fd, name, metrics, contents, str(name))
+) -> _format.Manifest:
     names.add(str(name))
+    return _commit(self._files, dir_fd, name, metrics, contents, str(name))
 
 
 def _commit(
     files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Contents, written_as: str
-) -> None:
+) -> _format.Manifest:
     unsynced = Files(WithoutSync(files.fs))
     files.make_directory(written_as, dir_fd=dir_fd)
     with files.directory(written_as, dir_fd=dir_fd) as fd:
         entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
-        unsynced.write_new(_format.MANIFEST, [_format.encode(_format.Manifest(name, metrics, entries))], dir_fd=fd)
+        manifest = _format.Manifest(name, metrics, entries)
+        unsynced.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
         if written_as != str(name):
             files.rename(written_as, str(name), dir_fd=dir_fd)
         for file in (*contents, _format.MANIFEST):
@@ -145,9 +146,10 @@ def _commit(
             files.close_quietly(each)
         files.sync(fd)
     files.sync(dir_fd)
+    return manifest
 
 
-def commits_by(commit: Callable[..., None]) -> Bug:
+def commits_by(commit: Callable[..., _format.Manifest]) -> Bug:
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
 
@@ -155,9 +157,9 @@ def removes_too_early(patch: pytest.MonkeyPatch) -> None:
     """Remove old checkpoints before the save."""
     sound = CheckpointDirectory._commit
 
-    def commit(self: CheckpointDirectory, dir_fd: int, names: set[str], *rest: Any) -> None:
+    def commit(self: CheckpointDirectory, dir_fd: int, names: set[str], *rest: Any) -> _format.Manifest:
         self._remove(dir_fd, names, _format.checkpoint_names(names)[1:])
-        sound(self, dir_fd, names, *rest)
+        return sound(self, dir_fd, names, *rest)
 
     patch.setattr(CheckpointDirectory, "_commit", commit)
 
