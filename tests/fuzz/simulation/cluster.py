@@ -176,7 +176,8 @@ class Cluster:
                 await asyncio.gather(*(self.advance(process, store, 1, term) for _ in range(chance.choice((1, 1, 1, 3)))))
                 await self._pause()
         finally:
-            self._end(tenure, how)
+            # Cancelled before its announcement was acknowledged: the engine may know it all the same.
+            self._end(tenure or self._begin(self.history.publishers, process, term, name), how)
             publisher.close(ValueError("simulated") if how == "failed" else None)
 
     def _begin(self, tenures: list[Tenure], process: Process, term: int, name: str = "chief") -> Tenure:
@@ -185,8 +186,8 @@ class Cluster:
         tenures.append(tenure)
         return tenure
 
-    def _end(self, tenure: Tenure | None, how: str) -> None:
-        if tenure is not None and tenure.ended is None:
+    def _end(self, tenure: Tenure, how: str) -> None:
+        if tenure.ended is None:
             self.world.trace(tenure.process, "ends", tenure.name, how)
             tenure.ended, tenure.how = self.world.now, how
 
