@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,25 +219,61 @@ async def test_a_missing_right(tmp_path: Path, user: str, denied: str, opens: bo
             await refused(store, "permissions violation .* give the user the rights in docs/engine-nats.md")
 
 
-async def test_a_full_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A write waits until there is room, and counts once; the log says once why."""
+@asynccontextmanager
+async def nearly_full(folder: Path) -> AsyncIterator[tuple[Server, Callable[[], Awaitable[None]], Callable[[], Awaitable[Any]]]]:
+    """Start a server; yield it, a function that fills its storage, and one that empties it again."""
     from nats.aio.client import Client
 
-    with configured(tmp_path, "jetstream { max_file_store: 4096 }") as server:
+    with configured(folder, "jetstream { max_file_store: 4096 }") as server:
         client = Client()
         await client.connect(server.url)
         await client.jetstream().add_stream(name="FILL", subjects=["fill"])
-        async with store_of(server) as store:
-            assert await store.advance() == 1
+
+        async def fill() -> None:
             while b"error" not in (await client.request("fill", b"x" * 400)).data:
                 pass
-            advance = asyncio.ensure_future(store.advance())
-            await until_true(lambda: "a write has failed" in caplog.text)
-            assert "its storage is full; give it more (max_file_store)" in caplog.text
-            await client.jetstream().delete_stream("FILL")
-            assert await advance == 2
+
+        yield server, fill, partial(client.jetstream().delete_stream, "FILL")
         await client.close()
-    assert caplog.text.count("a write has failed") == 1
+
+
+async def test_a_full_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It counts as away: a write waits until there is room, and counts once; the log says once why."""
+    async with nearly_full(tmp_path) as (server, fill, empty), store_of(server) as store:
+        assert await store.advance() == 1
+        await fill()
+        advance = asyncio.ensure_future(store.advance())
+        await until_true(lambda: "the connection is lost" in caplog.text)
+        assert "its storage is full; give it more (max_file_store)" in caplog.text
+        await empty()
+        assert await advance == 2
+    assert caplog.text.count("the connection is lost") == 1
+
+
+async def test_a_server_that_remains_full(tmp_path: Path) -> None:
+    """A write fails after `max_outage_secs`, although the server can be read all the time."""
+    async with nearly_full(tmp_path) as (server, fill, _), store_of(server, max_outage_secs=0.3) as store:
+        assert await store.advance() == 1
+        await fill()
+        with pytest.raises(StoreUnavailableError, match=r"no connection for 0.3 s"):
+            await store.advance()
+
+
+async def test_no_lease_ends_while_the_server_is_full(tmp_path: Path) -> None:
+    """Who could not renew its lease is not taken for dead, for however long."""
+    async with (
+        nearly_full(tmp_path) as (server, fill, empty),
+        store_of(server, lease_secs=0.4) as trainer,
+        store_of(server, lease_secs=0.4) as waiter,
+    ):
+        with trainer.publisher("trainer"):
+            await trainer.flush()
+            wait = asyncio.ensure_future(waiter.wait_for(1))
+            await fill()
+            await until_true(lambda: (waiter.outage_secs or 0.0) > 1.2)
+            await empty()
+            await trainer.advance()
+            assert await wait == 1
 
 
 async def test_a_foreign_stream(tmp_path: Path) -> None:

@@ -276,6 +276,7 @@ async def test_a_run_expires(server: Server, run: str) -> None:
         ("redis://localhost", {"answer_timeout": 0}, "answer_timeout is 0"),
         ("redis://localhost", {"expire_secs": 10}, "twice the heartbeat"),
         ("redis://localhost", {"heartbeat": -1}, "heartbeat is -1"),
+        ("rediss://localhost", {"ssl_ca_certs": "/nowhere/ca.crt"}, "there is no such file"),
     ],
 )
 def test_invalid_arguments(url: Any, options: dict[str, Any], said: str) -> None:

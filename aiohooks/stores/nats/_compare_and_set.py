@@ -225,6 +225,14 @@ class CompareAndSet:
                 self._pending.remove(update)
         return update.result[0]
 
+    async def write_again(self, secs: float) -> None:
+        """Write what is there already, which fails where the server takes no writes."""
+        latest = self.latest or await self.refresh(secs)
+        if latest is NO_MESSAGE:
+            await self.update(lambda state: None, secs)
+        else:  # if another process is faster, its write has shown it
+            await self._publish(latest.data, latest.seq)
+
     async def _commit(self, pending: list[_PendingUpdate[Any]], secs: float) -> None:
         """Apply the updates that are in `pending` at the time of an attempt, all together."""
         lost_races = 0

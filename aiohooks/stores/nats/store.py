@@ -206,6 +206,8 @@ class NatsStepStore(RemoteStepStore):
         await self._state.refresh(self._answer_secs)
         if self._state.data_lost:
             await self._state.update(lambda state: None, self._answer_secs)
+        elif self._writes_fail:
+            await self._state.write_again(self._answer_secs)
         return self._state.snapshot()
 
     async def _delete_run_once(self) -> None:
@@ -339,9 +341,9 @@ class NatsStepStore(RemoteStepStore):
         try:
             number = int(check_reply(reply)["seq"])
         except StoreUnavailableError as error:
-            if not self._writes_fail:
-                logger.warning("run %s: a write has failed and is tried again: %s", self.run, error)
+            # A server that is full still answers reads. It counts as lost until it takes writes again: leases are not judged.
             self._writes_fail = True
+            connection.fail(error)
             raise
         self._writes_fail = False
         return number

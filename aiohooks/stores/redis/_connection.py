@@ -33,6 +33,7 @@ _REFUSED_HINTS = (
     ("DENIED", "protected mode: a server without a password takes no connections from other machines; set one (requirepass)"),
     *CERTIFICATE_HINTS,
     ("SSLCertVerificationError", "its certificate does not verify; give ssl_ca_certs= the authority that signed it"),
+    ("CERTIFICATE_REQUIRED", "it asks for a certificate of the client; give ssl_certfile= and ssl_keyfile="),
     ("WRONG_VERSION_NUMBER", "it does not speak TLS on this port; use redis://, or give its TLS port"),
     ("unknown command", "it is too old, or not a Redis server; Redis 6.2 or later, or Valkey, is needed"),
     ("Unknown Redis command", "a command is missing there; Redis 6.2 or later, or Valkey, is needed"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import secrets
 from collections.abc import Callable, Generator
 from typing import Any
@@ -380,7 +381,11 @@ def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], Any], st
         for parent, its_defaults in ((client.Connection, _TCP_DEFAULTS), (client.SSLConnection, _TLS_DEFAULTS)):
             defaults.update(its_defaults if issubclass(kind, parent) else {})
         chosen = {name: value for name, value in options.items() if value is not None}
-        settings = {**defaults, **parsed, **chosen, **_FIXED, "retry": Retry(NoBackoff(), 0)}
+        settings: dict[str, Any] = {**defaults, **parsed, **chosen, **_FIXED, "retry": Retry(NoBackoff(), 0)}
+        for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+            # While connecting, the error of a file and that of a server that is away would look the same.
+            if (path := settings.get(name)) is not None and not os.access(path, os.R_OK):
+                raise ValueError(f"{name} is {os.fspath(path)!r}, and there is no such file that this process may read")
         new_connection: Callable[[], Any] = functools.partial(kind, **settings)
         new_connection()  # redis-py refuses unknown and invalid options here
     except (TypeError, ValueError, RedisError) as error:
