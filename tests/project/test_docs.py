@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from tests.support.source import ROOT, own_functions, python_files, tree
 
@@ -93,6 +95,27 @@ def test_every_block_names_its_language(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= {"python", "sh", "text", "toml", "yaml", "json"}
     text = page.read_text(encoding="utf-8")
     assert len(re.findall(r"^ *```", text, flags=re.MULTILINE)) == 2 * len(list(blocks(page)))
+
+
+def test_every_kubernetes_manifest_is_valid() -> None:
+    """A block of YAML is a manifest that the API of Kubernetes accepts, with no field that it does not know."""
+    manifests = [yaml.safe_load(block.text) for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    assert manifests
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+@pages
+def test_shellcheck_accepts_every_shell_block(page: Path, tmp_path: Path) -> None:
+    """Also the scripts for Slurm and the commands that are only shown."""
+    scripts: list[Path] = []
+    for block in blocks(page):
+        if block.language == "sh":
+            scripts.append(tmp_path / f"line_{block.line}.sh")
+            scripts[-1].write_text(block.text, encoding="utf-8")
+    if scripts:
+        found = subprocess.run(["shellcheck", "--shell=bash", *scripts], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout
 
 
 def anchors(page: Path) -> set[str]:
