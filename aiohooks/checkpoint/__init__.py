@@ -3,8 +3,11 @@
     saver.py         Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
     policies.py      which checkpoints are kept
     checkpoint.py    Checkpoint, Restored, Stateful
+    random_state.py  RandomState
     _format.py       names and manifests
     _encoding.py     a state to bytes and back
+    _tensors.py      snapshots of states, and tensors without importing torch
+    _torch.py        what is done with tensors of PyTorch
     _files.py        file operations, and the lock
     cli.py           `python -m aiohooks checkpoints DIR`
 
@@ -13,7 +16,7 @@ On disk:
     checkpoint_dir/
       .lock                          locked by the one writer; the kernel releases it when that ends
       step-000000001000.000007/      the checkpoint of step 1000, the seventh that was committed here
-        arrays.safetensors           every numpy array of the state
+        arrays.safetensors           every array and tensor of the state
         state.msgpack                the tree that contains them, with everything else
         manifest.json                step, sequence, metrics; size and CRC-32 of the files; a sha256 of itself
       .tmp-step-...                  being written or removed
@@ -26,9 +29,10 @@ pointer that could be wrong. The same state gives the same bytes on every Python
 
 from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
 from aiohooks.checkpoint.policies import KeepBest, KeepEvery, KeepNewest, KeepPolicy
+from aiohooks.checkpoint.random_state import RandomState
 from aiohooks.checkpoint.saver import Saver
 
-__all__ = ["Checkpoint", "KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy", "Restored", "Saver", "Stateful"]
+__all__ = ["Checkpoint", "KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy", "RandomState", "Restored", "Saver", "Stateful"]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

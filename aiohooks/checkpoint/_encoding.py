@@ -11,12 +11,14 @@ import json
 import math
 import re
 import struct
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from aiohooks.checkpoint._format import ARRAYS, STATE, DamagedError, damage_in, unused_name
+from aiohooks.checkpoint._format import ARRAYS, STATE, VERSION, DamagedError, damage_in, unused_name
+from aiohooks.checkpoint._tensors import DTYPES, MAX_DEPTH, tensors_in, torch_support
 from aiohooks.errors import InvalidArgumentError, missing_extra
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ _Path: TypeAlias = tuple[str | int, ...]
 
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
+_ALIGNMENT = 64
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -69,22 +72,41 @@ def _check_dtype(dtype: np.dtype[Any], place: str) -> str:
     raise InvalidArgumentError(f"{place} has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}")
 
 
+class _Stored(NamedTuple):
+    """An array of the file: its entry in the header, and where its bytes come from when they are written."""
+
+    native: str | None
+    """The name that safetensors has for its dtype; without one, plain bytes are stored."""
+    shape: list[int]
+    nbytes: int
+    alignment: int
+    data: Callable[[], memoryview]
+
+
 class ArrayFile:
     """The arrays of a state, to be written to a safetensors file from their own memory.
 
-    Only an array that is not C-contiguous or is big-endian is copied, one array at a time.
+    Only an array that is not C-contiguous or is big-endian is copied, one array at a time; likewise a tensor on a device.
     """
 
     def __init__(self) -> None:
-        self._arrays: dict[str, tuple[Array, str]] = {}
+        self._arrays: dict[str, _Stored] = {}
         self._header: bytes | None = None
+        self.version = 1
+        """The version of the format that has all of what the state has."""
 
     def add(self, path: _Path, array: Array) -> tuple[str, str, list[int]]:
         """Add an array; return name, dtype and shape, the arguments of `LoadedArrays.take`."""
         dtype = _check_dtype(array.dtype, _text_of(path))
+        shape = list(array.shape)
+        native, data = _NATIVE.get(dtype[1:]), partial(_little_endian_bytes, array, dtype)
+        return self.add_stored(path, _Stored(native, shape, array.nbytes, _NATIVE_WIDTH.get(dtype[1:], 1), data)), dtype, shape
+
+    def add_stored(self, path: _Path, stored: _Stored) -> str:
+        """Add an array under its path; return its name in the file."""
         name = self._unused_name(path)
-        self._arrays[name] = (array, dtype)
-        return name, dtype, list(array.shape)
+        self._arrays[name] = stored
+        return name
 
     def _unused_name(self, path: _Path) -> str:
         # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so `~` with another number can make
@@ -96,26 +118,24 @@ class ArrayFile:
 
     @property
     def size(self) -> int:
-        return len(self.header()) + sum(array.nbytes for array, _ in self._arrays.values())
+        return len(self.header()) + sum(stored.nbytes for stored in self._arrays.values())
 
-    def _widest_first(self) -> list[tuple[str, Array, str]]:
+    def _widest_first(self) -> list[tuple[str, _Stored]]:
         # So that each array begins at a multiple of its item size.
-        found = [(name, array, dtype) for name, (array, dtype) in self._arrays.items()]
-        return sorted(found, key=lambda each: -_NATIVE_WIDTH.get(each[2][1:], 1))
+        return sorted(self._arrays.items(), key=lambda each: -each[1].alignment)
 
     def header(self) -> bytes:
         """Return the header of the file: names and positions of the arrays."""
         if self._header is None:
             entries: dict[str, Any] = {}
             offset = 0
-            for name, array, dtype in self._widest_first():
-                native = _NATIVE.get(dtype[1:])
+            for name, stored in self._widest_first():
                 entries[name] = {
-                    "dtype": native or "U8",
-                    "shape": list(array.shape) if native else [array.nbytes],
-                    "data_offsets": [offset, offset + array.nbytes],
+                    "dtype": stored.native or "U8",
+                    "shape": stored.shape if stored.native else [stored.nbytes],
+                    "data_offsets": [offset, offset + stored.nbytes],
                 }
-                offset += array.nbytes
+                offset += stored.nbytes
             text = json.dumps(entries, separators=(",", ":")).encode("ascii")
             text += b" " * (-len(text) % 8)
             if len(text) > _MAX_HEADER_BYTES:
@@ -127,9 +147,9 @@ class ArrayFile:
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         yield self.header()
-        for _, array, dtype in self._widest_first():
-            if array.nbytes:
-                data = _little_endian_bytes(array, dtype)
+        for _, stored in self._widest_first():
+            if stored.nbytes:
+                data = stored.data()
                 for start in range(0, len(data), CHUNK_BYTES):
                     yield data[start : start + CHUNK_BYTES]
 
@@ -148,6 +168,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
+_OTHER_ARRAY = "has another dtype or shape of an array than the other file"
 _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
@@ -160,7 +181,7 @@ class _PieceReader:
 
     def read(self, size: int) -> Array:
         """Return an array of the next `size` bytes."""
-        found = np.empty(size, np.uint8)
+        found = _aligned_memory(size)
         place = 0
         while place < size:
             if not self._piece.size:
@@ -172,6 +193,13 @@ class _PieceReader:
             found[place : place + part.size] = part
             place += part.size
         return found
+
+
+def _aligned_memory(size: int) -> Array:
+    """Return memory as torch aligns its own, on which the last bits of a matrix product may depend."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
 
 
 class LoadedArrays:
@@ -212,23 +240,40 @@ class LoadedArrays:
         Raises:
             DamagedError: there is none, or it has another dtype or shape.
         """
+        kind, sizes = _parse_dtype(dtype), _parse_shape(shape)
+        data = self.take_bytes(name, _NATIVE.get(kind.str[1:]), sizes)
+        if math.prod(sizes) * kind.itemsize != len(data):
+            raise DamagedError(_OTHER_ARRAY)
+        return _make_array(kind, sizes, data)
+
+    def take_bytes(self, name: object, native: str | None, sizes: list[int]) -> Array:
+        """Return the bytes of the array of that name, once.
+
+        Raises:
+            DamagedError: there is none, or its header has not that dtype and shape, or plain bytes for a dtype without a name.
+        """
         entry = self._entries.pop(name, None) if isinstance(name, str) else None
         if entry is None:
             raise DamagedError("refers to an array that is not in the other file")
         data = self._data.pop(cast("str", name))
-        kind, sizes = _parse_dtype(dtype), _parse_shape(shape)
-        native = _NATIVE.get(kind.str[1:])
-        if math.prod(sizes) * kind.itemsize != len(data) or (entry.dtype, entry.shape) != (
-            native or "U8",
-            sizes if native else [len(data)],
-        ):
-            raise DamagedError("has another dtype or shape of an array than the other file")
-        return _make_array(kind, sizes, data)
+        if (entry.dtype, entry.shape) != (native or "U8", sizes if native else [len(data)]):
+            raise DamagedError(_OTHER_ARRAY)
+        return data
 
     def check_all_taken(self) -> None:
         """Raise `DamagedError` if there are arrays that the tree does not refer to."""
         if self._entries:
             raise DamagedError(f"has {len(self._entries)} arrays that the state does not refer to")
+
+
+def _bytes_of_block(block: Any) -> memoryview:
+    data: Array = block.bytes_on_host()
+    if block.has_gaps:  # what lies there is no part of the state, and may be different each time
+        data, gaps = data.copy(), np.ones(len(data), np.bool_)
+        for offset, shape, strides, item_size in block.members:
+            np.ndarray((*shape, item_size), np.bool_, cast("Any", gaps), offset, (*strides, 1))[...] = False
+        data[gaps] = 0
+    return memoryview(cast("Any", data))
 
 
 def _make_array(kind: np.dtype[Any], shape: list[int], data: Array) -> Array:
@@ -278,9 +323,8 @@ def _scalar_from_bytes(dtype: object, data: object) -> Any:
     return _make_array(kind, [], np.array(bytearray(data), np.uint8))[()]
 
 
-_TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR = 1, 2, 3, 4, 5
-"""Numbers of the extension types, which are part of the format."""
-_MAX_DEPTH = 64
+_TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR, _TENSOR, _COUNTER, _MODULE = 1, 2, 3, 4, 5, 6, 7, 8
+"""Numbers of the extension types, which are part of the format; from `_TENSOR` on of its version 2."""
 
 _HINTS = {
     "set": "give sorted(...) of it",
@@ -289,7 +333,6 @@ _HINTS = {
     "memoryview": "give bytes(...) of it",
     "deque": "give list(...) of it",
     "datetime": "give its .isoformat() or .timestamp()",
-    "Tensor": "give its .numpy()",
 }
 
 
@@ -301,11 +344,11 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     """
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is a {type(state).__name__}; give a mapping")
-    encoder = _Encoder()
     try:
+        encoder = _Encoder(state)
         data = encoder.bytes_of(encoder.tree(dict(state), ()))
     except RecursionError:
-        raise InvalidArgumentError(f"state is nested deeper than {_MAX_DEPTH} levels; flatten it") from None
+        raise InvalidArgumentError(f"state is nested deeper than {MAX_DEPTH} levels; flatten it") from None
     except (ValueError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
@@ -324,9 +367,14 @@ def decode(data: bytes, arrays: LoadedArrays) -> dict[str, Any]:
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, state: Mapping[str, Any]) -> None:
         self.arrays = ArrayFile()
         self.bytes_of = msgspec.msgpack.Encoder().encode
+        self._torch = torch_support()
+        self._names_of_blocks: dict[Any, str] = {}
+        if self._torch is not None:
+            self._tensors = {id(tensor): tensor for tensor in tensors_in(state, self._torch)}
+            self._places = self._torch.place(self._tensors)
 
     def tree(self, value: Any, path: _Path) -> Any:
         """Return what represents a value in MessagePack."""
@@ -339,8 +387,12 @@ class _Encoder:
             return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_INT, _int_to_bytes(value))
         if kind is complex:
             return msgspec.msgpack.Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
+        if kind is OrderedDict and hasattr(value, "_metadata"):  # the state of a module, which has its versions there
+            return self._later(_MODULE, [self._dict(value, path), self.tree(value._metadata, (*path, "_metadata"))])
         if kind is dict or kind is OrderedDict or kind is MappingProxyType:
             return self._dict(value, path)
+        if kind is Counter:
+            return self._later(_COUNTER, [self._dict(value, path)])
         if kind is list:
             return self._items(value, path)
         if kind is tuple:
@@ -349,7 +401,29 @@ class _Encoder:
             return msgspec.msgpack.Ext(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
         if _is_scalar(value):
             return msgspec.msgpack.Ext(_SCALAR, self.bytes_of(_scalar_to_bytes(value, _text_of(path))))
+        if self._torch is not None and self._torch.is_tensor(value):
+            return self._tensor(value, path)
         raise self._refused(value, path)
+
+    def _later(self, code: int, items: list[Any]) -> msgspec.msgpack.Ext:
+        """Return a value that the first version of the format does not have."""
+        self.arrays.version = VERSION
+        return msgspec.msgpack.Ext(code, self.bytes_of(items))
+
+    def _tensor(self, tensor: Any, path: _Path) -> msgspec.msgpack.Ext:
+        reason = self._torch.refusal(tensor)
+        if reason is not None:
+            raise InvalidArgumentError(f"{_text_of(path)} {reason}")
+        place, dtype = self._places[id(tensor)], self._torch.dtype_name(tensor)
+        shape = list(place.shape)
+        name = self._names_of_blocks.get(place.block)
+        if name is None:  # the first of the tensors in this memory decides how other programs see it
+            native, nbytes = DTYPES[dtype].native if place.is_whole else None, place.block.nbytes
+            width = np.dtype(DTYPES[dtype].array).itemsize
+            stored = _Stored(native, shape, nbytes, width, partial(_bytes_of_block, place.block))
+            name = self._names_of_blocks[place.block] = self.arrays.add_stored(path, stored)
+        view = [] if place.is_whole else [list(place.strides), place.offset]
+        return self._later(_TENSOR, [name, dtype, shape, *view])
 
     def _text(self, value: str, path: _Path) -> str:
         try:
@@ -378,9 +452,9 @@ class _Encoder:
         return found
 
     def _check_depth(self, path: _Path) -> None:
-        if len(path) >= _MAX_DEPTH:
+        if len(path) >= MAX_DEPTH:
             raise InvalidArgumentError(
-                f"{_text_of(path[:4])}... is nested deeper than {_MAX_DEPTH} levels, or in itself; flatten it"
+                f"{_text_of(path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it"
             )
 
     def _refused(self, value: object, path: _Path) -> InvalidArgumentError:
@@ -404,6 +478,9 @@ class _Decoder:
     def __init__(self, arrays: LoadedArrays) -> None:
         self._arrays = arrays
         self._depth = 0
+        self._torch: Any = torch_support()
+        self._blocks: dict[str, tuple[Array, Any]] = {}
+        """The bytes that tensors refer to by the name of an array, and their storage in torch."""
 
     def state(self, data: bytes) -> dict[str, Any]:
         with damage_in(STATE):
@@ -411,7 +488,7 @@ class _Decoder:
                 found = self._tree(data)
             except DamagedError:
                 raise
-            except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
+            except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RuntimeError, struct.error) as error:
                 raise DamagedError(f"is not the state of a checkpoint ({type(error).__name__})") from None
             if not isinstance(found, dict):
                 raise DamagedError("is not the state of a checkpoint")
@@ -447,8 +524,8 @@ class _Decoder:
         if code == _COMPLEX:
             return complex(*struct.unpack("<dd", data))
         self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise DamagedError(f"is nested deeper than {_MAX_DEPTH}")
+        if self._depth > MAX_DEPTH:
+            raise DamagedError(f"is nested deeper than {MAX_DEPTH}")
         inner = self._tree(data)
         self._depth -= 1
         if isinstance(inner, list):
@@ -459,7 +536,37 @@ class _Decoder:
                 return self._arrays.take(*items)
             if code == _SCALAR and len(items) == 2:
                 return _scalar_from_bytes(*items)
+            if code == _TENSOR and len(items) in (3, 5):
+                return self._tensor(*items)
+            if code == _COUNTER and len(items) == 1 and isinstance(items[0], dict):
+                return Counter(cast("Mapping[Any, Any]", items[0]))
+            if code == _MODULE and len(items) == 2 and isinstance(items[0], dict):
+                found = OrderedDict(cast("Mapping[Any, Any]", items[0]))
+                cast("Any", found)._metadata = items[1]
+                return found
         raise DamagedError(f"has the unknown type {code}")
+
+    def _tensor(self, name: object, dtype: object, shape: object, strides: object = None, offset: object = None) -> Any:
+        """Return a tensor, or an array where the program has not imported torch."""
+        if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
+            raise DamagedError("has a tensor of an unknown dtype")
+        kind, sizes, is_whole = np.dtype(DTYPES[dtype].array), _parse_shape(shape), strides is None
+        steps = _contiguous(sizes) if is_whole else _parse_shape(strides)
+        start = 0 if is_whole else offset
+        if name not in self._blocks:
+            data = self._arrays.take_bytes(name, DTYPES[dtype].native if is_whole else None, sizes)
+            self._blocks[name] = data, None if self._torch is None else self._torch.storage_of(data)
+        data, storage = self._blocks[name]
+        count = 0 if 0 in sizes else 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+        if type(start) is not int or start < 0 or start % kind.itemsize or start + count * kind.itemsize > len(data):
+            raise DamagedError("has a tensor that is not in its array")
+        if storage is None:
+            return np.ndarray(sizes, kind, cast("Any", data) if count else None, start, [step * kind.itemsize for step in steps])
+        return cast("Any", self._torch).tensor_in(storage, dtype, start, sizes, steps)
+
+
+def _contiguous(sizes: list[int]) -> list[int]:
+    return [math.prod(max(size, 1) for size in sizes[place + 1 :]) for place in range(len(sizes))]
 
 
 def _text_of(path: _Path) -> str:

@@ -102,7 +102,8 @@ def next_sequence(names: Iterable[str]) -> int:
 
 
 FORMAT = "aiohooks-checkpoint"
-VERSION = 1
+VERSION = 2
+"""The newest version of the format. The first has no tensors of PyTorch; a manifest has the oldest that is enough."""
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 _MAX_ENTRIES = 65_536
 
@@ -127,6 +128,7 @@ class Manifest:
     name: Name
     metrics: Mapping[str, float]
     files: Mapping[str, FileEntry]
+    version: int = 1
 
     @property
     def size(self) -> int:
@@ -162,7 +164,7 @@ def encode(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest, which are the same for the same contents on every Python."""
     content: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": manifest.version,
         "step": manifest.name.step,
         "sequence": manifest.name.sequence,
         "metrics": _metrics_to_json(manifest.metrics),
@@ -207,9 +209,8 @@ def decode(data: bytes, name: Name) -> Manifest:
     metrics, files = cast("dict[str, Any]", metrics), cast("dict[str, Any]", files)
     if len(metrics) + len(files) > _MAX_ENTRIES:
         raise DamagedError(f"has more than {_MAX_ENTRIES} entries")
-    return Manifest(
-        name, MappingProxyType({key: _metric(value) for key, value in metrics.items()}), MappingProxyType(_file_entries(files))
-    )
+    found = MappingProxyType({key: _metric(value) for key, value in metrics.items()})
+    return Manifest(name, found, MappingProxyType(_file_entries(files)), version)
 
 
 def _file_entries(files: dict[str, Any]) -> dict[str, FileEntry]:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 class Stateful(Protocol):
     """An object whose state is saved in checkpoints: tracked by a `Scaffold`, or a hook.
 
-    The state is plain data: None, bool, int, float, str, bytes, numpy arrays, and lists, tuples and dicts of these.
+    The state is plain data: None, bool, int, float, str, bytes, numpy arrays, tensors of PyTorch, and lists, tuples and dicts
+    of these.
     """
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -21,7 +21,8 @@ from aiohooks._validate import check_int, checked_index
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
-from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
+from aiohooks.checkpoint._tensors import torch_support
+from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
 from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
@@ -91,13 +92,14 @@ class Saver:
     ) -> Checkpoint:
         """Save a state. It is durable when this returns: a kill or a power cut does not undo it.
 
-        Arrays are written from their own memory, so nothing in `state` may be changed before this returns. Checkpoints that
-        `keep` does not keep are removed afterwards; if that fails, a warning is logged and the next save tries again.
+        Arrays and tensors are written from their own memory, so nothing in `state` may be changed before this returns.
+        Checkpoints that `keep` does not keep are removed afterwards; if that fails, a warning is logged and the next save tries
+        again.
 
         Args:
-            state: a mapping of None, bool, int, float, complex, str, bytes, list, tuple, dict (keys: str or int), numpy
-                arrays and scalars, nested to any depth up to 64. They come back equal to the last bit; an OrderedDict comes
-                back as a dict.
+            state: a mapping of None, bool, int, float, complex, str, bytes, list, tuple, dict (keys: str or int), Counter, numpy
+                arrays and scalars, and tensors of PyTorch, nested to any depth up to 64. They come back equal to the last bit;
+                an OrderedDict comes back as a dict, unless it is the state of a module; docs/pytorch.md says more of tensors.
             step: the global step of the state. An existing checkpoint of the same step is removed once the new one is
                 durable.
             metrics: numbers by name, for `KeepBest` and for readers of the checkpoint.
@@ -148,6 +150,22 @@ class Saver:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful], Any]) -> None:
+    """Encode the states of tracked objects, and write nothing.
+
+    Raises:
+        InvalidArgumentError: a checkpoint cannot hold one; the message has its name.
+    """
+    from aiohooks.checkpoint import _encoding
+
+    torch = torch_support()
+    for name, one in tracked.items():
+        reason = None if torch is None else torch.object_refusal(one)
+        if reason is not None:
+            raise InvalidArgumentError(f"tracked[{name!r}] {reason}")
+        _encoding.encode({"tracked": {name: state_of(one)}})
 
 
 def _checked_step(step: object) -> int:
@@ -206,7 +224,8 @@ class CheckpointDirectory:
                 self._remove_unfinished(dir_fd, names)
                 self._check_space(dir_fd, arrays.size + len(data) + _MANIFEST_BYTES)
                 name = Name(_format.next_sequence(names), step)
-                manifest = self._commit(dir_fd, names, name, metrics, {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]})
+                contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
+                manifest = self._commit(dir_fd, names, name, metrics, contents, arrays.version)
             saved = self._known[name] = self._checkpoint(manifest)
             self._remove_old(dir_fd, names, saved)
             return saved
@@ -238,6 +257,7 @@ class CheckpointDirectory:
         name: Name,
         metrics: Mapping[str, float],
         contents: Mapping[str, Iterable[bytes | memoryview]],
+        version: int,
     ) -> Manifest:
         """Write a checkpoint under a temporary name, make it durable, rename it, and make the name durable.
 
@@ -251,7 +271,7 @@ class CheckpointDirectory:
                 entries = {
                     file: _format.FileEntry(*files.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()
                 }
-                manifest = Manifest(name, metrics, entries)
+                manifest = Manifest(name, metrics, entries, version)
                 files.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
                 files.sync(fd)
             files.rename(temporary, str(name), dir_fd=dir_fd)

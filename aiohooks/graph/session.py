@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import types
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.cancel_watch import drive
 from aiohooks._aio.gather import LazyGather, Overlap, lazily
 from aiohooks._validate import check_instance, check_secs
+from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.checkpoint import Stateful
 from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import (
@@ -89,6 +89,7 @@ class Session:
         """The saver from which the creator of this session restores."""
         self.restored: Restored | None = None
         """The checkpoint that this session was restored from; its `state` has only the states of hooks."""
+        self._snapshot_memory = HostMemory()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
@@ -285,16 +286,17 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the content of a checkpoint: the graph's "variables", the states of "tracked" objects and of "hooks", by name.
 
-        Values of variables are not copied, as a commit replaces them; states are.
+        Values of variables are not copied, as a commit replaces them; states are, tensors to the memory of the host.
 
         Raises:
             InvalidHookError: two hooks with a state have one name.
         """
-        return {
-            "variables": {name: self.variables.read(name) for name in self._variable_names},
-            "tracked": {name: copy.deepcopy(self.state_of(one)) for name, one in self.tracked.items()},
-            "hooks": {name: copy.deepcopy(hook.state_dict()) for name, hook in self.stateful_hooks().items()},
+        states = {
+            "tracked": {name: self.state_of(one) for name, one in self.tracked.items()},
+            "hooks": {name: hook.state_dict() for name, hook in self.stateful_hooks().items()},
         }
+        variables = {name: self.variables.read(name) for name in self._variable_names}
+        return {"variables": variables, **snapshot(states, self._snapshot_memory)}
 
     def inherit_grace_secs(self, grace_secs: float) -> None:
         """Internal: use the grace period of the monitored session, unless this one was given its own."""

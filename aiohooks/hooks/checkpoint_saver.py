@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from aiohooks._aio.clock import quick_now
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
+from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import InvalidArgumentError, add_note, safe_repr
 from aiohooks.hooks._observing import checked_number
@@ -164,6 +165,8 @@ class CheckpointSaverHook(SessionRunHook):
         self._session, self._coord = session, coord
         self._saver = self._saver_for(session)
         session.stateful_hooks()  # refuses equal names now, and not during training
+        if first:
+            check_tracked(session.tracked, session.state_of)  # likewise what no checkpoint can hold
         self._epoch, step = session.global_step.latest
         self._now = quick_now()
         self._timer.start(step, self._now())

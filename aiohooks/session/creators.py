@@ -144,8 +144,8 @@ class Scaffold:
         ready_for_local_init_fn: called before `local_init_fn`.
         local_init_fn: called for each created session, of a chief or a worker.
         ready_fn: called at the end.
-        tracked: objects that change themselves, such as a torch module or a data loader, by name; their `state_dict` is saved in
-            checkpoints, and given to their `load_state_dict` when a session is restored.
+        tracked: objects that change themselves, such as a torch module, its optimizer, a data loader or a `RandomState`, by
+            name; their `state_dict` is saved in checkpoints, and given to their `load_state_dict` when a session is restored.
         copy_from_scaffold: another scaffold, whose functions replace missing ones of this one.
     """
 
@@ -171,7 +171,8 @@ class Scaffold:
         for name, one in (self.tracked or {}).items():
             if not isinstance(name, str) or not is_stateful(one):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgumentError(
-                    f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and load_state_dict(state)"
+                    f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and load_state_dict(state), "
+                    "such as checkpoint.RandomState(generator) for a random generator"
                 )
 
     async def local_init(self, session: Session, what: str) -> None:

@@ -71,11 +71,11 @@ def test_a_later_version_is_not_damage(tmp_path: Path) -> None:
     """It is kept, and no older one is silently restored: the error says to install a later aiohooks."""
     path = saved(tmp_path, 1, 2)[1]
     file = path / "manifest.json"
-    file.write_bytes(sealed_manifest(json.loads(file.read_bytes()), version=2, more="unknown"))
+    file.write_bytes(sealed_manifest(json.loads(file.read_bytes()), version=3, more="unknown"))
     one = directory(tmp_path)
-    with pytest.raises(CheckpointError, match=r"version 2.*install a later one"):
+    with pytest.raises(CheckpointError, match=r"version 3.*install a later one"):
         one.restore(None)
-    assert [each.reason for each in one.verify()] == ["has the later version 2 of the format", None]
+    assert [each.reason for each in one.verify()] == ["has the later version 3 of the format", None]
     assert [each.step for each in one.checkpoints()] == [1]
     one.close()
     assert len(names(tmp_path)) == 2

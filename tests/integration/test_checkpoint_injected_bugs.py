@@ -116,27 +116,39 @@ Contents = Mapping[str, Iterable[bytes | memoryview]]
 
 
 def commit_that_renames_first(
-    self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, metrics: Mapping[str, float], contents: Contents
+    self: CheckpointDirectory,
+    dir_fd: int,
+    names: set[str],
+    name: _format.Name,
+    metrics: Mapping[str, float],
+    contents: Contents,
+    version: int,
 ) -> _format.Manifest:
     names.add(str(name))
-    return _commit(self._files, dir_fd, name, metrics, contents, f".tmp-{name}")
+    return _commit(self._files, dir_fd, name, metrics, contents, version, f".tmp-{name}")
 
 
 def commit_in_place(
-    self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, metrics: Mapping[str, float], contents: Contents
+    self: CheckpointDirectory,
+    dir_fd: int,
+    names: set[str],
+    name: _format.Name,
+    metrics: Mapping[str, float],
+    contents: Contents,
+    version: int,
 ) -> _format.Manifest:
     names.add(str(name))
-    return _commit(self._files, dir_fd, name, metrics, contents, str(name))
+    return _commit(self._files, dir_fd, name, metrics, contents, version, str(name))
 
 
 def _commit(
-    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Contents, written_as: str
+    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Contents, version: int, written_as: str
 ) -> _format.Manifest:
     unsynced = Files(WithoutSync(files.fs))
     files.make_directory(written_as, dir_fd=dir_fd)
     with files.directory(written_as, dir_fd=dir_fd) as fd:
         entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
-        manifest = _format.Manifest(name, metrics, entries)
+        manifest = _format.Manifest(name, metrics, entries, version)
         unsynced.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
         if written_as != str(name):
             files.rename(written_as, str(name), dir_fd=dir_fd)

@@ -25,6 +25,7 @@ EXTRAS: dict[str, str] = {
     "uvloop": "aiohooks.session.program",
     "numpy": "aiohooks.checkpoint._encoding",
     "msgspec": "aiohooks.checkpoint._encoding",
+    "torch": "aiohooks.checkpoint._torch",
     "tensorboardX": "aiohooks.hooks._tensorboard",
     "rich": "aiohooks.hooks._rich",
     "matplotlib": "aiohooks.hooks._plot",

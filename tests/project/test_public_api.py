@@ -179,6 +179,9 @@ SIGNATURES: dict[str, str | None] = {
     "checkpoint.KeepNewest": "(n=5)",
     "checkpoint.KeepPolicy": None,
     "checkpoint.KeepPolicy.kept": "(self, checkpoints)",
+    "checkpoint.RandomState": "(*generators)",
+    "checkpoint.RandomState.load_state_dict": "(self, state)",
+    "checkpoint.RandomState.state_dict": "(self)",
     "LambdaHook": (
         "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None, close=None, "
         "fetches=None, every=None, name=None, **unknown)"

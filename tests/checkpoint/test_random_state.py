@@ -1,0 +1,89 @@
+"""Generators in a checkpoint continue with the numbers that they would have drawn."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError
+from tests.checkpoint.test_encoding import there_and_back
+from tests.support.source import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+def test_the_global_generators_continue() -> None:
+    """Those of Python and numpy, also in the middle of a pair of normal numbers."""
+
+    def draw() -> list[float]:
+        return [random.random(), random.gauss(0, 1), float(np.random.standard_normal())]
+
+    draw()
+    one = ah.checkpoint.RandomState()
+    state = there_and_back(one.state_dict())
+    drawn = [draw() for _ in range(3)]
+    one.load_state_dict(state)
+    assert [draw() for _ in range(3)] == drawn
+
+
+def test_given_generators_continue() -> None:
+    """In their order, and the global ones are left alone."""
+    python, numpy = random.Random(1), np.random.default_rng(2)
+    one = ah.checkpoint.RandomState(python, numpy)
+    state = there_and_back(one.state_dict())
+    drawn = [python.random(), numpy.random()]
+    before = random.getstate()
+    one.load_state_dict(state)
+    assert [python.random(), numpy.random()] == drawn
+    assert random.getstate() == before
+
+
+def test_other_generators_are_refused() -> None:
+    """A state of other generators is not loaded in part."""
+    one, other = ah.checkpoint.RandomState(random.Random(1)), ah.checkpoint.RandomState(random.Random(1), random.Random(2))
+    with pytest.raises(CheckpointMismatchError, match="has the states of 2 random generators, and RandomState has 1"):
+        one.load_state_dict(other.state_dict())
+    with pytest.raises(CheckpointMismatchError, match="has the states of 0"):
+        one.load_state_dict(ah.checkpoint.RandomState().state_dict())
+    before = random.getstate()
+    with pytest.raises(CheckpointMismatchError, match="has the random state of generators, and here RandomState has python"):
+        ah.checkpoint.RandomState().load_state_dict(one.state_dict())
+    with pytest.raises(CheckpointMismatchError, match="has the random state of jax"):
+        ah.checkpoint.RandomState().load_state_dict({"python": random.Random(5).getstate(), "jax": 1})
+    assert random.getstate() == before
+
+
+def test_what_is_no_generator_is_refused() -> None:
+    """A module and a seed are not."""
+    for wrong in (random, 5, None):
+        with pytest.raises(InvalidArgumentError, match="give instances of random"):
+            ah.checkpoint.RandomState(wrong)
+    with pytest.raises(
+        InvalidArgumentError, match=r"tracked\['r'\] .* such as checkpoint.RandomState\(generator\) for a random generator"
+    ):
+        ah.Scaffold(tracked={"r": random.Random()})  # type: ignore[dict-item]
+
+
+def test_nothing_is_imported_for_it() -> None:
+    """A program without numpy has the state of Python's generator alone."""
+    program = """
+        import sys
+        import aiohooks as ah
+        assert list(ah.checkpoint.RandomState().state_dict()) == ["python"]
+        assert "numpy" not in sys.modules and "torch" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=True, timeout=60)

@@ -1,0 +1,413 @@
+"""Tensors come back as tensors, equal to the last bit; those that share memory share it afterwards; others are refused."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from aiohooks.checkpoint import Saver, _encoding
+from aiohooks.checkpoint._format import DamagedError
+from aiohooks.checkpoint._tensors import HostMemory, snapshot
+from aiohooks.errors import InvalidArgumentError
+from tests.checkpoint.test_encoding import decode, there_and_back
+from tests.support.checkpoint_files import directory
+from tests.support.source import ROOT
+from tests.support.tensors import ALL_DTYPES, bits_of, same_tensors, tensor_of
+
+GOLDEN = ROOT / "tests" / "checkpoint" / "data" / "checkpoint-v2"
+
+
+def written(state: dict[str, Any]) -> bytes:
+    """Return the file of the arrays."""
+    return b"".join(map(bytes, _encoding.encode(state)[1].chunks()))
+
+
+def taken(state: Any) -> Any:
+    """Return a snapshot of a state."""
+    return snapshot(state, HostMemory())
+
+
+WAYS = pytest.mark.parametrize("way", [there_and_back, taken, lambda state: there_and_back(taken(state))])
+"""To a checkpoint and back, into a snapshot, and both."""
+
+
+@WAYS
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+def test_each_dtype_comes_back(dtype: str, way: Callable[[Any], Any]) -> None:
+    """With all bits, also those that are no number, as a scalar, and without elements."""
+    tensor = tensor_of(dtype)
+    state = {"whole": tensor, "scalar": tensor[1, 2], "empty": tensor[:, :0], "turned": tensor.T, "part": tensor_of(dtype)[1:]}
+    assert same_tensors(way(state), state)
+
+
+@WAYS
+def test_views_come_back_as_views(way: Callable[[Any], Any]) -> None:
+    """What overlaps in memory does so afterwards, in whatever order it is found: slices, columns, other dtypes, expansions."""
+    whole = torch.randn(6, 8)
+    state: dict[str, Any] = {
+        "column": whole[:, 3],
+        "rows": whole[2:4],
+        "whole": whole,
+        "list": [whole.T, (whole.view(torch.int32), whole[1, 1])],
+        "wide": whole[0, :1].expand(5),
+        "window": whole.view(-1).unfold(0, 10, 3),
+        "odd": whole.view(torch.uint8).view(-1)[5:9],
+    }
+    found = way(state)
+    assert same_tensors(found, state)
+    found["whole"].fill_(2.5)
+    assert all((each == 2.5).all() for each in (found["column"], found["rows"], found["list"][0], found["wide"], found["window"]))
+    assert found["list"][1][0][5, 7] == torch.tensor(2.5).view(torch.int32)
+    assert not (state["whole"] == 2.5).any()
+
+
+def test_shared_memory_is_stored_once() -> None:
+    """A model whose weights are tied, and views of one buffer, take the space of one."""
+    whole = torch.randn(100, 100)
+    assert len(written({"a": whole, "b": whole, "c": whole[5], "d": whole.T})) < 1.1 * whole.nbytes
+    assert len(written({"part": whole[:5]})) < 0.2 * whole.nbytes  # and not the memory around a view
+    assert len(written({"a": whole[:5], "b": whole[50:55]})) < 0.2 * whole.nbytes
+
+
+def test_memory_between_the_elements_is_not_stored() -> None:
+    """Between the elements of a view lie others, which are no part of the state: zeros are stored for them."""
+    memory = torch.full((4, 6), 7.0)
+    file = written({"column": memory[:, 1], "again": memory[1:3, 1]})
+    assert np.frombuffer(file[-4 * 19 :], np.float32).tolist() == [7, *[0] * 5] * 3 + [7]
+    assert written({"x": torch.arange(9)[::2]}) == written({"x": torch.tensor([0, 8, 2, 8, 4, 8, 6, 8, 8])[::2]})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_views_of_any_memory(data: st.DataObject) -> None:
+    """Whatever the sizes, strides, offsets and dtypes of views of a few storages are."""
+    storages = [torch.randint(0, 256, (96,), dtype=torch.uint8) for _ in range(2)]
+    state: dict[str, Any] = {}
+    for number in range(data.draw(st.integers(1, 6))):
+        dtype = data.draw(st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.complex64]))
+        shape = data.draw(st.lists(st.integers(0, 4), max_size=3))
+        strides = data.draw(st.lists(st.integers(0, 4), min_size=len(shape), max_size=len(shape)))
+        room = 96 // dtype.itemsize - (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)))
+        if room >= 0 or 0 in shape:
+            storage = data.draw(st.sampled_from(storages)).untyped_storage()
+            offset = data.draw(st.integers(0, max(0, min(room, 20))))
+            state[str(number)] = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+    for way in (there_and_back, taken):
+        found = way(state)
+        assert same_tensors(found, state)
+        for tree in (found, state):  # a change of one tensor is seen in the others that share its memory
+            for tensor in tree.values():
+                tensor[(slice(None, 1),) * tensor.dim()].fill_(1)
+        assert same_tensors(found, state)
+
+
+def test_other_programs_can_read_the_tensors(tmp_path: Path) -> None:
+    """The reader of safetensors finds them under their place in the state, with their dtypes where it has a name for them."""
+    state = {"model": {name: tensor_of(name) for name in ("float32", "bfloat16", "float8_e4m3fn", "int64", "bool")}}
+    (tmp_path / "file").write_bytes(written(state))
+    found = safetensors.torch.load_file(tmp_path / "file")
+    assert same_tensors(
+        {key.removeprefix("model/"): value for key, value in sorted(found.items())}, dict(sorted(state["model"].items()))
+    )
+
+
+def test_states_of_modules_keep_their_versions() -> None:
+    """By them a module of a later torch knows how to read the state of an earlier one."""
+    state = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).state_dict()
+    found = there_and_back({"model": taken(state)})["model"]
+    assert type(found) is collections.OrderedDict
+    assert vars(found) == vars(state)  # `_metadata`
+    assert same_tensors(found, state)
+
+
+def test_a_parameter_comes_back_as_a_tensor() -> None:
+    """A tensor with a gradient, or in the middle of a graph, is stored as its values."""
+    parameter = torch.nn.Parameter(torch.randn(3))
+    found = there_and_back(taken({"a": parameter, "b": parameter * 2}))
+    assert [type(each) for each in found.values()] == [torch.Tensor] * 2
+    assert same_tensors(found, {"a": parameter.detach(), "b": parameter.detach() * 2})
+    assert not found["a"].requires_grad
+
+
+def test_lazy_conjugates_and_negatives_come_back() -> None:
+    """A tensor whose memory has other values than the tensor is stored as what it stands for."""
+    number = torch.randn(4, dtype=torch.complex64)
+    found = there_and_back(taken({"a": number.conj(), "b": number.conj().imag}))
+    assert found["a"].tolist() == number.conj().tolist()
+    assert found["b"].tolist() == number.conj().imag.tolist()
+
+
+OPTIMIZERS = [
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in ("Optimizer", "SparseAdam", "Muon")
+]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_continues(name: str) -> None:
+    """Its next steps after a restore are those that it would have made."""
+
+    def steps(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
+        def loss() -> Any:
+            optimizer.zero_grad()
+            (found := (parameter**4).sum()).backward()
+            return found.item()
+
+        for _ in range(3):
+            optimizer.step(loss)
+
+    one, other = (torch.nn.Parameter(torch.linspace(-2, 2, 12).reshape(4, 3)) for _ in range(2))
+    first, second = getattr(torch.optim, name)([one], lr=0.1), getattr(torch.optim, name)([other], lr=0.1)
+    steps(first, one)
+    state = there_and_back(taken({"optimizer": first.state_dict(), "weights": one}))
+    second.load_state_dict(state["optimizer"])
+    with torch.no_grad():
+        other.copy_(state["weights"])
+    steps(first, one)
+    steps(second, other)
+    assert bits_of(one) == bits_of(other)
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "MultiStepLR": lambda one: torch.optim.lr_scheduler.MultiStepLR(one, [2, 2, 4]),  # has a Counter
+    "OneCycleLR": lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=20),
+    "CosineAnnealingWarmRestarts": lambda one: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(one, 5),
+    "LambdaLR": lambda one: torch.optim.lr_scheduler.LambdaLR(one, lambda step: 0.9**step),
+    "CyclicLR": lambda one: torch.optim.lr_scheduler.CyclicLR(one, 0.01, 0.1),
+    "SequentialLR": lambda one: torch.optim.lr_scheduler.SequentialLR(
+        one, [torch.optim.lr_scheduler.LinearLR(one), torch.optim.lr_scheduler.MultiStepLR(one, [1, 2])], [3]
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_each_scheduler_continues(name: str) -> None:
+    """Its rates after a restore are those that it would have given."""
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1) for _ in range(2)]
+    one, other = (SCHEDULERS[name](optimizer) for optimizer in optimizers)
+    for _ in range(3):
+        one.step()
+    state = there_and_back(taken({"scheduler": one.state_dict(), "optimizer": optimizers[0].state_dict()}))
+    optimizers[1].load_state_dict(state["optimizer"])
+    other.load_state_dict(state["scheduler"])
+    assert repr(other.state_dict()) == repr(one.state_dict())
+    for _ in range(5):
+        one.step()
+        other.step()
+        assert other.get_last_lr() == one.get_last_lr()
+
+
+# What one file cannot hold
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def dtensor() -> DTensor:
+    """A tensor whose parts would be in several processes."""
+    return distribute_tensor(torch.randn(4), init_device_mesh("cpu", (1,)), [Shard(0)])
+
+
+class Marked(torch.Tensor):
+    """A subclass, which has more than its values."""
+
+
+def quantised() -> torch.Tensor:
+    """A tensor of integers with a scale."""
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # it is deprecated
+        return torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8)
+
+
+def nested() -> torch.Tensor:
+    """A tensor of rows of different lengths."""
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # it is a prototype
+        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "dtensor": (dtensor, "is of the type torch.distributed.tensor.DTensor, which one file cannot hold"),
+    "subclass": (lambda: torch.zeros(3).as_subclass(Marked), "is of the type tests.checkpoint.test_torch.Marked"),
+    "quantised": (quantised, r"has the quantised dtype torch.qint8; give its dequantize\(\)"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "has the layout torch.sparse_coo"),
+    "nested": (nested, "is nested"),
+    "meta": (lambda: torch.empty(3, device="meta"), "is on the meta device"),
+    "lazy": (lambda: torch.nn.LazyLinear(3).weight, "is a parameter without a shape; run the module once"),
+}
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("kind", REFUSED)
+def test_others_are_refused(kind: str) -> None:
+    """The message names the place, and torch.distributed.checkpoint."""
+    make, message = REFUSED[kind]
+    state = {"model": {"weight": make()}}
+    with pytest.raises(InvalidArgumentError, match=rf"^state\['model'\]\['weight'\] {message}.*torch.distributed.checkpoint$"):
+        _encoding.encode(taken(state))
+
+
+# Where torch is not imported
+
+
+def run(program: str, *arguments: str) -> str:
+    """Run a program, and return what it printed."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
+
+
+def test_checkpoints_of_arrays_do_not_import_torch(tmp_path: Path) -> None:
+    """Importing the library, saving and restoring arrays, and listing checkpoints with tensors, go without torch."""
+    program = """
+        import asyncio, sys
+        import numpy as np
+        import aiohooks as ah
+        from aiohooks.__main__ import main
+
+        async def both():
+            async with ah.Saver(sys.argv[1]) as saver:
+                await saver.save({"a": np.arange(3), "random": ah.checkpoint.RandomState().state_dict()}, 1)
+                await saver.restore()
+
+        asyncio.run(both())
+        assert main(["checkpoints", sys.argv[2]]) == 0
+        assert "torch" not in sys.modules
+    """
+    assert "and is good" in run(program, str(tmp_path), str(GOLDEN))
+
+
+def golden_state() -> dict[str, Any]:
+    """Return a state with tensors of each dtype, views of one memory and the state of a module."""
+    weights = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    module = torch.nn.BatchNorm1d(2)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([0.5, -0.0]))
+    return {
+        "dtypes": {name: tensor_of(name) for name in ALL_DTYPES},
+        "views": [weights, weights.T, weights[1:, ::2], weights.view(torch.int32)[2]],
+        "module": module.state_dict(),
+        "counter": collections.Counter({2: 1, 7: 3}),
+        "empty": torch.empty(0, 3),
+    }
+
+
+def test_version_2_is_read() -> None:
+    """The files in the repository are read as the state that they were made from."""
+    restored = directory(GOLDEN, read_only=True).restore(None)
+    assert restored is not None
+    assert same_tensors(restored.state, golden_state())
+    assert type(restored.state["counter"]) is collections.Counter
+
+
+def test_the_same_bytes_are_written(tmp_path: Path) -> None:
+    """By every torch."""
+    golden = next(GOLDEN.glob("step-*"))
+    for file in golden.iterdir():
+        assert (write(tmp_path / file.name).path / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_without_torch_tensors_are_read_as_arrays() -> None:
+    """Those whose dtype numpy has are the same numbers, others are their bits as integers; views share memory."""
+    program = """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        from tests.support.checkpoint_files import directory
+
+        state = directory(Path(sys.argv[1]), read_only=True).restore(None).state
+        assert "torch" not in sys.modules
+        kinds = {name: str(array.dtype) for name, array in state["dtypes"].items()}
+        assert kinds["float32"] == "float32" and kinds["complex64"] == "complex64" and kinds["bool"] == "bool"
+        assert kinds["bfloat16"] == "uint16" and kinds["float8_e4m3fn"] == "uint8" and kinds["complex32"] == "uint32"
+        whole, turned, part, bits = state["views"]
+        assert whole.tolist() == np.arange(12).reshape(3, 4).tolist() and turned.tolist() == whole.T.tolist()
+        whole[1, 2] = -1.0
+        assert turned[2, 1] == -1 and part[0, 1] == -1
+        assert state["module"]["weight"].tolist() == [0.5, 0.0] and state["empty"].shape == (0, 3)
+        print(np.sum(state["dtypes"]["bfloat16"].astype(np.uint64)))
+    """
+    bits = tensor_of("bfloat16").view(torch.uint16).to(torch.int64)
+    assert run(program, str(GOLDEN)).strip() == str(int(bits.sum()))
+
+
+def test_an_array_keeps_the_first_version(tmp_path: Path) -> None:
+    """A checkpoint without tensors is readable by a library that knows none, and says so."""
+    one = directory(tmp_path)
+    assert b'"version":1' in (one.save({"a": np.arange(3)}, 1, {}).path / "manifest.json").read_bytes()
+    assert b'"version":2' in (one.save({"a": torch.arange(3)}, 2, {}).path / "manifest.json").read_bytes()
+    one.close()
+
+
+async def test_a_saver_takes_tensors(tmp_path: Path) -> None:
+    """Also without a session, and from their own memory."""
+    async with Saver(tmp_path) as saver:
+        await saver.save({"weights": torch.arange(5)}, 1)
+        restored = await saver.restore()
+    assert restored is not None
+    assert same_tensors(restored.state, {"weights": torch.arange(5)})
+
+
+# Files with the right checksums that no writer makes
+
+
+def test_states_that_no_writer_makes_are_refused() -> None:
+    """Checksums do not prove that a writer of ours made a file: no tensor reaches outside of its array."""
+    data, arrays = _encoding.encode({"x": torch.arange(12, dtype=torch.int32).reshape(3, 4)[:, 1:]})
+    file = b"".join(map(bytes, arrays.chunks()))
+
+    def tree(*items: Any, code: int = 6) -> bytes:
+        return msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(code, msgspec.msgpack.encode(list(items)))})
+
+    good = ("x", "int32", [3, 3], [4, 1], 0)
+    assert data == tree(*good)
+    wrong: list[tuple[Any, ...]] = [
+        ("y", *good[1:]), (1, *good[1:]), ("x", "float31", *good[2:]), ("x", None, *good[2:]), ("x", "int64", *good[2:]),
+        ("x", "__class__", *good[2:]), ("x", "qint8", *good[2:]), ("x", "int32", [3, 4], [4, 1], 0), (*good[:3], [4, 2], 0),
+        (*good[:3], [4, -1], 0), (*good[:3], [4], 0), (*good[:3], None, 0), (*good[:4], 4), (*good[:4], 1), (*good[:4], -4),
+        (*good[:4], None), (*good[:4], True), good[:3], good[:4], good[:2], (), ("x", "int32", [2**62, 2**62], [0, 0], 0),
+        ("x", "int32", [3, 3], [2**62, 1], 0),
+    ]  # fmt: skip
+    for items in wrong:
+        with pytest.raises(DamagedError):
+            decode(tree(*items), file)
+    empty = b"".join(map(bytes, _encoding.encode({})[1].chunks()))
+    for state in (tree(code=7), tree([1], code=7), tree({}, code=8), tree([1], 2, code=8), tree({}, 1, 2, code=8)):
+        with pytest.raises(DamagedError):
+            decode(state, empty)
+
+
+def write(path: Path) -> Any:
+    """Save the golden state."""
+    one = directory(path)
+    try:
+        return one.save(golden_state(), 12, {})
+    finally:
+        one.close()
+
+
+if __name__ == "__main__":  # writes the files again; only before the release of a new version
+    print(write(GOLDEN))
+    (GOLDEN / ".lock").unlink()
