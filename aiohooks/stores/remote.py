@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import functools
 import math
 from collections import deque
@@ -257,11 +258,11 @@ class RemoteStepStore(SharedStepStore):
         await self._close_connection()
 
     async def _delete_run(self) -> None:
-        if self._keeping_connection is not None and self._damage is None:
-            await self._retry(self._delete_run_once)
-        else:  # there is no connection to a damaged run
-            await self._open_connection()
-            await self._delete_run_once()
+        if self._keeping_connection is not None:
+            with contextlib.suppress(StoreDamagedError):  # there is no connection to a damaged run
+                return await self._retry(self._delete_run_once)
+        await self._open_connection()
+        await self._delete_run_once()
 
     # Requests.
 
@@ -271,6 +272,7 @@ class RemoteStepStore(SharedStepStore):
         if expired := self._leases.expired():
             try:
                 for request in expired:
+                    self._check_connected()
                     await self._request_once(request)
             except StoreRefusedError:
                 raise
@@ -288,6 +290,7 @@ class RemoteStepStore(SharedStepStore):
         attempt = 0
         while True:
             try:
+                self._check_connected()
                 answer = await ask()
             except StoreRefusedError:
                 raise  # it would be refused again
@@ -309,6 +312,11 @@ class RemoteStepStore(SharedStepStore):
             await self._backoff_sleep(self._pause_secs(attempt))
             if self._waits.closed:
                 raise self._closed_error()
+
+    def _check_connected(self) -> None:
+        """Raise while a connection is made: the engine may have an older copy of the run until `_connect` is complete."""
+        if self._disconnected_at is not None:
+            raise StoreUnavailableError(f"run {self.run}: not connected: {self!r}")
 
     # Writing: concurrent advances are combined into one request.
 

@@ -10,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import StoreUnavailableError
-from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request
+from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request, Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -98,6 +98,36 @@ async def test_an_engine_that_lost_its_data_is_restored(
         assert await a.advance(2) == 100
         assert await wait == 100
     assert any("has lost its data" in message for message in caplog.messages)
+
+
+async def test_no_request_is_sent_before_a_connection_is_complete(clock: ManualClock, engine: FakeEngine) -> None:
+    """Until then the engine may have lost what a process knows, and an answer would come from a run of before."""
+    connecting, complete = asyncio.Event(), asyncio.Event()
+
+    class Connecting(FakeStepStore):
+        async def _connect(self) -> Snapshot:
+            await self._open_connection()
+            if self.outage_secs is not None:
+                connecting.set()
+                await complete.wait()
+            return await super()._connect()
+
+    async with Connecting(engine) as a:
+        assert await a.advance(5) == 5
+        engine.cut()
+        engine.requests.clear()
+        await ticks()
+        clock.advance(6)
+        await connecting.wait()
+        engine.runs["default"].position = Position(1, 2)  # an older copy of its data
+        reading, writing = asyncio.ensure_future(a.value()), asyncio.ensure_future(a.advance())
+        await ticks(40)
+        assert not engine.requests
+        assert not reading.done()
+        engine.runs["default"].position = Position(1, 5)  # what connecting gives back
+        complete.set()
+        assert (await reading).step >= 5
+        assert await writing == 6
 
 
 async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: FakeEngine) -> None:

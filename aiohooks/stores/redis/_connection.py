@@ -216,9 +216,8 @@ class RedisConnection:
                 outcome.set_result((None, error))
         self._replies.clear()
         # A TLS connection would try to say goodbye for half a minute where the other side is gone.
-        transport = getattr(getattr(self._client, "_writer", None), "transport", None)
-        if transport is not None:
-            transport.abort()
+        if (writer := self._writer) is not None:
+            writer.transport.abort()
         if self._reader is not None:
             self._reader.cancel()
         self._on_lost(error)
@@ -255,6 +254,15 @@ class RedisConnection:
             self.drop(ConnectionAbortedError("closed on this side"))
             await self._disconnect()
 
+    @property
+    def _writer(self) -> asyncio.StreamWriter | None:
+        return getattr(self._client, "_writer", None)
+
     async def _disconnect(self) -> None:
+        writer = self._writer
         with contextlib.suppress(Exception):  # it is broken already
             await self._client.disconnect(nowait=True)
+        if writer is not None:
+            writer.transport.abort()
+            with contextlib.suppress(Exception):  # what has broken it, which asyncio would log as never retrieved
+                await writer.wait_closed()
