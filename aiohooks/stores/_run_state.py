@@ -121,6 +121,12 @@ class RunState:
         if self.snapshot() != before:
             self.revision = max(self.revision, known.revision) + 1
 
+    def mark_older(self) -> None:
+        """Before `recover`: the engine has come back with an older copy of the run, in which nothing is from after the loss."""
+        self.recovered.clear()
+        self.recovered_exits, self.recovered_revision = self.exits, self.revision
+        self.unconfirmed = list(self.members)
+
     def _recover_exit(self, known: LastExit) -> None:
         if self.exits <= self.recovered_exits:
             if known.number > self.exits:

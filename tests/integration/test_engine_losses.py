@@ -116,7 +116,9 @@ async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str
     """What it has lost of the run is given back: the step, and how the last trainer left, which is no exit from before."""
     with running(kind, tmp_path) as server:
         async with store_of(server, lease_secs=10.0) as a, store_of(server, lease_secs=10.0) as b:
+            a.publisher("first").close()
             assert await a.advance(5) == 5
+            await a.flush()
             await asyncio.to_thread(server.kill)
             copy = await asyncio.to_thread(shutil.copytree, server.data, tmp_path / "copy")
             await asyncio.to_thread(server.start)

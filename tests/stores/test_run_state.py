@@ -208,3 +208,21 @@ def test_an_exit_is_recovered_from_one_process() -> None:
     lost = led_by("p", lost_exits=3)
     assert recovered({"p": lost}).last_exit == lost.last_exit
     assert lost.last_exit is not None
+
+
+def test_an_older_copy_has_nothing_from_after_the_loss() -> None:
+    """Its exits come before those that a process knows, and who has left since is no member any more."""
+    state = RunState()
+    for number, name in enumerate(("first", "second", "third"), 1):
+        state.apply(Join(Member(f"{name}/1", name, 10.0)))
+        state.apply(Leave(f"{name}/1", name, number, "", f"{name}/", 1))
+        recovered({"r": state}, state)  # the engine has lost its data before
+        state.apply(Join(Member(f"{name} too/1", name, 10.0)))
+        if number == 1:
+            copy = state.copy()
+            state.apply(Leave(f"{name} too/1", name, number, "", f"{name} too/", 1))
+    copy.mark_older()
+    for process in ("p", "r"):
+        copy.recover(process, state.snapshot(), state.answers)
+        assert copy.last_exit == state.last_exit
+        assert copy.members.keys() == state.members.keys()

@@ -240,9 +240,10 @@ class CompareAndSet:
             latest = self.latest or await self.refresh(secs)
             state, run_id, backup = latest.state.copy(), latest.run_id, self._backup
             if self.data_lost and backup is not None:
-                self._recover(state, backup.state)
                 if backup.run_id == run_id:  # only the latest messages are lost: with another id the others notice it, too
+                    state.mark_older()
                     run_id = b""
+                self._recover(state, backup.state)
             updates = tuple(pending)
             results = [update.apply(state) for update in updates]
             if await self._compare_and_set(latest, run_id or secrets.token_hex(4).encode(), state, secs):

@@ -152,6 +152,8 @@ class RedisStepStore(RemoteStepStore):
         told = known.run_id  # the run that has what this process knows; empty: it knows nothing
         while (is_older := self._is_older(found)) or not found.run_id or told not in ("", found.run_id):
             state = found.state.copy()
+            if is_older:
+                state.mark_older()
             if known.run_id:
                 state.recover(self._process, self._known(), known.state.answers)
             run_id = found.run_id if found.run_id and not is_older else secrets.token_hex(8)

@@ -170,14 +170,14 @@ class Network:
     # Faults.
 
     def lose_answers(self, process: Process, count: int, then: Callable[[], None] = lambda: None) -> None:
-        """End the connection of the next answers to a process, instead of delivering them."""
+        """End the connection of the next answers to a process, instead of delivering them, and call `then` each time."""
         self._answers_to_lose[process] = count, then
 
     def loses_answer(self, process: Process) -> bool:
         count, then = self._answers_to_lose.pop(process, (0, lambda: None))
         if count > 1:
             self._answers_to_lose[process] = count - 1, then
-        elif count:
+        if count:
             then()
         return count > 0
 

@@ -142,7 +142,8 @@ class _Scenario:
     def _answers_lost(self) -> None:
         process = self._victim()
         self._note("answers lost", process)
-        self.cluster.network.lose_answers(process, self.world.chance.randrange(1, 4))
+        # Right after an outage, several attempts to connect that fail one after the other last as long as a lease.
+        self.cluster.network.lose_answers(process, self.world.chance.randrange(1, 4), lambda: self._fell_ill(process, 0.0))
 
     def _answer_and_data_lost(self) -> None:
         """What an answer that was lost says is seen by others, and then lost by the server."""
