@@ -1,7 +1,7 @@
-"""Runs examples/train_digits.py in a process that reports every committed step.
+"""Runs an example that trains, in a process that reports every committed step.
 
 The processes are forked from a server that has imported this module, and with it what the example imports, which saves seconds
-for each of them. The example itself is executed anew.
+for each of them; torch only where an example needs it. The example itself is executed anew.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ import sklearn.datasets
 import sklearn.model_selection  # noqa: F401 - what the example imports
 
 import aiohooks as ah
+from aiohooks.session import creators
 from tests.support.source import ROOT
 
 RECORD = struct.Struct("<?q")
 """Whether the step was restored, and the step."""
 
 
-def start(steps_fd: int, output_fd: int, options: Sequence[str], *, background: bool) -> ForkServerProcess:
-    """Start a process that runs the example with these options.
+def start(steps_fd: int, output_fd: int, example: str, options: Sequence[str], *, background: bool) -> ForkServerProcess:
+    """Start a process that runs an example with these options.
 
     Args:
         steps_fd: where it writes a record of each step, after it has been committed or restored.
         output_fd: its standard output and error output.
+        example: the name of its file.
         options: of the example.
         background: whether its checkpoints are written in the background, although the example waits for them.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a server with threads cannot fork
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    process = context.Process(target=_train, args=(DupFd(steps_fd), DupFd(output_fd), [*options], background), daemon=True)
+    context.set_forkserver_preload([__name__, *(["torch"] if "torch" in example else [])])
+    arguments = (DupFd(steps_fd), DupFd(output_fd), str(ROOT / "examples" / example), [*options], background)
+    process = context.Process(target=_train, args=arguments, daemon=True)
     process.start()
     return process
 
 
-def _train(steps: Any, output: Any, options: list[str], background: bool) -> None:
+def _train(steps: Any, output: Any, example: str, options: list[str], background: bool) -> None:
     fd = steps.detach()
     os.dup2(output.detach(), 1)
     os.dup2(1, 2)
@@ -71,8 +74,9 @@ def _train(steps: Any, output: Any, options: list[str], background: bool) -> Non
 
     changed: Any = ah
     changed.MemoryStepStore = ReportingStore
+    where_it_is_made: Any = creators
+    where_it_is_made.MemoryStepStore = ReportingStore
     if background:
         changed.CheckpointSaverHook = InBackground
-    example = ROOT / "examples" / "train_digits.py"
-    sys.argv = [str(example), *options]
-    runpy.run_path(str(example), run_name="__main__")
+    sys.argv = [example, *options]
+    runpy.run_path(example, run_name="__main__")

@@ -114,10 +114,16 @@ class ProcessRun:
     inside_save: bool
 
 
-class TrainingProcess:
-    """The example with one worker and a checkpoint directory, as a process."""
+def digits_process(directory: Path, steps: int, mode: str) -> TrainingProcess:
+    """Start examples/train_digits.py with one worker."""
+    options = ["--workers", 1, "--k", 0, "--steps", steps, "--checkpoint-dir", directory, "--checkpoint-every", INTERVAL]
+    return TrainingProcess(directory, "train_digits.py", options, background=mode == "background")
 
-    def __init__(self, directory: Path, steps: int, mode: str) -> None:
+
+class TrainingProcess:
+    """An example with a checkpoint directory, as a process."""
+
+    def __init__(self, directory: Path, example: str, options: Sequence[object], *, background: bool = False) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._watch = DirectoryWatch(directory)
@@ -125,8 +131,7 @@ class TrainingProcess:
         self._output_fd, output_fd = os.pipe()
         for fd in (self._steps_fd, self._output_fd):
             os.set_blocking(fd, False)
-        options = ["--workers", 1, "--k", 0, "--steps", steps, "--checkpoint-dir", directory, "--checkpoint-every", INTERVAL]
-        self._process = start(steps_fd, output_fd, [str(each) for each in options], background=mode == "background")
+        self._process = start(steps_fd, output_fd, example, [str(each) for each in options], background=background)
         for fd in (steps_fd, output_fd):
             os.close(fd)
         self._records = self._text = b""
@@ -220,10 +225,10 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
     """Kill a run so many times, let it end, and compare it with an uninterrupted one."""
     began = time.perf_counter()
     tally = Tally(mode, (kills + 1) * INTERVALS_PER_KILL * INTERVAL)
-    alone = TrainingProcess(directory / "alone", tally.steps, mode)  # runs while the other one is killed
+    alone = digits_process(directory / "alone", tally.steps, mode)  # runs while the other one is killed
     position = 0  # the step of the killed run
     for kill_point in [*kill_points(kills, seed), None]:
-        run = TrainingProcess(directory / "killed", tally.steps, mode).run_until(kill_point)
+        run = digits_process(directory / "killed", tally.steps, mode).run_until(kill_point)
         if kill_point is not None:
             tally.kills += run.status == -9
             tally.inside_saves += run.inside_save

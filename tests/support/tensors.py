@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from aiohooks.checkpoint._tensors import DTYPES
+from tests.support.checkpoint_files import same
 
 ALL_DTYPES = sorted(name for name in DTYPES if hasattr(torch, name))
 
@@ -46,4 +47,4 @@ def same_tensors(one: Any, other: Any) -> bool:
         return isinstance(other, Mapping) and list(one) == list(other) and all(same_tensors(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(same_tensors, one, other))
-    return type(one) is type(other) and bool(one == other)
+    return same(one, other)

@@ -1,0 +1,49 @@
+"""examples/train_torch.py, run as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_examples import TIMEOUT_SECS, command, environment
+from tests.support.source import ROOT
+
+
+def run(*options: object) -> subprocess.CompletedProcess[str]:
+    """Run the example to its end."""
+    arguments = command("train_torch.py", *options)
+    return subprocess.run(
+        arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False
+    )
+
+
+@pytest.mark.slow
+def test_training_reaches_its_accuracy_and_is_continued(tmp_path: Path) -> None:
+    """SIGTERM ends it after the step; started again it continues from there, and ends with the best weights."""
+    options = ("--steps", 1000, "--every", 50, "--patience", 1000, "--checkpoint-dir", tmp_path)
+    first = subprocess.Popen(command("train_torch.py", *options), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert first.stderr is not None
+    with first:
+        assert "step 50/1000" in first.stderr.readline()
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=TIMEOUT_SECS)
+    assert first.returncode == 128 + signal.SIGTERM
+    done = run(*options)
+    assert done.returncode == 0, done
+    assert (found := re.search(r"continuing from step (\d+)", done.stdout))
+    assert 50 <= int(found[1]) < 1000
+    assert (found := re.search(r"accuracy on 450 held-out images: (\d\.\d+), with the weights of step (\d+)", done.stdout))
+    assert float(found[1]) >= 0.95
+
+
+@pytest.mark.slow
+def test_training_stops_when_it_gets_no_better() -> None:
+    """The best weights are those of an evaluation before the last ones."""
+    done = run("--steps", 900, "--every", 10, "--patience", 3)
+    assert done.returncode == 0, done
+    assert "accuracy" in done.stdout.splitlines()[0]  # the reason of the stop
+    assert "with the weights of step" in done.stdout
