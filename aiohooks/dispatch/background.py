@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohooks._aio.cancel import wait_done
@@ -22,9 +22,10 @@ _logger = logging.getLogger("aiohooks")
 class BackgroundCalls:
     """The queues of all background hooks of one group or session."""
 
-    def __init__(self, grace_secs: float) -> None:
-        """`grace_secs` is how long cancelled calls may take to end."""
+    def __init__(self, grace_secs: float, enter: Callable[[], object] = lambda: None) -> None:
+        """`grace_secs` is how long cancelled calls may take to end; `enter` is called first in the context of each."""
         self._grace_secs = grace_secs
+        self._enter = enter
         self._queues: dict[RegisteredHook, CallQueue] = {}
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
@@ -33,7 +34,7 @@ class BackgroundCalls:
             return bound_method(registered, method)
         queue = self._queues.get(registered)
         if queue is None:
-            queue = self._queues[registered] = CallQueue(registered)
+            queue = self._queues[registered] = CallQueue(registered, self._enter)
         group = OrderGroup(method, [registered], self._grace_secs)
 
         async def call(*args: Any, **keywords: Any) -> None:
@@ -78,8 +79,9 @@ class CallQueue:
     has ended.
     """  # noqa: D205
 
-    def __init__(self, registered: RegisteredHook) -> None:
+    def __init__(self, registered: RegisteredHook, enter: Callable[[], object]) -> None:
         self._registered = registered
+        self._enter = enter
         self._calls: deque[tuple[contextvars.Context, OrderGroup, tuple[Any, ...], dict[str, Any]]] = deque()
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._errors: list[BaseException] = []
@@ -109,6 +111,7 @@ class CallQueue:
             self._check_open()
         context = contextvars.copy_context()
         context.run(leave_run)  # it is not part of the run that queues it
+        context.run(self._enter)
         self._calls.append((context, group, args, keywords))
         if self.task is None:
             self._start_next()

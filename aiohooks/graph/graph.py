@@ -7,9 +7,10 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 from aiohooks._aio.cancel import to_thread
+from aiohooks._aio.run_scope import RunScope, current_scope
 from aiohooks._validate import check_callable, check_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
 
@@ -312,6 +313,10 @@ class Graph:
         """Make this the default graph of the block, in this context."""
         return _AsDefault(self)
 
+    def make_default(self) -> None:
+        """Internal: make this the default graph of the current context, which no other code shares."""
+        _default.set(_Default(self, current_scope.get()))
+
     def __repr__(self) -> str:
         return f"<Graph {', '.join(self._nodes)}{' finalized' if self.finalized else ''}>"
 
@@ -323,27 +328,51 @@ class _AsDefault(contextlib.AbstractContextManager[Graph]):
         self._graph = graph
 
     def __enter__(self) -> Graph:
-        self._token = _default.set(self._graph)
+        self._token = _default.set(_Default(self._graph, current_scope.get()))
         return self._graph
 
     def __exit__(self, *_: object) -> None:
         _default.reset(self._token)
 
 
+class _Default(NamedTuple):
+    """A graph that was made the default one, and the run in which that was done."""
+
+    graph: Graph
+    scope: RunScope | None
+
+
 _N = TypeVar("_N", bound=Node)
-_default: contextvars.ContextVar[Graph] = contextvars.ContextVar("aiohooks_default_graph")
+_default: contextvars.ContextVar[_Default | None] = contextvars.ContextVar("aiohooks_default_graph", default=None)
 
 
 def get_default_graph() -> Graph:
-    """Return the default graph of this context: inside a hook's `begin` the graph of the session.
+    """Return the default graph of this context.
 
-    A context without a default graph gets a new one, which stays its default.
+    In all methods of a hook, and in the operations, the step and the functions of a `Scaffold`, also in their threads and
+    tasks, it is the graph of the session that calls them. Elsewhere, and inside its block, it is that of `as_default`. A
+    context without a default graph gets a new one, which stays its default.
+
+    A session changes nothing for its own block: use `with session.graph.as_default()` there.
     """
-    graph = _default.get(None)
-    if graph is None:
-        graph = Graph()
-        _default.set(graph)
-    return graph
+    default, scope = _default.get(), current_scope.get()
+    while scope is not None:
+        # A run has no default graph of its own to set: its session is known anyway.
+        graph = getattr(scope.session, "graph", None)
+        if isinstance(graph, Graph):
+            return default.graph if default is not None and _began_in(default.scope, scope) else graph
+        scope = scope.outer
+    if default is None:
+        default = _Default(Graph(), None)
+        _default.set(default)
+    return default.graph
+
+
+def _began_in(scope: RunScope | None, outer: RunScope) -> bool:
+    """Return whether a run is `outer` or was begun inside it."""
+    while scope is not None and scope is not outer:
+        scope = scope.outer
+    return scope is outer
 
 
 class ThreadStep:

@@ -57,7 +57,7 @@ class HookSet:
         """
         self.grace_secs: float = grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(LIFECYCLE, _hooks(hooks))
-        self.background: BackgroundCalls = BackgroundCalls(grace_secs)
+        self.background: BackgroundCalls = BackgroundCalls(grace_secs, graph.make_default)
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")

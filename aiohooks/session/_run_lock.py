@@ -17,6 +17,7 @@ from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
+from aiohooks.graph.graph import Graph
 from aiohooks.stores.publishers import Publisher
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class RunLock:
 
     def __init__(self, supervisor: SessionSupervisor, yield_secs: float | None = None) -> None:
         self._supervisor = supervisor
+        self.graph: Graph = supervisor.creator.graph
+        """The default graph of what is part of a run."""
         self._yield_secs = yield_secs or math.inf
         self.now: Callable[[], float] = time.monotonic
         """The time, for `turn_due`."""

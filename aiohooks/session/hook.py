@@ -95,11 +95,12 @@ class SessionRunHook(Hook):
 
     Override `order`, `timeout` and `on_error` in a subclass, or for one registration with `configure`. The state of a hook
     with the plain methods `state_dict` and `load_state_dict` (see `Stateful`) is saved in checkpoints. It is loaded after
-    `begin` and before `after_create_session`, both at a restart and after a recovery.
+    `begin` and before `after_create_session`, both at a restart and after a recovery. In all methods the session's graph is
+    the default one (`get_default_graph`).
     """
 
     async def begin(self) -> None:
-        """Called once before the session is created; the default graph is the session's, and nodes may be added."""
+        """Called once before the session is created; nodes may be added to the default graph."""
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Called after each creation of a session, so again after each recovery; the graph is finalized.

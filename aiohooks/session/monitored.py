@@ -273,6 +273,9 @@ class AsyncMonitoredSession:
             InvalidHookError: a hook is used in another session, which is open.
             BaseException: the error of a hook or of the creation, also one that would end the block cleanly.
         """
+        if shares_context():
+            await in_own_context(AsyncMonitoredSession.__aenter__(self))
+            return self
         lock, supervisor, shutdown = self._run_lock, self._supervisor, self._shutdown
         if lock.state != "new":
             raise SessionClosedError(f"this session is {lock.state}: it is entered once; make a new one")
@@ -287,12 +290,12 @@ class AsyncMonitoredSession:
                 shutdown.add_callback(self._signals.install())
             with self._graph.as_default():
                 await self._hooks.begin()
-            self._graph.hold()
-            shutdown.add_callback(self._graph.release)
-            store = getattr(supervisor.creator, "global_step", None)
-            if getattr(store, "inline", True) or not isinstance(supervisor.creator, WorkerSessionCreator):
-                self._register_publisher(store)  # a worker that waits for its chief in another process publishes nothing yet
-            await supervisor.create()
+                self._graph.hold()
+                shutdown.add_callback(self._graph.release)
+                store = getattr(supervisor.creator, "global_step", None)
+                if getattr(store, "inline", True) or not isinstance(supervisor.creator, WorkerSessionCreator):
+                    self._register_publisher(store)  # a worker waiting for its chief in another process publishes nothing yet
+                await supervisor.create()
             self._register_publisher(supervisor.store)
         except BaseException as error:
             await shutdown.end_opening(error)

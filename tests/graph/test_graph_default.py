@@ -1,0 +1,230 @@
+"""The default graph: in everything that a session calls it is the session's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, counting_graph
+
+PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
+
+
+class GraphHook(ah.SessionRunHook):
+    """Records the default graph of each method, before and after it has suspended."""
+
+    def __init__(self, *, suspend: bool = False) -> None:
+        self.seen: dict[str, set[ah.Graph]] = {}
+        self._suspend = suspend
+
+    async def look(self, phase: str) -> None:
+        self.seen.setdefault(phase, set()).add(ah.get_default_graph())
+        if self._suspend:
+            await asyncio.sleep(0)
+            self.seen[phase].add(ah.get_default_graph())
+
+    async def begin(self) -> None:
+        await self.look("begin")
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        await self.look("after_create_session")
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        await self.look("before_run")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await self.look("after_run")
+
+    async def end(self, session: ah.Session) -> None:
+        await self.look("end")
+
+    async def close(self, exc: BaseException | None) -> None:
+        await self.look("close")
+
+
+def phases_of(graph: ah.Graph, *without: str) -> dict[str, set[ah.Graph]]:
+    """Return what a `GraphHook` records that sees `graph` everywhere."""
+    return {phase: {graph} for phase in PHASES if phase not in without}
+
+
+@pytest.mark.every_python
+@pytest.mark.parametrize("suspend", [False, True])
+async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> None:
+    """In each method, whether hooks overlap or not, the session's graph is the default one; outside, nothing changes."""
+    own = ah.get_default_graph()
+    graph = counting_graph()
+    hooks = [GraphHook(suspend=suspend) for _ in range(3)]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        assert ah.get_default_graph() is own
+        await session.run("train")
+        assert ah.get_default_graph() is own
+    assert ah.get_default_graph() is own
+    assert [hook.seen for hook in hooks] == [phases_of(graph)] * 3
+
+
+async def test_it_does_not_depend_on_the_caller() -> None:
+    """Whoever opens, runs or closes the session, in whatever context, the hooks see its graph."""
+    graph, hook = counting_graph(), GraphHook(suspend=True)
+    session = ah.AsyncMonitoredSession(graph, [hook])
+
+    def elsewhere(coro: Any) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(coro, context=contextvars.Context())
+
+    await elsewhere(session.__aenter__())
+    with ah.Graph().as_default() as other:
+        await session.run("train")
+        await elsewhere(session.run("train"))
+        assert ah.get_default_graph() is other
+        await elsewhere(session.aclose())
+    assert hook.seen == phases_of(graph)
+
+
+async def test_a_session_that_fails_or_is_not_opened() -> None:
+    """`close` sees the graph too after a failure of the block and of the opening."""
+
+    async def fail(*_: object) -> None:
+        raise OSError("hook")
+
+    graph, hook = counting_graph(), GraphHook()
+    with pytest.raises(OSError, match="block"):
+        async with ah.AsyncMonitoredSession(graph, [hook]):
+            raise OSError("block")
+    assert hook.seen == phases_of(graph, "before_run", "after_run", "end")
+    hook = GraphHook()
+    with pytest.raises(OSError, match="hook"):
+        await ah.AsyncMonitoredSession(graph, [hook, PhaseHook("begin", fail)]).__aenter__()
+    assert hook.seen == {"begin": {graph}, "close": {graph}}
+
+
+async def test_a_recovered_session() -> None:
+    """The hooks of a session that was replaced see the graph, and so do operations and the functions of the scaffold."""
+    graph, hook, seen = counting_graph(), GraphHook(), list[ah.Graph]()
+    failures = [ah.AbortedError("once")]
+
+    @graph.operation
+    async def fails() -> None:
+        seen.append(ah.get_default_graph())
+        if failures:
+            raise failures.pop()
+
+    async def local_init(session: ah.Session) -> None:
+        seen.append(ah.get_default_graph())
+
+    creator = ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold(local_init_fn=local_init))
+    async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
+        await session.run("fails")
+    assert seen == [graph] * 4  # two sessions, two attempts
+    assert hook.seen == phases_of(graph)
+
+
+async def test_threads_and_background_calls() -> None:
+    """Threads of `BlockingHook`, calls of a background hook, and tasks that a hook makes see the graph of their session."""
+    graph, background, seen = counting_graph(), GraphHook(suspend=True), dict[str, ah.Graph]()
+    tasks: list[asyncio.Task[None]] = []
+    run_ended = asyncio.Event()
+
+    class Plain:
+        def close(self, exc: BaseException | None) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            seen["thread"] = ah.get_default_graph()
+
+    async def look() -> None:
+        await run_ended.wait()
+        seen["task"] = ah.get_default_graph()
+
+    async def start(run_context: ah.SessionRunContext) -> None:
+        tasks.append(asyncio.create_task(look()))
+
+    hooks: list[Any] = [ah.BlockingHook(Plain()), ah.configure(background, background=True), PhaseHook("before_run", start)]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        await session.run("train")
+        run_ended.set()
+        await tasks[0]
+    assert seen == {"thread": graph, "task": graph}
+    assert background.seen == phases_of(graph)
+
+
+async def test_each_session_of_a_task_has_its_own() -> None:
+    """Two sessions in one task: runs and ends in any order are each in their own graph."""
+    graphs, hooks = [counting_graph(), counting_graph()], [GraphHook(suspend=True), GraphHook(suspend=True)]
+    first, second = (ah.AsyncMonitoredSession(graph, [hook]) for graph, hook in zip(graphs, hooks, strict=True))
+    await first.__aenter__()
+    await second.__aenter__()
+    await first.run("train")
+    await second.run("train")
+    await first.run("train")
+    await first.aclose()
+    await second.run("train")
+    await second.aclose()
+    assert [hook.seen for hook in hooks] == [phases_of(graph) for graph in graphs]
+
+
+@pytest.mark.every_python
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_session_inside_a_hook(phase: str) -> None:
+    """A session that a hook opens has its own default graph inside; the hook's is unchanged behind it."""
+    outer, inner = counting_graph(), counting_graph()
+    seen: list[ah.Graph] = []
+    hook = GraphHook(suspend=True)
+
+    async def nest(*_: object) -> None:
+        async with ah.AsyncMonitoredSession(inner, [hook]) as session:
+            await session.run("train")
+            seen.append(ah.get_default_graph())
+        seen.append(ah.get_default_graph())
+
+    async with ah.AsyncMonitoredSession(outer, [PhaseHook(phase, nest)]) as session:
+        await session.run("train")
+    assert seen == [outer, outer]
+    assert hook.seen == phases_of(inner)
+
+
+@pytest.mark.every_python
+@pytest.mark.parametrize("phase", ["after_create_session", "before_run", "after_run"])
+async def test_sessions_in_overlapping_hooks(phase: str) -> None:
+    """Overlapping hooks that open sessions share a context; each session, while it opens too, has its own graph."""
+    outer, hooks, seen = counting_graph(), list[GraphHook](), list[ah.Graph]()
+    graphs = [counting_graph() for _ in range(3)]
+
+    async def nest(graph: ah.Graph, hook: GraphHook) -> None:
+        await asyncio.sleep(0)
+        async with ah.AsyncMonitoredSession(graph, [hook]) as session:
+            await session.run("train")
+        seen.append(ah.get_default_graph())
+
+    def nesting(graph: ah.Graph) -> PhaseHook:
+        hooks.append(GraphHook(suspend=True))
+        hook = hooks[-1]
+        return PhaseHook(phase, lambda *_: nest(graph, hook))
+
+    own = ah.get_default_graph()
+    async with ah.AsyncMonitoredSession(outer, [nesting(graph) for graph in graphs]) as session:
+        await session.run("train")
+        assert ah.get_default_graph() is own
+    assert seen == [outer] * 3
+    assert [hook.seen for hook in hooks] == [phases_of(graph) for graph in graphs]
+
+
+async def test_as_default_inside_a_hook() -> None:
+    """A hook may make another graph the default one: in its block, and not in the runs of a session inside that."""
+    outer, inner, other = counting_graph(), counting_graph(), ah.Graph()
+    hook, seen = GraphHook(), list[ah.Graph]()
+
+    async def choose(run_context: ah.SessionRunContext) -> None:
+        with other.as_default():
+            seen.append(ah.get_default_graph())
+            async with ah.AsyncMonitoredSession(inner, [hook]) as session:
+                await session.run("train")
+                seen.append(ah.get_default_graph())
+        seen.append(ah.get_default_graph())
+
+    async with ah.AsyncMonitoredSession(outer, [PhaseHook("before_run", choose)]) as session:
+        await session.run("train")
+    assert seen == [other, other, outer]
+    assert hook.seen == phases_of(inner)
