@@ -85,20 +85,15 @@ class Files:
         finally:
             self.close_quietly(fd)
 
-    def make_directories(self, path: Path, mode: int = 0o700) -> bool:
-        """Make a directory and its missing parents, all durable; return whether it was missing."""
-        try:
-            self.fs.mkdir(path, mode)
-        except FileExistsError:
-            return False
-        except FileNotFoundError:
-            if path.parent == path:
-                raise
-            if self.make_directories(path.parent, 0o777):
-                self.sync_path(path.parent.parent)
-            with contextlib.suppress(FileExistsError):
+    def make_directories(self, path: Path, mode: int = 0o700) -> None:
+        """Make a directory, if it is missing, and its missing parents; the names of these are durable."""
+        with contextlib.suppress(FileExistsError):
+            try:
                 self.fs.mkdir(path, mode)
-        return True
+            except FileNotFoundError:
+                self.make_directories(path.parent, 0o777)
+                self.sync_path(path.parent.parent)
+                self.fs.mkdir(path, mode)
 
     def make_directory(self, name: str, *, dir_fd: int) -> None:
         """Make a directory with mode 0700."""

@@ -188,8 +188,7 @@ class Verified:
 class CheckpointDirectory:
     """A directory of checkpoints, with blocking methods that run one at a time.
 
-    A call lists the directory once, and keeps that set of names up to date while it adds, renames and removes entries: other
-    processes do not change what belongs to the holder of the lock.
+    A call lists the directory once: other processes do not change what belongs to the holder of the lock.
     """
 
     def __init__(self, path: Path, *, keep: KeepPolicy, min_free_bytes: int, read_only: bool, fs: Any = os) -> None:
@@ -235,7 +234,6 @@ class CheckpointDirectory:
         for name in sorted(filter(_format.is_temporary, names)):
             try:
                 self._files.remove_directory(name, dir_fd=dir_fd)
-                names.discard(name)
             except OSError as error:
                 _logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
 
@@ -318,7 +316,6 @@ class CheckpointDirectory:
                 with contextlib.suppress(FileNotFoundError):  # the user may have removed it during the save
                     self._files.rename(str(name), temporary, dir_fd=dir_fd)
                     renamed.append(temporary)
-                self._known.pop(name, None)
             self._files.sync(dir_fd)
             for temporary in renamed:
                 self._files.remove_directory(temporary, dir_fd=dir_fd)
@@ -327,16 +324,17 @@ class CheckpointDirectory:
 
     def _sound(self, dir_fd: int, names: set[str]) -> list[Checkpoint]:
         """Return the checkpoints whose manifest is valid, newest first."""
-        found = _format.checkpoint_names(names)
-        self._known = {name: self._known[name] for name in found if name in self._known}
-        for name in found:
-            if name not in self._known:
-                with (
-                    contextlib.suppress(DamagedError, NewerVersionError),
-                    self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd,
-                ):
-                    self._known[name] = self._checkpoint(self._read_manifest(fd, name))
-        return [self._known[name] for name in found if name in self._known]
+        known, self._known = self._known, {}
+        for name in _format.checkpoint_names(names):
+            if name in known:
+                self._known[name] = known[name]
+                continue
+            with (
+                contextlib.suppress(DamagedError, NewerVersionError),
+                self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd,
+            ):
+                self._known[name] = self._checkpoint(self._read_manifest(fd, name))
+        return list(self._known.values())
 
     def _checkpoint(self, manifest: Manifest) -> Checkpoint:
         name = manifest.name
@@ -457,7 +455,6 @@ class CheckpointDirectory:
         except OSError as error:
             _logger.warning("checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason)
         else:
-            names.add(aside)
             _logger.warning("checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason)
 
     def checkpoints(self) -> list[Checkpoint]:

@@ -88,12 +88,21 @@ def test_control_characters_are_escaped(tmp_path: Path, capsys: pytest.CaptureFi
     assert code == 0
     assert "a\\x1b[31m\\n\\u202eb\\ud800=1" in lines[1]
     assert len(lines) == 4
-    assert len(_printable("x" * 1000)) == 203
+    assert _printable("x" * 201) == "x" * 200 + "..."
+    assert _printable("x" * 200) == "x" * 200
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (200_000_000, "190.7 MiB"), (5 << 30, "5.0 GiB"), (3 << 50, "3072.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1 << 20, "1.0 MiB"),
+        (200_000_000, "190.7 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (3 << 50, "3072.0 TiB"),
+    ],
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
     """In the largest unit that fits."""

@@ -9,6 +9,7 @@ import pytest
 
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import DamagedError
+from aiohooks.errors import InvalidArgumentError
 from tests.support.checkpoint_files import sealed_manifest
 
 NAME = _format.Name(sequence=3, step=7)
@@ -102,6 +103,23 @@ def test_a_name_from_a_manifest_is_never_a_path(name: str) -> None:
     for wrong in ({name: {"size": 1, "crc32": "0" * 8}}, {**files(), name: {"size": 1, "crc32": "0" * 8}}):
         with pytest.raises(DamagedError, match="names a file"):
             _format.decode(changed(files=wrong), NAME)
+
+
+def test_as_many_metrics_as_a_manifest_may_have() -> None:
+    """They are accepted and read; with one more, nothing is written."""
+    most = {str(number): 0.5 for number in range(65_534)}
+    assert len(_format.check_metrics(most)) == len(_format.decode(changed(metrics=most), NAME).metrics) == 65_534
+    with pytest.raises(InvalidArgumentError, match="metrics has 65535 entries, too many for a manifest"):
+        _format.check_metrics({**most, "more": 0.5})
+
+
+def test_metrics_may_fill_a_manifest() -> None:
+    """One byte more is refused, before a manifest is written that could not be read again."""
+    most = _format.MAX_MANIFEST_BYTES - 4096 - len('{"":0.5}')
+    full = _format.encode(_format.Manifest(NAME, _format.check_metrics({"x" * most: 0.5}), dict.fromkeys(_format.FILES, ENTRY)))
+    assert _format.MAX_MANIFEST_BYTES - 4096 < len(full) <= _format.MAX_MANIFEST_BYTES
+    with pytest.raises(InvalidArgumentError, match="metrics has 1 entries, too many"):
+        _format.check_metrics({"x" * (most + 1): 0.5})
 
 
 def test_every_changed_bit_of_a_manifest_is_found() -> None:

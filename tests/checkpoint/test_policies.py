@@ -53,6 +53,8 @@ def test_the_first_of_each_interval_and_the_newest() -> None:
     """Steps need not be multiples: the first checkpoint after a multiple counts for it."""
     assert kept(KeepEvery(100), made(0, 50, 101, 150, 200, 299, 450, 460)) == [1, 3, 5, 7, 8]
     assert kept(KeepEvery(1), made(3, 4)) == [1, 2]
+    assert kept(KeepEvery(100), made(1, 2, 3)) == [1, 3]
+    assert kept(KeepEvery(10), made(5, 5, 7)) == [2, 3]
 
 
 def test_policies_are_combined() -> None:
@@ -64,6 +66,12 @@ def test_policies_are_combined() -> None:
     assert KeepNewest(2) | KeepEvery(1) == KeepNewest(2) | KeepEvery(1)
     with pytest.raises(TypeError, match="unsupported operand"):
         KeepNewest(2) | 3
+
+
+def test_a_policy_of_ones_own_says_what_it_keeps() -> None:
+    """One that does not is an error, and nothing is removed."""
+    with pytest.raises(NotImplementedError):
+        KeepPolicy().kept([])
 
 
 POLICIES = st.recursive(

@@ -133,11 +133,35 @@ async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path) -> N
             with pytest.raises(CorruptCheckpointError, match=r"none of them is good.*another directory") as caught:
                 await saver.restore()
         assert caught.value.path is not None
+        assert caught.value.path.name.endswith("step-000000000002.000002")  # the newest
         assert caught.value.reason
     assert len(names(tmp_path)) == 2
     async with Saver(tmp_path) as saver:
         assert (await saver.save({}, 3)).sequence == 3
         assert (await saver.restore()) is not None
+
+
+@pytest.mark.parametrize("count", [5, 6])
+async def test_the_error_lists_what_is_damaged(tmp_path: Path, count: int) -> None:
+    """The newest five, and whether there are more."""
+    listed: list[str] = []
+    for path in reversed(saved(tmp_path, *range(count))):
+        damage(path)
+        listed.append(f"{path.name}: arrays.safetensors does not have the checksum in the manifest")
+    async with Saver(tmp_path) as saver:
+        with pytest.raises(CorruptCheckpointError) as caught:
+            await saver.restore()
+    assert f"none of them is good: {'; '.join(listed[:5])}{'; ...' if count > 5 else ''}; to start" in str(caught.value)
+
+
+async def test_a_reader_does_not_list_what_it_has_found_damaged(tmp_path: Path) -> None:
+    """Also where it was good when it was listed before, and stays there because nothing may be set aside."""
+    newest = saved(tmp_path, 1, 2)[1]
+    reader = Saver(tmp_path, read_only=True)
+    assert [each.step for each in await reader.checkpoints()] == [2, 1]
+    damage(newest, "manifest.json")
+    assert (await reader.restore()) is not None
+    assert [each.step for each in await reader.checkpoints()] == [1]
 
 
 async def test_a_damaged_one_of_the_requested_step_is_an_error(tmp_path: Path) -> None:
@@ -191,6 +215,19 @@ async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
     assert await Saver(tmp_path / "nowhere").verify() == []
     assert await Saver(tmp_path / "nowhere").checkpoints() == []
     assert not (tmp_path / "nowhere").exists()
+
+
+async def test_verify_lists_what_is_no_directory_and_what_was_set_aside(tmp_path: Path) -> None:
+    """The latter behind the others, the newest first."""
+    for path in saved(tmp_path, 1, 2, 3)[:2]:
+        path.rename(tmp_path / f"damaged-{path.name}")
+    (tmp_path / "step-000000000004.000004").write_text("")
+    assert [(path.name, reason) for path, reason in await Saver(tmp_path).verify()] == [
+        ("step-000000000004.000004", "is not a directory"),
+        ("step-000000000003.000003", None),
+        ("damaged-step-000000000002.000002", "was set aside as damaged"),
+        ("damaged-step-000000000001.000001", "was set aside as damaged"),
+    ]
 
 
 def test_verify_lists_what_a_writer_sets_aside_meanwhile(tmp_path: Path) -> None:
@@ -396,6 +433,7 @@ async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
     async with Saver(tmp_path) as saver:
         await saver.save({}, 2**63 - 1)
         await saver.save({}, np.int64(7))  # type: ignore[arg-type]
+    async with Saver(tmp_path) as saver:
         assert [each.step for each in await saver.checkpoints()] == [7, 2**63 - 1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,10 +230,12 @@ def test_too_little_memory_is_not_damage(tmp_path: Path) -> None:
 
 
 class NearlyFull(WatchedFs):
-    """Has 10,000 bytes left."""
+    """Has so many thousand bytes left, 10 unless told otherwise."""
+
+    free_kilobytes: float = 10
 
     def statvfs(self, fd: int) -> Any:
-        return SimpleNamespace(f_bavail=10, f_frsize=1000)
+        return SimpleNamespace(f_bavail=self.free_kilobytes, f_frsize=1000)
 
 
 async def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path) -> None:
@@ -248,12 +251,68 @@ async def test_too_little_space_is_found_before_anything_is_written(tmp_path: Pa
         await saver.save({"a": np.zeros(10_000)}, 2)
 
 
-def test_a_failing_removal_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_takes_the_space_that_it_says_it_needs(tmp_path: Path) -> None:
+    """With one byte less it is refused; what it writes is not more."""
+    fs = NearlyFull()
+    fs.free_kilobytes = 0
+    one = directory(tmp_path, fs, min_free_bytes=500)
+    state = {"array": np.zeros(300), "bytes": bytes(20_000)}
+    with pytest.raises(CheckpointError) as caught:
+        one.save(state, 1, {})
+    numbers = re.search(r"needs (\d+) bytes and min_free_bytes is 500: the disk has (\d+) bytes too few", str(caught.value))
+    assert numbers is not None
+    needed, missing = map(int, numbers.groups())
+    assert missing == needed + 500
+    fs.free_kilobytes = (missing - 1) / 1000
+    with pytest.raises(CheckpointError, match="the disk has 1 bytes too few"):
+        one.save(state, 1, {})
+    fs.free_kilobytes = missing / 1000
+    path = one.save(state, 1, {}).path
+    one.close()
+    assert needed - 4096 <= sum(each.stat().st_size for each in path.iterdir()) <= needed
+
+
+UNDONE = {
+    "old ones": ("rmdir", "old checkpoints could not be removed ([Errno 1] not allowed); the next save tries again"),
+    "a failed save": ("write rmdir", "a failed save left .tmp-step-000000000002.000003 behind ([Errno 1] not allowed); the next"),
+    "damage": ("rename", "is damaged and could not be set aside ([Errno 1] not allowed): state.msgpack is missing"),
+    "damage, read only": ("", "step-000000000001.000002 is damaged and was skipped: state.msgpack is missing"),
+}
+
+
+@pytest.mark.parametrize("what", UNDONE)
+def test_what_is_left_undone_is_logged(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the name, and the reason of the system."""
+    refused, says = UNDONE[what]
+
+    class Refusing(WatchedFs):
+        def __getattr__(self, name: str) -> Any:
+            return refuse if name in refused.split() else super().__getattr__(name)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EPERM, "not allowed")
+
+    newest = saved(tmp_path, 0, 1)[1]
+    one = directory(tmp_path, Refusing(), KeepNewest(1), read_only=not refused)
+    if "rmdir" in refused:
+        outcome(lambda: one.save(state_of(2), 2, {}))
+    else:
+        (newest / "state.msgpack").unlink()
+        assert one.restore(None) is not None
+    one.close()
+    assert [message for message in caplog.messages if says in message]
+
+
+@pytest.mark.parametrize("operation", ["unlink", "rmdir"])
+def test_a_failing_removal_is_a_warning(operation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The save has succeeded by then; the next save removes the old ones."""
 
     class Undeletable(WatchedFs):
-        def unlink(self, *args: Any, **kwargs: Any) -> None:
-            raise PermissionError(errno.EPERM, "not allowed")
+        def __getattr__(self, name: str) -> Any:
+            return refuse if name == operation else super().__getattr__(name)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EPERM, "not allowed")
 
     saved(tmp_path, 1)
     one = directory(tmp_path, Undeletable(), KeepNewest(1))
@@ -266,6 +325,64 @@ def test_a_failing_removal_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptur
     one.save(state_of(4), 4, {})
     one.close()
     assert names(tmp_path) == ["step-000000000004.000004"]
+
+
+def test_old_ones_that_cannot_be_read_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The save has succeeded by then; the log says why none was removed."""
+    old = saved(tmp_path, 1)[0]
+
+    class Unreadable(WatchedFs):
+        def open(self, path: Any, *args: Any, **kwargs: Any) -> int:
+            if path == old.name:
+                raise OSError(errno.EMFILE, "too many files")
+            return os.open(path, *args, **kwargs)
+
+    one = directory(tmp_path, Unreadable(), KeepNewest(1))
+    new = one.save(state_of(2), 2, {}).path
+    one.close()
+    assert names(tmp_path) == [old.name, new.name]
+    assert [one for one in caplog.messages if "no old checkpoint is removed" in one and "too many files" in one]
+
+
+@pytest.mark.parametrize("existing", range(4))
+def test_the_name_of_the_directory_is_durable(tmp_path: Path, existing: int) -> None:
+    """And so are those of the parents that are made with it; one that is there may be so since a crash only."""
+    path = tmp_path / "a" / "b" / "c"
+    [tmp_path, *reversed(path.parents[:2]), path][existing].mkdir(parents=True, exist_ok=True)
+    synced: list[str] = []
+
+    class Syncing(WatchedFs):
+        def fsync(self, fd: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+
+    one = directory(path, Syncing())
+    one.save({}, 1, {})
+    one.close()
+    parents = [str(each) for each in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
+    assert [each for each in synced if each in parents] == (parents[existing:] or parents[-1:])
+
+
+def test_a_directory_whose_name_is_not_durable_is_not_used(tmp_path: Path) -> None:
+    """The lock is released, and the next save makes the name durable first."""
+    synced: list[str] = []
+
+    class FailingOnce(WatchedFs):
+        def fsync(self, fd: int) -> None:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if target == str(tmp_path):
+                synced.append(target)
+                if len(synced) == 1:
+                    raise OSError(errno.EIO, "lost")
+
+    one = directory(tmp_path / "a", FailingOnce())
+    with pytest.raises(CheckpointError, match="lost"):
+        one.save({}, 1, {})
+    other = directory(tmp_path / "a")
+    other.save({}, 2, {})
+    other.close()
+    one.save({}, 3, {})
+    one.close()
+    assert len(synced) == 2
 
 
 def test_a_failed_fsync_is_not_retried(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -67,7 +68,7 @@ async def test_a_second_saver_of_the_same_process_is_refused_too(tmp_path: Path)
         await saver.save({}, 2)
 
 
-@pytest.mark.parametrize("note", [b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" * 100])
+@pytest.mark.parametrize("note", [b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" + b" " * 64])
 async def test_a_holder_that_is_unknown_is_another_writer(tmp_path: Path, note: bytes) -> None:
     """The process in the file of the lock is only for the message: whatever the file contains, a second writer is refused."""
     with (tmp_path / ".lock").open("wb") as file:
@@ -79,6 +80,26 @@ async def test_a_holder_that_is_unknown_is_another_writer(tmp_path: Path, note: 
     assert caught.value.pid is None
 
 
+@pytest.mark.parametrize("note", [b"1234567890\n", b"1234567890" + b" " * 54], ids=["newline", "64 bytes"])
+def test_a_holder_is_known_by_its_number(tmp_path: Path, note: bytes) -> None:
+    """Of up to ten digits, in a file of up to 64 bytes."""
+    with (tmp_path / ".lock").open("wb") as file:
+        file.write(note)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointBusyError, match="in use by process 1234567890;"):
+            directory(tmp_path).save({}, 1, {})
+
+
+def test_the_note_of_an_earlier_holder_is_replaced(tmp_path: Path) -> None:
+    """Also a longer one: what is in the file of the lock is the process that has it."""
+    (tmp_path / ".lock").write_text("9" * 20 + "\n")
+    one = directory(tmp_path)
+    one.save({}, 1, {})
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+    one.close()
+
+
 async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
     """`read_only=True` reads beside the writer, skips damage without setting it aside, and refuses to save."""
     paths = saved(tmp_path, 1, 2)
@@ -88,8 +109,10 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
         await writer.save({}, 3)
         assert (restored := await reader.restore()) is not None
         assert restored.checkpoint.step == 3
-        with pytest.raises(CheckpointError, match="read_only=True"):
-            await reader.save({}, 4)
+        for one in (reader, Saver(tmp_path / "nobody's", read_only=True)):
+            with pytest.raises(CheckpointError, match="has read_only=True, so it cannot save") as caught:
+                await one.save({}, 4)
+            assert caught.value.errno == errno.EROFS
         with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack is missing"):
             await reader.restore(2)
     assert names(tmp_path) == [*(each.name for each in paths), "step-000000000003.000003"]
@@ -193,10 +216,30 @@ FORK_HAS_NONE = """
 """
 
 
+FORK_IN_A_SAVE = """
+    from tests.support.checkpoint_files import WatchedFs
+    fs = WatchedFs()
+    one = directory(path, fs)
+    children = []
+
+    def fork_once(name, args):
+        if name == "write" and not children:
+            children.append(os.fork())
+            if children == [0]:
+                signal.alarm(30)                # ends a child that waits for the thread that saves in its parent
+                os._exit(len(one.checkpoints()))
+            assert os.waitpid(children[0], 0)[1] == 0
+
+    fs.before = fork_once
+    one.save({}, 1, {})
+    print([each.step for each in one.checkpoints()])
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "steps"),
-    [(FORK, "[5, 3, 4, 1]"), (FORK_OUTLIVES, "[2, 1]"), (FORK_HAS_NONE, "[1]")],
-    ids=["asks", "outlives", "has none of its files"],
+    [(FORK, "[5, 3, 4, 1]"), (FORK_OUTLIVES, "[2, 1]"), (FORK_HAS_NONE, "[1]"), (FORK_IN_A_SAVE, "[1]")],
+    ids=["asks", "outlives", "has none of its files", "is forked in a save"],
 )
 def test_a_forked_child_is_not_the_holder(tmp_path: Path, code: str, steps: str) -> None:
     """It must take the lock like any other process, and neither takes it from its parent nor keeps it for the parent."""

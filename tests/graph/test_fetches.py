@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.hooks import RequestingHook
+from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph
 
 pytestmark = pytest.mark.every_python
@@ -293,6 +293,19 @@ async def test_how_two_values_of_an_option_are_merged(old: Any, new: Any, merged
     (found,) = (values.options["option"] for values in hook.values if values.options is not None)
     assert found == merged
     assert type(found) is type(merged)
+
+
+async def test_options_of_a_run_in_which_no_hook_asks_for_anything() -> None:
+    """Hooks get the caller's options and the metadata all the same."""
+    got: list[ah.SessionRunValues] = []
+
+    async def keep(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        got.append(run_values)
+
+    hooks = [PhaseHook("after_run", keep), ah.configure(PhaseHook("after_run", keep), order=1)]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        await session.run("loss", None, {"level": 1})
+    assert got == [ah.SessionRunValues(None, {"level": 1}, {})] * 2
 
 
 async def test_without_options_there_is_no_metadata() -> None:

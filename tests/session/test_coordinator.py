@@ -260,10 +260,15 @@ async def test_a_coordinator_stays_in_its_loop() -> None:
     """Tasks and waits belong to the loop in which it was first used."""
     coord = ah.Coordinator()
     assert await coord.until(asyncio.sleep(0, 1)) == 1
+
+    async def start_task() -> None:
+        coord.start_soon(ticks)
+
     uses: list[Callable[[], Coroutine[Any, Any, Any]]] = [
         coord.wait_for_stop,
         coord.join,
         lambda: coord.until(asyncio.Event().wait()),
+        start_task,
     ]
     for use in uses:
         with refused(ah.errors.WrongLoopError, "outside its own event loop", "request_stop"):

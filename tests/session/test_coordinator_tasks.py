@@ -174,6 +174,19 @@ async def test_a_cancelled_join_leaves_the_tasks() -> None:
     assert task.cancelled()
 
 
+@pytest.mark.parametrize("stop", [False, True])
+async def test_a_coordinator_is_used_again_after_join(stop: bool) -> None:
+    """It starts tasks and joins them as before, also where a stop had cancelled those that were left."""
+    coord = ah.Coordinator()
+    for _ in range(2):
+        task = coord.start_soon(forever if stop else ticks)
+        if stop:
+            coord.request_stop()
+        await coord.join(0)
+        assert task.cancelled() is stop
+        coord.clear_stop()
+
+
 async def test_an_error_reported_after_join_is_raised() -> None:
     """After `join` no waiter is left to see an error, so reporting one raises it; one that means a stop does not."""
     coord = ah.Coordinator()

@@ -47,6 +47,33 @@ async def test_a_background_failure_ends_the_run() -> None:
     assert session.stop_reason == "background task 'fail' failed: OSError('died')"
 
 
+async def test_a_step_function_that_settles_the_cancel_of_a_background_failure() -> None:
+    """It returns its result, nothing is left of the cancel, and the failure comes out of the next run."""
+    begun = asyncio.Event()
+
+    async def settle(context: ah.session.StepContext) -> str:
+        try:
+            begun.set()
+            await forever()
+        except asyncio.CancelledError:
+            return "settled"
+        raise AssertionError
+
+    async def fail_then() -> None:
+        await begun.wait()
+        raise OSError("no disk")
+
+    task = asyncio.current_task()
+    assert task is not None
+    async with ah.AsyncMonitoredSession(double) as session:
+        session.start_soon(fail_then)
+        assert await session.run_step_fn(settle) == "settled"
+        assert task.cancelling() == 0
+        with pytest.raises(OSError, match="no disk"):
+            await session.run("loss")
+    assert task.cancelling() == 0
+
+
 async def test_a_background_failure_between_runs_comes_out_of_the_next() -> None:
     """A task that failed between two runs stops the loop; the next `run` raises its error."""
     error = OSError("died")
@@ -390,6 +417,19 @@ async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(end: Exc
     assert (monitored.stop_reason, monitored.status().stop_reason) == (reason, reason)
     assert caplog.messages == [f"session 'trainer': {reason}, which is a clean end"]
     assert seen == [False]  # it is no stop: hooks and tasks are not interrupted by it
+
+
+async def test_a_stop_in_the_last_hook_is_the_reason() -> None:
+    """A session that was left without one has none yet when its hooks are closed."""
+
+    async def stop(*_: object) -> None:
+        assert session.stop_reason is None
+        session.request_stop("too late for the loop")
+        session.request_stop("even later")
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("close", stop)]) as session:
+        await session.run("loss")
+    assert session.stop_reason == "too late for the loop"
 
 
 async def test_a_stop_keeps_its_reason_when_an_exception_ends_the_block() -> None:

@@ -174,6 +174,21 @@ async def test_closing_a_session_that_fails_to_open() -> None:
         await opening
 
 
+@pytest.mark.parametrize("first", [OSError("no data"), KeyboardInterrupt()], ids=repr)
+async def test_an_error_that_ends_the_program_while_a_failed_opening_is_closed(first: BaseException) -> None:
+    """It wins over the error of the opening, unless that ends the program itself."""
+
+    async def fails(session: ah.Session, coord: ah.Coordinator) -> None:
+        raise first
+
+    async def ends(exc: BaseException | None) -> None:
+        raise SystemExit(3)
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", ends), PhaseHook("after_create_session", fails)])
+    with pytest.raises(SystemExit if isinstance(first, OSError) else KeyboardInterrupt):
+        await session.__aenter__()
+
+
 async def test_the_error_of_a_block_is_kept_when_its_wait_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     """A block that fails while another task closes, and is cancelled then: the error is the context of the cancel, and logged."""
     hook, error = SlowEnd(), OSError("late")
@@ -214,6 +229,32 @@ async def test_a_session_that_is_closed_inside_a_hook_of_another() -> None:
     async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", closes), PhaseHook("before_run", closes)]) as outer:
         await outer.run("loss")
     assert closed == [["end", "close"]] * 2
+
+
+async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(caplog: pytest.LogCaptureFixture) -> None:
+    """It keeps the context of the closing, which is over: its wait for a step is not one of the outer session's own."""
+    store, begun = ah.MemoryStepStore(), asyncio.Event()
+    waits: list[asyncio.Task[int]] = []
+
+    async def wait() -> int:
+        await begun.wait()
+        return await store.wait_for(2)
+
+    async def start(*_: object) -> None:
+        waits.append(asyncio.create_task(wait()))
+
+    async def nest(run_context: ah.SessionRunContext) -> None:
+        if not waits:
+            async with ah.AsyncMonitoredSession(double, [PhaseHook("end", start)]):
+                pass
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", nest)], global_step=store) as outer:
+        await outer.run("loss")
+        begun.set()
+        await ticks()
+        assert (store.statistics().waiting, caplog.messages) == (1, [])
+        await outer.run("loss")
+        assert await waits[0] == 2
 
 
 @pytest.mark.parametrize("start", [1, 5], ids=lambda start: f"closed-at-{start}")

@@ -83,6 +83,30 @@ async def test_a_hook_that_is_waited_for_is_logged(phase: str, clock: ManualCloc
     assert clock.pending == 0
 
 
+async def test_background_calls_of_a_hook_that_are_waited_for_are_logged(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their number, and the hook's name."""
+    gate = asyncio.Event()
+
+    async def wait(*_: object) -> None:
+        await gate.wait()
+
+    observer = ah.configure(PhaseHook("after_run", wait), background=True)
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(2):
+            await session.run("loss")
+
+    ending = asyncio.create_task(closing([observer], use))
+    await ticks(20)
+    clock.advance(1)
+    (text,) = messages(caplog)
+    assert text.startswith("session 'trainer', closing: has waited 1 s for 2 background calls of PhaseHook")
+    gate.set()
+    await ending
+
+
 async def test_a_last_run_that_is_waited_for_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """The run of another task that keeps a session from closing is named after a second."""
     gate = asyncio.Event()

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double
+from tests.support.sessions import counting_graph, double
 from tests.support.waiting import ticks, until_true
 
 
@@ -226,6 +226,44 @@ async def test_a_closing_that_others_cancel_continues() -> None:
         async with ah.AsyncMonitoredSession(double, [hook, PhaseHook("close", cancels_itself)]):
             pass
     assert hook.closed_with == [None]
+
+
+async def test_a_part_that_was_cancelled_by_others_does_not_cancel_the_block() -> None:
+    """A raw session whose closing was cancelled by a third party: the caller was not, and the rest is closed."""
+    hook = RecordingHook()
+
+    class Cut(ah.Session):
+        async def aclose(self) -> None:
+            await super().aclose()
+            raise asyncio.CancelledError
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            return Cut(self.graph)
+
+    async with ah.AsyncMonitoredSession(Creator(), [hook]) as session:
+        await session.run("loss")
+    assert hook.closed_with == [None]
+
+
+async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_wait() -> None:
+    """Such as a framework that cancels all tasks: the block ends when its own background tasks have."""
+    gate = asyncio.Event()
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            session.start_soon(gate.wait)
+
+    ending = asyncio.create_task(main())
+    await ticks(20)
+    (closing,) = [task for task in asyncio.all_tasks() if task.get_name().startswith("the end of session")]
+    closing.cancel()
+    await ticks(20)
+    assert not ending.done()
+    gate.set()
+    await ending
 
 
 @pytest.mark.parametrize("task_ends", [False, True], ids=["cancelled", "by-itself"])

@@ -40,7 +40,8 @@ TESTS = {
     "_aio": ("tests/aio", "tests/dispatch", "tests/session"),
     "session": (
         "tests/session", "tests/tensorflow", "tests/graph/test_fetches.py", "tests/dispatch/test_background.py",
-        "tests/stores/test_publishers.py", "tests/integration/test_signal_exit.py",
+        "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
+        "tests/adapters/test_opentelemetry.py", "tests/integration/test_signal_exit.py",
     ),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }  # fmt: skip

@@ -24,7 +24,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
 # The order of these arguments does not matter, or only a type checker sees them.
-UNORDERED = {"min", "max", "isinstance", "issubclass", "cast", "getattr", "hasattr", "setattr"}
+UNORDERED = {"min", "max", "isinstance", "issubclass", "cast", "getattr", "hasattr", "setattr", "contextlib.suppress"}
 TEXTS = {"add_note", "Cast"}
 LOGGER = re.compile(r"_?(logger|log)\.(debug|info|warning|error|exception|critical|log)$")
 
@@ -162,7 +162,9 @@ def _statement_faults(statement: ast.stmt, stored: Counter[str]) -> Iterator[str
             pass
         case ast.Assign(targets=[ast.Name(id=name)]) if stored[name] > 1:
             yield "pass"
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value=ast.Constant(value=None | False)):  # None is as false as False
+            pass
+        case ast.Return(value=ast.expr()):
             yield "return None"
         case ast.Continue():
             yield "break"

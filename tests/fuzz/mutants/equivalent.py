@@ -6,6 +6,8 @@ _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
 _SHAPE = 'sizes = list(cast("Sequence[Any]", value)) if isinstance(value, list) else [-{}]'
 _VERIFY = "found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes={}, read_only={}).verify()"
+_EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
+_TRUNCATE = "self._files.fs.ftruncate(lock, {})"
 _WATCH = "aiohooks/_aio/cancel_watch.py"
 _LATEST = "known = one if known is None or {} else known"
 _IS_LATER = "known.number < one.number"
@@ -45,12 +47,27 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "AsyncMonitoredSession.__del__",
         f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
     ): "whoever causes the collection is not the one to blame",
-    ("aiohooks/graph/session.py", "Session._commit", "return False  =>  return None"): "only its truth counts",
     (
         "aiohooks/checkpoint/_format.py",
         "_parse_int",
-        f"{_LONG.format(20)}  =>  {_LONG.format(21)}",
-    ): "ints of 21 digits are above the most",
+        f"{_LONG.format(19)}  =>  {_LONG.format(20)}",
+    ): "ints of 20 digits are above the most, and negative ones are damage, too",
+    (
+        "aiohooks/checkpoint/cli.py",
+        "checkpoints",
+        f"{_VERIFY.format(0, True)}  =>  {_VERIFY.format(1, True)}",
+    ): "verifying changes nothing either way",
+    (
+        "aiohooks/checkpoint/policies.py",
+        "KeepPolicy.__or__",
+        f"{_EITHER.format('self, other')}  =>  {_EITHER.format('other, self')}",
+    ): "a union has no order",
+    (
+        "aiohooks/checkpoint/_files.py",
+        "DirectoryLock._write_pid",
+        f"{_TRUNCATE.format(0)}  =>  {_TRUNCATE.format(1)}",
+    ): "the byte that is left is written over",
+    ("aiohooks/session/coordinator.py", "_checked_producers", "return ()  =>  return None"): "only its truth counts",
     ("aiohooks/checkpoint/cli.py", "_readable_size", "break  =>  continue"): "the other units are not reached either",
     ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
     ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,

@@ -3,7 +3,8 @@
     python -m tests.fuzz.mutants.trials JOB RESULTS
 
 The tests are imported and collected once. Each fault is then put in place in a fork of that process, which runs the tests that
-reach the changed lines, those of the module's own files first, until one of them fails.
+reach the changed lines, those of the module's own files first and of these the quickest, until one of them fails. Tests that
+start processes come last: it is not known what these reach.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import resource
 import select
 import signal
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +45,10 @@ class Trials:
         self.results = results
         self.hang_secs = hang_secs
         self.root = Path.cwd()
+        self.secs: dict[str, float] = {}
+        """How long each test takes that passes without a fault."""
+        self.starting: set[str] = set()
+        """The tests that start processes."""
 
     def pytest_configure(self) -> None:
         import hypothesis  # not before pytest, which rewrites a part of it
@@ -61,7 +67,12 @@ class Trials:
         reached: Reached = {}
         with _forked(lambda out: self._measure(session, out), _SLOWEST_TEST_SECS) as lines:
             for line in lines:
-                reached |= json.loads(line)
+                match json.loads(line):
+                    case [test, secs, starts_processes]:
+                        self.secs[test] = secs
+                        self.starting |= {test} if starts_processes else set()
+                    case of_module:
+                        reached |= of_module
         for number, fault in enumerate(self.faults):
             self._report(number, *self._tried(session, number, fault, reached.get(fault.module, {}), functions))
         return True
@@ -75,13 +86,22 @@ class Trials:
         measured = coverage.Coverage(data_file=None, include=modules, config_file=False)
         measured.start()
         failed: set[str] = set()
+        start = processes = 0.0
 
         def started(test: str) -> None:
+            nonlocal start, processes
             measured.switch_context(test)
-            _write(out, {})
+            start, processes = time.monotonic(), 0
 
+        def count_processes(event: str, args: object) -> None:
+            nonlocal processes
+            processes += event in ("os.fork", "subprocess.Popen")
+
+        sys.addaudithook(count_processes)
         for test, passed in _run(session, session.items, started):
-            if not passed:
+            if passed:
+                _write(out, [test, time.monotonic() - start, processes > 0])
+            else:
                 failed.add(test)
         measured.stop()
         data = measured.get_data()
@@ -97,9 +117,11 @@ class Trials:
         """Return whether a fault is killed, and by which test."""
         first, last = fault.lines
         tests = {test for line in range(first, last + 1) for test in reached.get(str(line), ())}
-        reaching = [item for item in session.items if item.nodeid in tests]  # none, where only other processes do
-        items = sorted(reaching or session.items, key=lambda item: not _is_own(item, fault))
-        items = items if reaching else [item for item in items if _is_own(item, fault)]
+        passing = [item for item in session.items if item.nodeid in self.secs]
+        reaching = [item for item in passing if item.nodeid in tests]  # none, where only other processes do
+        reaching = reaching or [item for item in passing if _is_own(item, fault)]
+        reaching.sort(key=lambda item: (not _is_own(item, fault), self.secs[item.nodeid]))
+        items = reaching + [item for item in passing if item.nodeid in self.starting and item not in reaching]
         if not items:
             return "survived", "no test runs it"
         path = self.root / fault.module
