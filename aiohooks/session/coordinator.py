@@ -494,7 +494,6 @@ class _EndOfProducers:
             one.remove_done_callback(self._ended)
         if self._pass is not None:
             self._pass.cancel()
-            self._pass = None
 
 
 def _checked_producers(producer: Producer | None) -> tuple[asyncio.Task[Any], ...]:

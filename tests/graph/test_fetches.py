@@ -302,7 +302,10 @@ async def test_options_of_a_run_in_which_no_hook_asks_for_anything() -> None:
     async def keep(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         got.append(run_values)
 
-    hooks = [PhaseHook("after_run", keep), ah.configure(PhaseHook("after_run", keep), order=1)]
+    hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
+        PhaseHook("after_run", keep),
+        ah.configure(PhaseHook("after_run", keep), order=1),
+    ]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         await session.run("loss", None, {"level": 1})
     assert got == [ah.SessionRunValues(None, {"level": 1}, {})] * 2

@@ -182,6 +182,24 @@ async def test_a_cancelled_until_is_cancelled() -> None:
     assert not coord.should_stop()
 
 
+async def test_an_error_that_follows_the_stop_is_raised() -> None:
+    """A coroutine may answer the cancel of its wait with an error of its own; nothing is left of the cancel."""
+    coord = ah.Coordinator()
+
+    async def fails_when_cancelled() -> None:
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            raise OSError("not yet") from None
+
+    wait, task = coord.until(fails_when_cancelled()), asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(coord.request_stop)
+    with pytest.raises(OSError, match="not yet"):
+        await wait
+    assert task.cancelling() == 0
+
+
 async def test_a_result_that_comes_with_the_stop_is_not_lost() -> None:
     """If the awaitable is done in the tick of the stop, either its result counts or the stop; never both."""
     coord = ah.Coordinator()

@@ -197,6 +197,35 @@ async def test_a_step_that_is_abandoned_has_not_used_its_element() -> None:
         assert [batch async for batch in steps] == [1, 2]
 
 
+async def test_the_last_element_of_an_abandoned_step_is_kept() -> None:
+    """Also where its iterator has ended meanwhile."""
+
+    async def step(batch: int) -> int:
+        await ticks(20)
+        if not again:
+            raise OSError("not yet")
+        return batch
+
+    again = False
+    async with ah.AsyncMonitoredSession(step) as session:
+        steps = session.steps("step", feeds=[0], prefetch=1)
+        with pytest.raises(OSError, match="not yet"):
+            [batch async for batch in steps]
+        assert steps.unused == [0]
+        again = True
+        assert [batch async for batch in steps] == [0]
+
+
+@KINDS
+async def test_an_element_is_taken_when_it_is_asked_for(kind: str) -> None:
+    """Without `prefetch`, however long the steps before it took."""
+    source = Source(3)
+    async with ah.AsyncMonitoredSession(same) as session:
+        async for batch in session.steps("same", prefetch=0, **source.feeds(kind)):
+            await ticks(20)
+            assert source.taken == batch + 1
+
+
 async def test_a_thread_that_takes_elements_does_not_stop_the_loop() -> None:
     """While it blocks, other tasks run."""
     blocked, released = threading.Event(), threading.Event()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,29 @@ async def test_a_step_function_is_repeated(policy: ah.RecoveryPolicy) -> None:
     async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=policy) as session:
         assert await session.run_step_fn(step_fn) == 1
     assert (attempts, session.global_step.latest.step) == (2, 2)
+
+
+async def test_a_step_function_that_handles_the_error_keeps_nothing_of_it() -> None:
+    """Neither the error nor the result of the run is held until the next recovery."""
+
+    class Lost(ah.AbortedError):
+        pass
+
+    kept: list[weakref.ref[Lost]] = []
+
+    async def lose(*_: object) -> None:
+        error = Lost("lost")
+        kept.append(weakref.ref(error))
+        raise error
+
+    async def step_fn(context: ah.session.StepContext) -> None:
+        with contextlib.suppress(Lost):
+            await context.run_with_hooks("train")
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("after_run", lose)], recovery=RETURN) as session:
+        await session.run_step_fn(step_fn)
+        gc.collect()
+        assert [one() for one in kept] == [None]
 
 
 async def test_other_errors_after_the_commit_are_raised() -> None:

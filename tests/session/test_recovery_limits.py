@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import aiohooks as ah
+from aiohooks.session.recovery import RecoveryHistory
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
@@ -173,6 +174,21 @@ async def test_a_step_that_fails_again_and_again_is_given_up() -> None:
         "recovery gave up: step 3 failed 3 times (no_progress_limit=2); what failed, oldest first:",
         *(f"  the run of step 3: AbortedError('failure {number}')" for number in (1, 2, 3)),
     ]
+
+
+def test_what_counts_as_progress() -> None:
+    """That the step which failed was completed, not an earlier one, as after a restore; a step that fails anew counts anew."""
+    history = RecoveryHistory(recovery_policy(no_progress_limit=2, max_attempts=1))
+    lost = ah.AbortedError("lost")
+    for _ in range(2):
+        for _ in range(2):
+            assert history.failed(lost, 5) is None
+            history.completed(4)
+        history.completed(5)
+    for _ in range(2):
+        assert history.failed(lost, 5) is None
+        history.completed(4)
+    assert history.failed(lost, 3) == "step 5 failed 3 times (no_progress_limit=2)"
 
 
 async def test_runs_that_do_not_train_do_not_hide_a_failing_step() -> None:

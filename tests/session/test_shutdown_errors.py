@@ -201,6 +201,42 @@ async def test_errors_of_a_closing_that_was_left_behind_are_logged(caplog: pytes
     assert "OSError: too late" in caplog.text
 
 
+async def test_an_error_of_the_run_has_the_background_error_before_it_as_a_note() -> None:
+    """A step function that answers its cancel with an error of its own: that comes out."""
+
+    async def step_fn(context: ah.session.StepContext) -> None:
+        session.start_soon(fail, OSError("lost"))
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            raise ValueError("the step") from None
+
+    with pytest.raises(ValueError, match="the step") as caught:
+        async with ah.AsyncMonitoredSession(double) as session:
+            await session.run_step_fn(step_fn)
+    assert "a background task had failed before: OSError('lost')" in caught.value.__notes__
+
+
+async def test_an_error_of_close_keeps_the_cancel_of_the_block() -> None:
+    """As its context, by which code further out knows that it was cancelled."""
+
+    async def ends(exc: BaseException | None) -> None:
+        raise SystemExit(3)
+
+    async def use() -> BaseException | None:
+        try:
+            async with ah.AsyncMonitoredSession(double, [PhaseHook("close", ends)]):
+                await forever()
+        except SystemExit as caught:
+            return caught.__context__
+        return None
+
+    ending = asyncio.create_task(use())
+    await ticks(20)
+    ending.cancel("from outside")
+    assert repr(await ending) == "CancelledError('from outside')"
+
+
 # -- errors that end the program
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -21,7 +21,10 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().partition(".<locals>")[0] for record in caplog.records]
 
 
-async def closing(hooks: list[ah.SessionRunHook], use: Callable[[ah.AsyncMonitoredSession], Awaitable[object]]) -> None:
+async def closing(
+    hooks: Sequence[ah.SessionRunHook | ah.dispatch.HookRegistration],
+    use: Callable[[ah.AsyncMonitoredSession], Awaitable[object]],
+) -> None:
     """Open a session, use it, and leave it."""
     async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
         await use(session)

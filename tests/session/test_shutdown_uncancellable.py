@@ -248,6 +248,46 @@ async def test_a_part_that_was_cancelled_by_others_does_not_cancel_the_block() -
     assert hook.closed_with == [None]
 
 
+async def test_a_part_that_others_have_cut_off_is_done_again() -> None:
+    """Such as the step store's last word to other processes."""
+    flushes: list[float | None] = []
+
+    class Store(ah.MemoryStepStore):
+        async def flush(self, timeout: float | None = None) -> None:
+            flushes.append(timeout)
+            if len(flushes) == 1:
+                raise asyncio.CancelledError
+
+    async with ah.AsyncMonitoredSession(double, global_step=Store()):
+        pass
+    assert len(flushes) == 2
+
+
+async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel_for_the_grace_period() -> None:
+    """And no longer: the task had no time before its cancel."""
+    uncancellable = UncancellableHook()
+    with ManualClock() as clock:
+
+        async def main() -> None:
+            async with ah.AsyncMonitoredSession(double, stop_grace_period_secs=9) as session:
+                session.start_soon(uncancellable.wait)
+                await ticks()
+                raise OSError("broken")
+
+        ending = asyncio.create_task(main())
+        await until_true(lambda: uncancellable.cancels)
+        await ticks(20)
+        clock.advance(8.9)
+        await ticks(20)
+        assert not ending.done()
+        clock.advance(0.1)
+        with pytest.raises(OSError, match="broken"):
+            await ending
+        uncancellable.released.set()
+        await until_true(lambda: uncancellable.done)
+        await ticks()
+
+
 async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_wait() -> None:
     """Such as a framework that cancels all tasks: the block ends when its own background tasks have."""
     gate = asyncio.Event()
