@@ -7,6 +7,7 @@ import datetime
 import enum
 import json
 import random
+import re
 import struct
 import types
 from collections.abc import Callable
@@ -356,3 +357,39 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
     for one in wrong:
         with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
             decode(data, one)
+
+
+def _entry(begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+
+
+FAULTS = {
+    "a header of 2**63 bytes": (2**63, {}, "its header is too long"),
+    "a header that is longer than the file": (100, {}, "its header is too long"),
+    "arrays that overlap": (None, {"a": _entry(0, 4), "b": _entry(2, 6)}, "its arrays overlap, or have gaps"),
+    "a gap": (None, {"a": _entry(0, 2), "b": _entry(4, 6)}, "its arrays overlap, or have gaps"),
+    "an array that ends before it begins": (None, {"a": _entry(0, 6), "b": _entry(6, 2)}, "its arrays overlap, or have gaps"),
+    "bytes that belong to no array": (None, {"a": _entry(0, 4)}, "has 6 bytes of arrays, and 4 in its header"),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_the_reason_why_an_array_file_is_refused(what: str) -> None:
+    """It names the fault itself, and not what follows from reading on."""
+    size, header, reason = FAULTS[what]
+    text = json.dumps(header).encode()
+    file = struct.pack("<Q", len(text) if size is None else size) + text + bytes(6)
+    with pytest.raises(DamagedError, match=re.escape(reason)):
+        _encoding.LoadedArrays([file], len(file))
+
+
+@pytest.mark.parametrize("size", [-1, 2**63, 2.0, True, "2"])
+def test_the_reason_why_a_shape_is_refused(size: Any) -> None:
+    """Its sizes are ints of 0 or more, in 63 bits."""
+    data, arrays = _encoding.encode({"x": np.zeros((0, 2), np.int8)})
+    tree = msgspec.msgpack.decode(data)
+    items = msgspec.msgpack.decode(tree["x"].data)
+    items[-1][1] = size
+    wrong = msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(tree["x"].code, msgspec.msgpack.encode(items))})
+    with pytest.raises(DamagedError, match=r"state\.msgpack has an invalid array shape"):
+        decode(wrong, b"".join(map(bytes, arrays.chunks())))
