@@ -122,7 +122,8 @@ EXACTLY = {
     "floats": [float("nan"), float("inf"), -0.0, 5e-324, 1.7976931348623157e308],
     "a complex one": complex(-0.0, float("nan")),
     "tuples": ((), ((),), [(1, [(2,)])]),
-    "keys": {1: "int", "1": "str", "": 0, -5: {"__metadata__": None}},
+    "keys": {1: "int", "1": "str", "": 0, -5: {"__metadata__": None}, -(2**63): "least", 2**64 - 1: "most"},
+    "many tuples side by side": [((1,), (2,))] * 100,
     "the generator's state": np.random.default_rng(3).bit_generator.state,
     "the old generator's state": np.random.RandomState(3).get_state(),
     "random's state": random.Random(3).getstate(),
@@ -232,7 +233,7 @@ def test_a_long_place_is_cut_in_a_message(length: int) -> None:
     assert str(caught.value).startswith(f"{place} is" if length == 400 else f"{place[:400]}... is")
 
 
-@pytest.mark.parametrize("key", [None, 1.0, (1,), True, b"a", 2**64, np.int64(1), "\ud800"])
+@pytest.mark.parametrize("key", [None, 1.0, (1,), True, b"a", 2**64, -(2**63) - 1, np.int64(1), "\ud800"])
 def test_keys_are_text_or_ints(key: Any) -> None:
     """Other keys would come back as another type."""
     with pytest.raises(InvalidArgumentError, match="state"):
@@ -289,6 +290,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         b"", b"\xc1", data[:-1], data + b"\0", msgspec.msgpack.encode([1]), b"\x91" * 1_000_000, b"\xdf\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff", b"\x81\xa1\xff\x00", b"\x81\x80\x00", tree(deep),
         tree(plain(99, b"")), tree(plain(1, b"\x81\xa1a\x00")), tree(plain(2, b"\1\0\0\0\0")), tree(plain(2, b"")),
+        ext(9, "a", "<i4", [4]), ext(9, "<i4", b"1234"),
         tree(plain(3, b"123")), ext(4, "a"), ext(4, "b", "<i4", [4]), ext(4, 5, "<i4", [4]), ext(4, "a", None, [4]),
         ext(5, "<i4", b"123"), ext(5, "<U1", b"1234"), ext(5, "<i4", "1234"), ext(5, "|O", b"12345678"),
     ]  # fmt: skip

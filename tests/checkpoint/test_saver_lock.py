@@ -109,7 +109,7 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
         await writer.save({}, 3)
         assert (restored := await reader.restore()) is not None
         assert restored.checkpoint.step == 3
-        for one in (reader, Saver(tmp_path / "nobody's", read_only=True)):
+        for one in (reader, Saver(tmp_path / "unused", read_only=True)):
             with pytest.raises(CheckpointError, match="has read_only=True, so it cannot save") as caught:
                 await one.save({}, 4)
             assert caught.value.errno == errno.EROFS

@@ -239,6 +239,7 @@ async def test_begin_may_add_to_the_default_graph() -> None:
 async def test_the_default_graph_belongs_to_the_context() -> None:
     """`as_default` holds inside its block and its tasks only; without it a context keeps one graph of its own."""
     own = ah.get_default_graph()
+    assert isinstance(own, ah.Graph)
     assert ah.get_default_graph() is own
     graph = ah.Graph()
     with graph.as_default() as same:

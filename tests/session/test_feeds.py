@@ -353,6 +353,8 @@ async def test_a_cancel_waits_for_the_step_in_a_thread() -> None:
 
 def test_only_blocking_functions_go_into_a_thread() -> None:
     """A coroutine function is refused, and so is what cannot be called."""
+    with refused(ah.errors.InvalidArgumentError, "the step is 5"):
+        ah.in_thread(5)  # type: ignore[arg-type]
     with refused(ah.errors.InvalidArgumentError, "is a coroutine function", "leave out in_thread"):
         ah.in_thread(same)
     with refused(ah.errors.InvalidArgumentError, "the step", "5"):

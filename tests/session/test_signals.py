@@ -70,7 +70,7 @@ async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -
 async def test_a_signal_ends_a_wait() -> None:
     """A signal ends a wait inside the session, as any stop does."""
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
-        waiting = asyncio.create_task(session.until(asyncio.Event().wait()))
+        waiting = await parked(session.until(asyncio.Event().wait()))
         await send(signal.SIGTERM, waiting.done)
         with pytest.raises(ah.StopRequestedError, match="SIGTERM received"):
             await waiting

@@ -263,6 +263,30 @@ async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
     assert session.stop_signal is USER
 
 
+async def test_whether_nothing_but_sessions_handles_a_signal() -> None:
+    """In the main thread, while its handler is the system's or that of sessions; a process that is started asks for it."""
+    earlier = signal.signal(USER, signal.SIG_DFL)
+    try:
+        assert signals.may_handle(USER)
+        assert not await asyncio.to_thread(signals.may_handle, USER)
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+            assert signals.may_handle(USER)
+        signal.signal(USER, lambda number, frame: None)
+        assert not signals.may_handle(USER)
+    finally:
+        signal.signal(USER, earlier)
+
+
+async def test_a_forked_child_does_not_handle_the_signals_of_its_parent() -> None:
+    """There the signal has the system's handler, and wakes no loop."""
+    async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+        child = os.fork()
+        if child == 0:
+            os._exit((signal.getsignal(USER) is signal.SIG_DFL) + 2 * (signal.set_wakeup_fd(-1) == -1))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3  # noqa: ASYNC222 - it has ended by then
+        assert signal.getsignal(USER) is not signal.SIG_DFL
+
+
 def test_a_loop_that_was_closed_without_its_sessions() -> None:
     """The previous handler gets the signal and is restored, because the sessions cannot be stopped."""
     noted: list[int] = []

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.fuzz.mutants.changes import Mutant, mutants
@@ -34,10 +35,10 @@ MODULES = (
 TESTS = {
     "graph": (
         "tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py",
-        "tests/session/test_run_lock.py",
+        "tests/session/test_run_lock.py", "tests/session/test_creators_custom_sessions.py", "tests/session/test_feeds.py",
     ),
     "dispatch": ("tests/dispatch", "tests/session/test_status.py"),
-    "_aio": ("tests/aio", "tests/dispatch", "tests/session"),
+    "_aio": ("tests/aio", "tests/dispatch", "tests/session", "tests/adapters/test_opentelemetry.py"),
     "session": (
         "tests/session", "tests/tensorflow", "tests/graph/test_fetches.py", "tests/dispatch/test_background.py",
         "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--hang-secs", type=float, default=20, help="a fault whose test takes longer is killed (default %(default)s)"
     )
+    parser.add_argument("--processes", type=int, default=1, help="packages that are tried at a time (default %(default)s)")
     parser.add_argument("--verbose", action="store_true", help="print what kills each fault, too")
     options = parser.parse_args(arguments)
 
@@ -127,15 +129,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             fates[name, "equivalent"] += 1
         else:
             by_package.setdefault(name, []).append(one)
-    for name, faults in by_package.items():
+
+    def try_package(name: str) -> None:
         start = time.monotonic()
         tests = options.tests or (*TESTS.get(name, (f"tests/{name}",)), ARGUMENTS)
-        for fault, fate, test in tried(faults, tests, options.hang_secs):
+        for fault, fate, test in tried(by_package[name], tests, options.hang_secs):
             if fault is not None:
                 fates[name, fate] += 1
             if (fault or test) and (fate != "killed" or options.verbose):
-                print(f"{fate}: {fault or ''}", f"    {test}", sep="\n" if test else "", flush=True)
+                print(f"{fate}: {fault or ''}" + (f"\n    {test}" if test else ""), flush=True)
         print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(options.processes) as pool:
+        list(pool.map(try_package, sorted(by_package, key=lambda name: -len(by_package[name]))))
     return report(fates)
 
 
