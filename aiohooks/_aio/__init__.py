@@ -3,6 +3,7 @@
 clock           the clock, which tests can replace; sleeping and waking
 backoff         pauses between attempts
 fork            locks, threads and connections when the process forks
+observers       who is notified of what takes time
 run_scope       the run that the current code is part of
 await_chain     where a task is suspended
 long_waits      logs what a long wait is for

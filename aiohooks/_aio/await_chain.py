@@ -60,6 +60,16 @@ def task_wait(task: asyncio.Task[Any]) -> TaskWait:
     return TaskWait(tuple(frames), None)
 
 
+def describe_awaitable(awaitable: object) -> str:
+    """Return what something will wait for that is about to be awaited."""
+    if isinstance(awaitable, asyncio.Task):
+        return f"task {awaitable.get_name()!r}"
+    if isinstance(awaitable, types.CoroutineType):
+        frames = () if awaitable.cr_frame is None else (awaitable.cr_frame,)
+        return TaskWait(frames, None).awaits or awaitable.__qualname__
+    return type(awaitable).__qualname__
+
+
 def describe_suspension(task: asyncio.Task[Any]) -> str:
     """Return what a task waits for and at which line, as a note for the error that ends the wait."""
     wait = task_wait(task)

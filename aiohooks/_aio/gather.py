@@ -164,8 +164,8 @@ class Overlap(abc.ABC):
     """
 
     __slots__ = (
-        "_caller", "_context", "_copies", "_ends", "_errors", "_expired", "_failing", "_grace", "_idle", "_left", "_left_behind",
-        "_marked", "_observers", "_outer", "_scope", "_tasks", "_timers", "_watch", "grace_secs", "has_timeouts", "joined",
+        "_caller", "_context", "_copies", "_errors", "_expired", "_failing", "_grace", "_idle", "_left", "_left_behind",
+        "_marked", "_outer", "_scope", "_tasks", "_timers", "_watch", "grace_secs", "has_timeouts", "joined",
         "names", "number", "results",
     )  # fmt: skip
 
@@ -236,11 +236,6 @@ class Overlap(abc.ABC):
         self._grace: TimerHandle | None = None
         self._copies: list[tuple[contextvars.Context, dict[contextvars.ContextVar[Any], Any]]] | None = None
         self._left_behind: set[int] | None = None
-        self._ends: dict[int, list[Callable[[BaseException | None], object]]] | None = None
-        self._observers = () if watch.scope is None else watch.scope.observers
-        if self._observers:
-            self._ends = {}
-            self._wait_started(self.number)
         scope = current_scope.get()
         self._marked = scope is None
         probe: contextvars.ContextVar[Any] = current_scope if scope is None else _probe
@@ -270,15 +265,6 @@ class Overlap(abc.ABC):
             if timed:
                 self._start_timer(number, child)
 
-    def _wait_started(self, number: int) -> None:
-        assert self._ends is not None
-        self._ends[number] = [one.wait_started(self.names[number]) for one in self._observers]
-
-    def _wait_ended(self, number: int, error: BaseException | None) -> None:
-        if self._ends is not None:
-            for end in self._ends.pop(number, ()):
-                end(error)
-
     async def join(self, error: BaseException | None = None) -> None:
         """Wait for the tasks when the coroutine in the caller's task has ended, with `error` or None.
 
@@ -286,7 +272,6 @@ class Overlap(abc.ABC):
         that ignores its cancellation for longer than the grace period; a warning names it.
         """
         self.joined = True
-        self._wait_ended(self.number, error)
         if self._timers is not None:
             self._stop_timer(self.number)
         try:
@@ -338,23 +323,16 @@ class Overlap(abc.ABC):
 
     async def _child(self, number: int, call: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
         """Run one coroutine in a task and report its outcome; a callback of the task would come one tick later."""
-        starting: asyncio.Handle | None = None
         try:
             await _pause()
-            if self._ends is not None:  # called if this suspends, and before it continues
-                starting = asyncio.get_running_loop().call_soon(self._wait_started, number)
             self.results[number] = await call(*args)
-            self._wait_ended(number, None)
             if self.has_dependencies:
                 self.start_ready()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            self._wait_ended(number, error)
             self._child_failed(number, error)
         finally:
-            if starting is not None:
-                starting.cancel()
             if self._timers is not None:
                 self._stop_timer(number)
             if self._left_behind is None or number not in self._left_behind:

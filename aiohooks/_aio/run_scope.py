@@ -9,25 +9,12 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import types
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+from aiohooks._aio.observers import RunObserver
 
 T = TypeVar("T")
-
-
-class RunObserver(Protocol):
-    """Notified of what happens in one attempt of a run; must not raise."""
-
-    def wait_started(self, what: str) -> Callable[[BaseException | None], object]:
-        """Called when a hook or an operation has suspended.
-
-        Returns:
-            What is called at its end, with its error.
-        """
-        ...
-
-    def attempt_ended(self, error: BaseException | None) -> None:
-        """Called once at the end of the attempt, in the caller's context."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -9,9 +9,10 @@ docs/telemetry.md lists the attributes and metrics.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from aiohooks._aio.observers import Kind
 from aiohooks._aio.run_scope import current_run
 from aiohooks.errors import is_clean_end, missing_extra
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
@@ -93,18 +94,19 @@ class _RunSpan:
         self._waiting: dict[trace.Span, None] = {}
         context.attach(self._inside)
 
-    def wait_started(self, what: str) -> Callable[[BaseException | None], object]:
+    def started(self, kind: Kind, what: str) -> _Wait:
+        return _Wait(self, what)
+
+    def wait_started(self, what: str) -> trace.Span:
         span = self._tracer.start_span(what, context=self._inside)
         self._waiting[span] = None
-        began = time.perf_counter()
+        return span
 
-        def wait_ended(error: BaseException | None) -> None:
-            if span in self._waiting:  # otherwise it was left running when the run ended
-                del self._waiting[span]
-                self._wait_secs.record(time.perf_counter() - began, {**self._session, "aiohooks.wait": what})
-                _end(span, error)
-
-        return wait_ended
+    def wait_ended(self, span: trace.Span, what: str, secs: float, error: BaseException | None) -> None:
+        if span in self._waiting:  # otherwise it was left running when the run ended
+            del self._waiting[span]
+            self._wait_secs.record(secs, {**self._session, "aiohooks.wait": what})
+            _end(span, error)
 
     def attempt_ended(self, error: BaseException | None) -> None:
         for span in self._waiting:
@@ -116,6 +118,26 @@ class _RunSpan:
         outcome = {"error.type": type(error).__qualname__} if failed else {}
         self._run_secs.record(time.perf_counter() - self._began, {**self._session, **outcome})
         _end(self._span, error)
+
+
+class _Wait:
+    """A hook's method or an operation, which has a span once it has suspended."""
+
+    __slots__ = ("_began", "_run", "_span", "_what")
+
+    def __init__(self, run: _RunSpan, what: str) -> None:
+        self._run = run
+        self._what = what
+        self._span: trace.Span | None = None
+        self._began = 0.0
+
+    def suspended(self) -> None:
+        self._span = self._run.wait_started(self._what)
+        self._began = time.perf_counter()
+
+    def ended(self, error: BaseException | None) -> None:
+        if self._span is not None:
+            self._run.wait_ended(self._span, self._what, time.perf_counter() - self._began, error)
 
 
 def _end(span: trace.Span, error: BaseException | None) -> None:

@@ -6,12 +6,13 @@ import asyncio
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import wake
+from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.run_scope import leave_run
 from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error
 from aiohooks.errors import HookGroupClosedError, flattened
@@ -22,10 +23,17 @@ _logger = logging.getLogger("aiohooks")
 class BackgroundCalls:
     """The queues of all background hooks of one group or session."""
 
-    def __init__(self, grace_secs: float, enter: Callable[[], object] = lambda: None) -> None:
-        """`grace_secs` is how long cancelled calls may take to end; `enter` is called first in the context of each."""
+    def __init__(self, grace_secs: float, enter: Callable[[], object] = lambda: None, observers: Sequence[Observer] = ()) -> None:
+        """Take what all queues share.
+
+        Args:
+            grace_secs: how long cancelled calls may take to end.
+            enter: called first in the context of each call.
+            observers: notified of each call.
+        """
         self._grace_secs = grace_secs
         self._enter = enter
+        self._observers = observers
         self._queues: dict[RegisteredHook, CallQueue] = {}
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
@@ -34,7 +42,7 @@ class BackgroundCalls:
             return bound_method(registered, method)
         queue = self._queues.get(registered)
         if queue is None:
-            queue = self._queues[registered] = CallQueue(registered, self._enter)
+            queue = self._queues[registered] = CallQueue(registered, self._enter, self._observers)
         group = OrderGroup(method, [registered], self._grace_secs)
 
         async def call(*args: Any, **keywords: Any) -> None:
@@ -79,9 +87,10 @@ class CallQueue:
     has ended.
     """  # noqa: D205
 
-    def __init__(self, registered: RegisteredHook, enter: Callable[[], object]) -> None:
+    def __init__(self, registered: RegisteredHook, enter: Callable[[], object], observers: Sequence[Observer]) -> None:
         self._registered = registered
         self._enter = enter
+        self._observers = observers
         self._calls: deque[tuple[contextvars.Context, OrderGroup, tuple[Any, ...], dict[str, Any]]] = deque()
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._errors: list[BaseException] = []
@@ -158,7 +167,7 @@ class CallQueue:
     def _start_next(self) -> None:
         context, group, args, keywords = self._calls.popleft()
         task = self.task = asyncio.get_running_loop().create_task(
-            _call(group, args, keywords), name=group.names[0], context=context
+            _call(group, args, keywords, self._observers), name=group.names[0], context=context
         )
         task.add_done_callback(self._ended)
 
@@ -176,5 +185,6 @@ class CallQueue:
                 wake(waiter)
 
 
-async def _call(group: OrderGroup, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    await call_groups((group,), args, keywords)
+async def _call(group: OrderGroup, args: tuple[Any, ...], keywords: dict[str, Any], observers: Sequence[Observer]) -> None:
+    with observing(observers, "background", group.names[0]):
+        await call_groups((group,), args, keywords)

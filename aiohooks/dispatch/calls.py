@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.gather import LazyGather, Overlap, raise_failure, run_overlapping
+from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note
@@ -115,6 +116,13 @@ class OrderGroup:
             methods.append(call if secs is None else _detachable(call, self.suspended, f"{one.name}.{method}"))
         self.methods: tuple[Method, ...] = tuple(methods)
 
+    def observed_methods(self, observers: Sequence[Observer]) -> list[Method]:
+        """Return the methods, with `observers` that are notified of each call."""
+        return [
+            functools.partial(observed_call, method, "hook", name, observers)
+            for method, name in zip(self.methods, self.names, strict=True)
+        ]
+
 
 def order_groups(
     method: str, hooks: Iterable[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method] = bound_method
@@ -136,6 +144,7 @@ def call_groups(
     seconds: Sequence[Sequence[Any]] | None = None,
     step: int | None = None,
     gather: LazyGather | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Generator[Any, Any, list[Any]]:
     """Call the methods of `groups` as `aiohooks._aio.gather` says, and return the results in order of the groups.
 
@@ -149,6 +158,7 @@ def call_groups(
         seconds: a second argument of its own for each method, by group; `args` is the first one then.
         step: for the notes of errors.
         gather: of the run that the calls are part of.
+        observers: notified of the calls; by default those of the run.
 
     Raises:
         BaseException: the failure of a hook; several as one group; or the cancel from outside.
@@ -158,7 +168,12 @@ def call_groups(
     scope = current_scope.get() if gather is None else gather.scope
     failure: BaseException | None = None
     for group in groups:
-        methods = [functools.partial(method, **keywords) for method in group.methods] if keywords else group.methods
+        methods: Sequence[Method] = group.methods
+        notified = observers or (() if scope is None else scope.observers)  # a hook of the group before may have added some
+        if notified:
+            methods = group.observed_methods(notified)
+        if keywords:
+            methods = [functools.partial(method, **keywords) for method in methods]
         # When one suspends, the rest is taken out of the iterator and started: so the coroutine ends with the one that did.
         calls: Iterator[Any] = iter(methods) if seconds is None else zip(methods, seconds[group.number])  # noqa: B905 - of one length
         before = len(results)

@@ -35,7 +35,7 @@ class Plan:
 
     A run copies `template`, which has the constant values, and puts in the values of `fed`, `variables` and `step_slots`.
     Then it runs the operations, ordered by their inputs; `take_fetched` selects the fetched values. `replaced` are those of the
-    variables that `updates` replace.
+    variables that `updates` replace; `own` are the slots of the graph's own operations, which observers are notified of.
     """
 
     template: list[Any]
@@ -43,6 +43,7 @@ class Plan:
     variables: tuple[tuple[int, str], ...]
     step_slots: tuple[int, ...]
     operations: tuple[PlannedOperation, ...]
+    own: frozenset[int]
     replaced: tuple[tuple[int, str], ...]
     updates: tuple[tuple[str, int], ...]
     additions: tuple[tuple[str, int], ...]
@@ -96,6 +97,7 @@ class _Planner:
             variables=variables,
             step_slots=tuple(slot for node, slot in of if isinstance(node, GlobalStep) and node not in self.feeds),
             operations=tuple(self.operations),
+            own=frozenset(slot for node, slot in of if isinstance(node, Operation)),
             replaced=tuple((slot, name) for slot, name in variables if name in updated),
             updates=tuple(self.updates),
             additions=tuple(self.additions),

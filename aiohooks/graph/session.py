@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import types
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.cancel_watch import drive
 from aiohooks._aio.gather import LazyGather, Overlap, lazily
+from aiohooks._aio.observers import Kind, Observer, observed_call, observing
+from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.checkpoint import Stateful
@@ -180,6 +183,9 @@ class Session:
         for slot in plan.step_slots:
             values[slot] = store.latest.step
         operations = iter(plan.operations)
+        scope = current_scope.get() if gather is None else gather.scope
+        if scope is not None and scope.observers:
+            operations = iter(_observed_operations(plan, scope.observers))
         overlaps: list[Overlap] = []
         coro = _compute_in_turn(operations, values, overlaps)
         await lazily(coro, overlaps, gather, OperationCalls, self, plan, operations, values)
@@ -350,6 +356,25 @@ def _refuse_coroutine(name: str, result: Any) -> Any:
         result.close()
         raise GraphError(f"operation {name!r} is a plain function that returned a coroutine; write it as `async def`")
     return result
+
+
+def _observed_operations(plan: Plan, observers: Sequence[Observer]) -> list[PlannedOperation]:
+    """Return the operations of a plan, with `observers` that are notified of each call."""
+    made: list[PlannedOperation] = []
+    for one in plan.operations:
+        call: Callable[[list[Any]], Any] = one.call
+        if one.slot in plan.own:
+            how = observed_call if one.is_async else _observed_function
+            call = functools.partial(how, one.call, "operation", one.name, observers)
+        made.append(PlannedOperation(call, one.is_async, one.slot, one.name, one.inputs))
+    return made
+
+
+def _observed_function(
+    call: Callable[[list[Any]], Any], kind: Kind, what: str, observers: Sequence[Observer], values: Any
+) -> Any:
+    with observing(observers, kind, what):
+        return call(values)
 
 
 async def _compute_in_turn(operations: Iterator[PlannedOperation], values: list[Any], overlaps: list[Overlap]) -> None:

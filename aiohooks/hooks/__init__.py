@@ -12,6 +12,7 @@ records              write CSV, JSON lines, or TensorBoard's event files
 history              keep values in memory; plot them
 progress             show a progress bar, or lines
 profiler, timing     profile selected runs; measure the hooks and the event loop
+timeline             record what overlaps, as a trace
 watchdog             report stalls
 functions            make hooks of functions or of objects with plain methods
 every                when a hook is due
@@ -28,6 +29,7 @@ from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
 from aiohooks.hooks.records import CSVHook, JSONLinesHook, SummarySaverHook
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
+from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import Blocker, HookTimes, HookTimingHook, PhaseTime
 from aiohooks.hooks.version_gate import VersionGateHook
 from aiohooks.hooks.watchdog import Stall, WatchdogHook
@@ -61,6 +63,7 @@ __all__ = [
     "StopAtStepHook",
     "StopAtTimeHook",
     "SummarySaverHook",
+    "TimelineHook",
     "VersionGateHook",
     "WatchdogHook",
     "hook",

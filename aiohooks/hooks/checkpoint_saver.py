@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aiohooks._aio.clock import quick_now
+from aiohooks._aio.observers import observing
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.checkpoint.saver import check_tracked
@@ -289,7 +290,8 @@ class CheckpointSaverHook(SessionRunHook):
         assert self._saver is not None
         assert self._coord is not None
         try:
-            self.latest = await self._saver.save(state, step, metrics=metrics)
+            with observing(self._coord.observers, "save", f"save of step {step}"):
+                self.latest = await self._saver.save(state, step, metrics=metrics)
         except Exception as error:
             self._record_failed_save(step, error)
             return

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import LazyGather
+from aiohooks._aio.observers import Observer
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_mapping
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
@@ -57,7 +58,9 @@ class HookSet:
         """
         self.grace_secs: float = grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(LIFECYCLE, _hooks(hooks))
-        self.background: BackgroundCalls = BackgroundCalls(grace_secs, graph.make_default)
+        self.observers: list[Observer] = []
+        """Notified of what happens outside of the runs of the session."""
+        self.background: BackgroundCalls = BackgroundCalls(grace_secs, graph.make_default, self.observers)
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
@@ -182,7 +185,7 @@ class HookSet:
     async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, step: int | None = None) -> None:
         gather = self.gather = LazyGather(current_scope.get(), current_clock().now)
         try:
-            await call_groups(groups, args, step=step, gather=gather)
+            await call_groups(groups, args, step=step, gather=gather, observers=self.observers)
         finally:
             self.gather = None
             gather.reset()

@@ -15,6 +15,7 @@ from aiohooks._aio.cancel import CancelScope, TimeLimit, shielded
 from aiohooks._aio.cancel_watch import CancelWatch, current_task, task_of
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import LazyGather
+from aiohooks._aio.observers import observing
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.graph.graph import Graph
@@ -148,7 +149,8 @@ class RunLock:
         """Wait behind the runs of other tasks, and acquire the lock; call only while it is taken."""
         self.check_caller("run")
         self._check_usable()
-        await self.turns.wait()
+        with observing(self._supervisor.root.observers, "wait", "turn to run"):
+            await self.turns.wait()
         try:
             if self.state == "closing":
                 raise StopRequestedError("the session has ended")

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, cast
 
+from aiohooks._aio.await_chain import describe_awaitable
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, wait_done
 from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive, task_of
 from aiohooks._aio.clock import current_clock, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
+from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_callable, check_instance, check_secs
 from aiohooks.errors import (
@@ -79,6 +81,8 @@ class Coordinator:
         self.raised: bool = False
         """Internal: whether the first failure has been raised."""
         self._joined = False
+        self.observers: list[Observer] = [] if parent is None else parent.observers
+        """Internal: notified of what happens outside of the session's runs, and of all waits in `until`."""
         # What follows is used on the root only, when the session stops or a task fails.
         self.label: str = "coordinator"
         """Internal: the name for messages, set by the monitored session."""
@@ -188,7 +192,10 @@ class Coordinator:
                 clean end of a session.
             BaseException: the error of the background task, or the producer, that failed, the same object.
         """
-        return await self.until_in(CancelScope, awaitable, producer)
+        if not self.observers:
+            return await self.until_in(CancelScope, awaitable, producer)
+        with observing(self.observers, "wait", describe_awaitable(awaitable)):
+            return await self.until_in(CancelScope, awaitable, producer)
 
     async def until_in(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from aiohooks._aio.cancel import CancelScope, to_thread, wait_done
 from aiohooks._aio.clock import wake
+from aiohooks._aio.observers import observing
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
 from aiohooks.errors import StopRequestedError, raise_unchanged
 
@@ -160,12 +161,13 @@ class FeedsAhead(AsyncIterator[Any]):
                 self._taking = False
 
         try:
-            if isinstance(self._feeds, AsyncIterable):
-                taken.append(_Taken(await anext(iterator, _END), self._state()))
-            elif self._thread:
-                await to_thread(take, grace_secs=self._supervisor.grace_secs)
-            else:
-                take()
+            with observing(self._supervisor.root.observers, "prefetch", "take a feed"):
+                if isinstance(self._feeds, AsyncIterable):
+                    taken.append(_Taken(await anext(iterator, _END), self._state()))
+                elif self._thread:
+                    await to_thread(take, grace_secs=self._supervisor.grace_secs)
+                else:
+                    take()
         finally:  # a thread ends with its element, also after a cancel
             found = [one for one in taken if one.element is not _END]
             self._taken.extend(found)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded
+from aiohooks._aio.observers import observing
 from aiohooks._aio.opening import opening_until
 from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.errors import (
@@ -148,6 +149,7 @@ class SessionSupervisor:
 
     def __init__(self, creator: SessionCreator, hooks: HookSet, policy: RecoveryPolicy, grace_secs: float) -> None:
         self.root: Coordinator = Coordinator()
+        self.root.observers = hooks.observers
         self.coord: Coordinator = self.root
         self.name: str | None = None
         """The session's name, if it was given one."""
@@ -241,7 +243,8 @@ class SessionSupervisor:
                 raise_unchanged(error)
             try:
                 step = None if self.session is None else self.session.global_step.latest.step + 1
-                await self._replace(error, step if committed is None else committed.position.step, run_lock)
+                with observing(self.root.observers, "recovery", f"recovery from {type(error).__name__}"):
+                    await self._replace(error, step if committed is None else committed.position.step, run_lock)
             except asyncio.CancelledError as cancelled:
                 # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
                 raise_unchanged(self._behind(cancelled, run_lock))

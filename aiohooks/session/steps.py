@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from aiohooks._aio.cancel import CancelScope
 from aiohooks._aio.cancel_watch import CancelWatch
+from aiohooks._aio.observers import observing
 from aiohooks._validate import check_callable, check_int
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
@@ -185,7 +186,8 @@ class Steps:
     async def _wait_for_feed(self, wait: Awaitable[Any]) -> Any:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
         coord = self._supervisor.coord
-        return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, self._producer))
+        with observing(coord.observers, "feed", "next feed"):
+            return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, self._producer))
 
     def _feed_scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
         return FeedScope(task, watch, self._supervisor, self._start_recovery)
@@ -205,8 +207,13 @@ class Steps:
         elif self._queue is not None:
             feed = await self._wait_for_feed(self._queue.get())
         elif self._feeds is not None:
+            observers = self._supervisor.root.observers
             try:
-                feed = next(self._feeds)
+                if observers:
+                    with observing(observers, "feed", "next feed"):
+                        feed = next(self._feeds)
+                else:
+                    feed = next(self._feeds)
             except StopIteration:
                 raise StopAsyncIteration from None
         else:

@@ -19,7 +19,7 @@ from tests.benchmarks.rows_engines import against_ignite, against_tensorflow
 from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks, suspending_hooks, waiting_hooks
 from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
-from tests.benchmarks.rows_telemetry import opentelemetry_spans
+from tests.benchmarks.rows_telemetry import opentelemetry_spans, timeline
 
 DISPATCH: Mapping[str, Row] = {
     "aiosignal": against_aiosignal,
@@ -38,6 +38,7 @@ SESSION: Mapping[str, Row] = {
     "suspending": suspending_hooks,
     "waiting": waiting_hooks,
     "opentelemetry": opentelemetry_spans,
+    "timeline": timeline,
     "ignite": against_ignite,
     "tensorflow": against_tensorflow,
     "advance": advance_past_waiters,

@@ -1,8 +1,9 @@
-"""Rows about telemetry: the spans of a hook against spans made by hand."""
+"""Rows about telemetry: the spans of a hook against spans made by hand, and steps with a timeline against steps without one."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from operator import itemgetter
@@ -15,9 +16,12 @@ from opentelemetry.trace import Tracer
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
 from tests.benchmarks.measure import Counts, Figure, Lane, Setup, repeated
+from tests.benchmarks.rows_hooks import HOOKS, NoOpHook
 
 BAR = 1.5
 WAITING = 2
+TIMELINE_BAR = 1.05
+STEP_SECS = 0.001
 
 
 class Waiting(ah.SessionRunHook):
@@ -91,5 +95,36 @@ async def opentelemetry_spans(counts: Counts) -> AsyncIterator[Setup]:
                     itemgetter("quick by hand"),
                 ),
                 Figure("the same, 2 hooks wait / a span in each by hand", BAR, itemgetter("waits"), itemgetter("waits by hand")),
+            ],
+        )
+
+
+async def compute(batch: float) -> dict[str, float]:
+    """One step, which takes a millisecond."""
+    until = time.perf_counter() + STEP_SECS
+    while time.perf_counter() < until:
+        pass
+    return {"loss": batch}
+
+
+@asynccontextmanager
+async def timeline(counts: Counts) -> AsyncIterator[Setup]:
+    """A step of 1 ms with hooks, two of which wait, recorded by `TimelineHook`, against the same without it."""
+    async with AsyncExitStack() as stack:
+
+        async def steps(*more: ah.SessionRunHook) -> Lane:
+            hooks = [*more, *(Waiting() for _ in range(WAITING)), *(NoOpHook() for _ in range(HOOKS - WAITING))]
+            session = await stack.enter_async_context(ah.AsyncMonitoredSession(compute, hooks))
+            return repeated(lambda: session.run("loss", {"batch": 1.0}))
+
+        yield Setup(
+            {"on": await steps(ah.TimelineHook()), "off": await steps()},
+            [
+                Figure(
+                    f"a step of 1 ms and {HOOKS} hooks with a timeline / without one",
+                    TIMELINE_BAR,
+                    itemgetter("on"),
+                    itemgetter("off"),
+                )
             ],
         )

@@ -1,0 +1,133 @@
+"""Observers of a session: notified of what takes time in it, at its start and at its end.
+
+Whatever takes time looks whether there are observers before it begins, and does nothing else without them. Those of a run are
+in its scope (`RunScope.observers`); those of a session, with what happens outside its runs, in `Coordinator.observers`.
+
+    observing       a block
+    observed_call   a call that is awaited
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+Kind = Literal["hook", "operation", "background", "feed", "prefetch", "save", "wait", "recovery"]
+"""What an activity is: a hook's method, an operation, a hook's background call, the wait for the next feed, the taking of one
+ahead, the write of a checkpoint, a wait that a stop ends, or a recovery."""
+
+
+class Observation(Protocol):
+    """One activity, as one observer sees it; must not raise."""
+
+    def suspended(self) -> object:
+        """Called when a hook's method or an operation suspends for the first time."""
+
+    def ended(self, error: BaseException | None) -> object:
+        """Called at its end, with its error."""
+
+
+class Observer(Protocol):
+    """Notified of activities; must not raise."""
+
+    def started(self, kind: Kind, what: str) -> Observation:
+        """Called at the start of an activity."""
+        ...
+
+
+class RunObserver(Observer, Protocol):
+    """Notified of the activities in one attempt of a run."""
+
+    def attempt_ended(self, error: BaseException | None) -> None:
+        """Called once at the end of the attempt, in the caller's context."""
+
+
+class _Observations:
+    """One activity, as several observers see it."""
+
+    __slots__ = ("_observations",)
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self._observations = observations
+
+    def suspended(self) -> None:
+        for one in self._observations:
+            one.suspended()
+
+    def ended(self, error: BaseException | None) -> None:
+        for one in self._observations:
+            one.ended(error)
+
+
+def _started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
+    if len(observers) == 1:
+        return observers[0].started(kind, what)
+    return _Observations([one.started(kind, what) for one in observers])
+
+
+class _Observing:
+    """A block that observers are notified of."""
+
+    __slots__ = ("_observation",)
+
+    def __init__(self, observers: Sequence[Observer], kind: Kind, what: str) -> None:
+        self._observation = _started(observers, kind, what)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._observation.ended(error)
+
+
+_UNOBSERVED = contextlib.nullcontext()
+
+
+def observing(observers: Sequence[Observer], kind: Kind, what: str) -> AbstractContextManager[None]:
+    """Return a context manager that notifies `observers` of its block."""
+    return _Observing(observers, kind, what) if observers else _UNOBSERVED
+
+
+@types.coroutine
+def observed_call(
+    call: Callable[..., Awaitable[Any]], kind: Kind, what: str, observers: Sequence[Observer], /, *args: Any, **keywords: Any
+) -> Generator[Any, Any, Any]:
+    """Await `call(*args, **keywords)`, and notify `observers` of it."""
+    observation = _started(observers, kind, what)
+    error: BaseException | None = None
+    suspended = False
+    try:
+        coro: Any = call(*args, **keywords)  # `aiohooks._aio.await_chain` finds it by this name
+        made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
+        if made is not types.CoroutineType:
+            coro = _await(coro)
+        while True:
+            try:
+                waiting = coro.send(None) if error is None else coro.throw(error)
+            except StopIteration as stop:
+                result = stop.value
+                break
+            finally:
+                error = None  # its traceback has this frame
+            if not suspended:
+                suspended = True
+                observation.suspended()
+            try:
+                yield waiting
+            except GeneratorExit:
+                coro.close()
+                raise
+            except BaseException as thrown:
+                error = thrown
+    except BaseException as failure:
+        observation.ended(failure)
+        raise
+    observation.ended(None)
+    return result
+
+
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

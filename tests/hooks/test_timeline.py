@@ -1,0 +1,539 @@
+"""TimelineHook: the lanes and times of scripted sessions, windows, limits, and what a failing disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._aio.clock import sleep
+from aiohooks.errors import AbortedError
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.saving_sessions import HeldSaver, array_graph
+from tests.support.sessions import NO_BACKOFF, double
+from tests.support.traces import Slow, checked_events, played, trace_lanes
+from tests.support.waiting import forever, parked, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+class Upload(Slow):
+    """A hook with a lane of its own."""
+
+
+class Audit(Slow):
+    """A hook with a lane of its own."""
+
+
+async def train_step(batch: int = 1) -> dict[str, int]:
+    """Take ten milliseconds."""
+    await sleep(0.010)
+    return {"loss": batch}
+
+
+async def batches(count: int, secs: float) -> AsyncIterator[int]:
+    """Take so long for each."""
+    for batch in range(count):
+        await sleep(secs)
+        yield batch
+
+
+def opened(source: Any, hooks: list[Any], **options: Any) -> ah.AsyncMonitoredSession:
+    """Make a session whose end takes as long as the thread that writes: the manual clock runs ahead of that."""
+    return ah.AsyncMonitoredSession(source, hooks, stop_grace_period_secs=1e9, **options)
+
+
+async def run(source: Any, hooks: list[Any], runs: int = 1, fetch: str = "loss", **options: Any) -> None:
+    """Make so many runs in a session."""
+    async with opened(source, hooks, **options) as session:
+        for _ in range(runs):
+            await session.run(fetch)
+
+
+# -- lanes
+
+
+async def test_hooks_that_overlap(clock: ManualClock, tmp_path: Path) -> None:
+    """Step, operation and hooks have lanes of their own, with the times of each method; what overlaps does so in the trace."""
+    path = tmp_path / "trace.json"
+    hooks = [ah.TimelineHook(path), Upload(before=4, after=6, end=3), Audit(before=8)]
+    await played(clock, run(train_step, hooks, runs=2))
+    assert trace_lanes(path) == {
+        "steps": [("step 1", 0, 24), ("step 2", 24, 24)],
+        "train_step": [("train_step", 8, 10), ("train_step", 32, 10)],
+        "Upload": [("before_run", 0, 4), ("after_run", 18, 6), ("before_run", 24, 4), ("after_run", 42, 6), ("end", 48, 3)],
+        "Audit": [("before_run", 0, 8), ("before_run", 24, 8)],
+    }
+
+
+async def test_operations_of_a_graph(clock: ManualClock, tmp_path: Path) -> None:
+    """Operations that overlap have lanes of their own, plain functions too; taking a value out of a result has none."""
+    graph = ah.Graph()
+
+    @graph.operation
+    async def left() -> int:
+        await sleep(0.005)
+        return 1
+
+    @graph.operation
+    async def right() -> int:
+        await sleep(0.003)
+        return 2
+
+    @graph.train_op
+    def both(left: int, right: int) -> int:
+        clock.advance(0.002)
+        return left + right
+
+    path = tmp_path / "trace.json"
+    await played(clock, run(graph, [ah.TimelineHook(path)], fetch="both"))
+    assert trace_lanes(path) == {
+        "steps": [("step 1", 0, 7)],
+        "left": [("left", 0, 5)],
+        "right": [("right", 0, 3)],
+        "both": [("both", 5, 2)],
+    }
+    await played(clock, run(train_step, [ah.TimelineHook(path)], fetch="loss"))
+    assert list(trace_lanes(path)) == ["steps", "train_step"]
+
+
+async def test_how_long_the_loop_is_held(clock: ManualClock, tmp_path: Path) -> None:
+    """A call's time before its first wait, in which nothing else ran, is noted: all of it, if it does not wait."""
+
+    class Blocks(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            clock.advance(0.003)
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            clock.advance(0.001)
+            await sleep(0.004)
+
+    path = tmp_path / "trace.json"
+    await played(clock, run(double, [ah.TimelineHook(path), Blocks()]))
+    held = {event["name"]: (event["dur"], event["args"]["held_us"]) for event in checked_events(path) if "args" in event
+            and "held_us" in event["args"]}  # fmt: skip
+    assert held["before_run"] == (pytest.approx(3000), pytest.approx(3000))
+    assert held["after_run"] == (pytest.approx(5000), pytest.approx(1000))
+
+
+async def test_feeds(clock: ManualClock, tmp_path: Path) -> None:
+    """Feeds that are waited for in turn come before each step; taken ahead, they overlap with it, and the wait is short."""
+
+    async def loop(prefetch: int) -> None:
+        async with opened(train_step, [ah.TimelineHook(tmp_path / f"{prefetch}.json")]) as session:
+            async for _ in session.steps("loss", feeds=batches(3, 0.007), prefetch=prefetch):
+                pass
+
+    await played(clock, loop(0))
+    assert trace_lanes(tmp_path / "0.json") == {
+        "steps": [("step 1", 7, 10), ("step 2", 24, 10), ("step 3", 41, 10)],
+        "feeds": [("next feed", 0, 7), ("next feed", 17, 7), ("next feed", 34, 7)],
+        "train_step": [("train_step", 7, 10), ("train_step", 24, 10), ("train_step", 41, 10)],
+    }
+    await played(clock, loop(1))
+    found = trace_lanes(tmp_path / "1.json")
+    assert found["steps"] == [("step 1", 7, 10), ("step 2", 17, 10), ("step 3", 27, 10)]
+    assert found["feeds"] == [("next feed", 0, 7)]
+    assert found["feeds taken ahead"] == [("take a feed", 0, 7), ("take a feed", 7, 7), ("take a feed", 17, 7)]
+
+
+async def test_plain_feeds_that_block(clock: ManualClock, tmp_path: Path) -> None:
+    """The time of a plain iterator is that of the feeds; its end is no failure."""
+
+    def blocking() -> Any:
+        for batch in range(2):
+            clock.advance(0.005)
+            yield batch
+
+    async def loop() -> None:
+        async with opened(train_step, [ah.TimelineHook(tmp_path / "trace.json")]) as session:
+            async for _ in session.steps("loss", feeds=blocking()):
+                pass
+
+    await played(clock, loop())
+    assert trace_lanes(tmp_path / "trace.json")["feeds"] == [("next feed", 0, 5), ("next feed", 15, 5)]
+    assert not [event for event in checked_events(tmp_path / "trace.json") if "error" in event.get("args", {})]
+
+
+async def test_background_calls(clock: ManualClock, tmp_path: Path) -> None:
+    """A background hook's calls have a lane of their own, beside the steps that follow."""
+    path = tmp_path / "trace.json"
+    await played(clock, run(train_step, [ah.TimelineHook(path), ah.configure(Upload(after=7), background=True)], runs=2))
+    assert trace_lanes(path) == {
+        "steps": [("step 1", 0, 10), ("step 2", 10, 10)],
+        "train_step": [("train_step", 0, 10), ("train_step", 10, 10)],
+        "Upload in the background": [("after_run", 10, 7), ("after_run", 20, 7)],
+    }
+
+
+async def test_checkpoint_writes(clock: ManualClock, tmp_path: Path) -> None:
+    """The write of a checkpoint has a lane, beside the steps that follow meanwhile; one that fails has its error."""
+    path = tmp_path / "trace.json"
+    graph = array_graph()
+    graph.operation(name="wait")(train_step)
+    saver = HeldSaver(tmp_path / "held", OSError("no space"), OSError("no space"))  # what is written takes real time
+    hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_save_error="log")
+
+    async def loop() -> None:
+        async with opened(graph, [ah.TimelineHook(path), hook]) as session:
+            for step in range(1, 6):
+                await session.run(["train", "wait"])
+                if step in (3, 5):
+                    saver.let()
+
+    await played(clock, loop())
+    lanes = trace_lanes(path)
+    start = lanes["steps"][0][1]  # the directory is opened before, in a thread
+    saves = [(name, began - start, secs) for name, began, secs in lanes["checkpoint writes"]]
+    assert saves == [("save of step 2", 20, 10), ("save of step 4", 40, 10)]
+    failed = [event for event in checked_events(path) if "error" in event.get("args", {})]
+    assert [(event["name"], event["args"]["error"]) for event in failed] == [
+        ("save of step 2", "OSError('no space')"),
+        ("save of step 4", "OSError('no space')"),
+    ]
+    await run(array_graph(), [ah.TimelineHook(path), ah.CheckpointSaverHook(tmp_path / "real")], fetch="train")
+    written = [event for event in checked_events(path) if event.get("cat") == "save"]
+    assert [(event["name"], "args" in event) for event in written] == [("save of step 0", False), ("save of step 1", False)]
+
+
+async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
+    """Waits that a stop ends have a lane, with what they wait for; so has a task that waits for its turn to run."""
+    path = tmp_path / "trace.json"
+    store = ah.MemoryStepStore(run="shared")
+
+    async def session_of_two() -> None:
+        hooks = [ah.TimelineHook(path), ah.GlobalStepWaiterHook(5)]
+        async with opened(train_step, hooks, global_step=store) as session:
+            first = await parked(session.run("loss"))
+            second = await parked(session.run("loss"))
+            await sleep(0.006)
+            with store.publisher("other"):
+                await store.advance(5)
+                await asyncio.gather(first, second)
+            await session.until(sleep(0.002))
+
+    await played(clock, session_of_two())
+    found = trace_lanes(path)
+    waits = {(name, *times) for lane, bars in found.items() if lane.startswith("waits") for name, *times in bars}
+    (waited,) = found["GlobalStepWaiterHook"]
+    assert waited == ("before_run", 0, 6)
+    assert len(waits) == 3
+    assert {("turn to run", 0, 16), ("sleep", 26, 2)} < waits
+    (step,) = [wait for wait in waits if "step 5" in str(wait[0])]
+    assert step[1:] == (0, 6)
+
+
+async def test_a_version_gate(clock: ManualClock, tmp_path: Path) -> None:
+    """A task of the session that waits for room in a version gate has a bar in the lane of the waits."""
+    path = tmp_path / "trace.json"
+    versions = ah.MemoryStepStore()
+    gate = ah.VersionGate(versions, max_lag=0)
+
+    async def rollout(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(2):
+            async with gate.admit(until=session.until) as ticket:
+                ticket.use()
+
+    async def loop() -> None:
+        async with opened(train_step, [ah.TimelineHook(path)], global_step=versions) as session:
+            task = session.start_soon(rollout, session)
+            await session.run("loss")
+            await task
+
+    await played(clock, loop())
+    ((name, *times),) = trace_lanes(path)["waits"]
+    assert "admitted" in name
+    assert times == [0, 10]
+
+
+async def test_a_recovery(clock: ManualClock, tmp_path: Path) -> None:
+    """A failed attempt has its error, the recovery a lane and an instant, and the next attempt says which one it is."""
+    path = tmp_path / "trace.json"
+    failures: list[Exception] = [AbortedError("lost")]
+
+    async def step() -> dict[str, int]:
+        await sleep(0.005)
+        if failures:
+            raise failures.pop()
+        return {"loss": 1}
+
+    class Restores(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            await sleep(0.003)
+
+    await played(clock, run(step, [ah.TimelineHook(path), Restores()], recovery=NO_BACKOFF))
+    assert trace_lanes(path) == {
+        "steps": [("step 1", 3, 5), ("step 1, attempt 2", 11, 5)],
+        "step": [("step", 3, 5), ("step", 11, 5)],
+        "Restores": [("after_create_session", 0, 3), ("after_create_session", 8, 3)],
+        "recoveries": [("recovery from AbortedError", 8, 3)],
+    }
+    events = checked_events(path)
+    assert [(event["name"], event["ts"]) for event in events if event["ph"] == "i"] == [
+        ("recovery from AbortedError", pytest.approx(8000))
+    ]
+    assert {event["args"]["error"] for event in events if "error" in event.get("args", {})} == {"AbortedError('lost')"}
+
+
+async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
+    """The file is written when the session is cancelled; what was cancelled has that as its error."""
+    path = tmp_path / "trace.json"
+
+    async def step() -> None:
+        await forever()
+
+    async def cancelled() -> None:
+        task = await parked(run(step, [ah.TimelineHook(path)], fetch="step"))
+        await sleep(0.009)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    await played(clock, cancelled())
+    errors = {event["name"]: event["args"]["error"] for event in checked_events(path) if "error" in event.get("args", {})}
+    assert errors == {"step 1": "CancelledError()", "step": "CancelledError()"}
+    assert trace_lanes(path)["steps"] == [("step 1", 0, 9)]
+
+
+async def test_a_hook_that_is_left_running(clock: ManualClock) -> None:
+    """A hook that ignores its cancellation has a bar up to its own end, or none; its next call gets a second lane."""
+    timeline = ah.TimelineHook()
+    done = asyncio.Event()
+
+    class Stubborn(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            while not done.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await done.wait()
+
+    hooks: list[Any] = [timeline, Upload(before=1), ah.configure(Stubborn(), timeout=0.002, on_error="log")]
+    found: list[dict[str, list[float | None]]] = []
+
+    async def loop() -> None:
+        async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.001) as session:
+            for _ in range(2):
+                await session.run("loss")
+            for _ in range(2):
+                lanes = [lane for lane in timeline.lanes().lanes if "Stubborn" in lane.name]
+                found.append({lane.name: [lane.bars[0].began, lane.bars[0].secs] for lane in lanes})
+                done.set()
+                await ticks()
+
+    try:
+        await played(clock, loop())
+    finally:
+        done.set()
+    assert found == [
+        {"Stubborn": [0, None], "Stubborn (2)": [pytest.approx(0.003), None]},
+        {"Stubborn": [0, pytest.approx(0.006)], "Stubborn (2)": [pytest.approx(0.003), pytest.approx(0.003)]},
+    ]
+
+
+async def test_nothing_is_observed_after_the_session(clock: ManualClock) -> None:
+    """The hook takes itself out of the session's observers at its end, and can be used again."""
+    timeline = ah.TimelineHook()
+    for runs in (2, 3):
+        session = opened(train_step, [timeline])
+
+        async def loop(session: ah.AsyncMonitoredSession = session, runs: int = runs) -> None:
+            async with session:
+                for _ in range(runs):
+                    await session.run("loss")
+                assert [lane.name for lane in timeline.lanes().lanes] == ["steps", "train_step"]
+                assert len(timeline.lanes().lanes[0].bars) == runs
+
+        await played(clock, loop())
+        assert session.coord.observers == []
+
+
+# -- windows and limits
+
+
+def was_captured(hook: ah.TimelineHook, count: int) -> bool:
+    """Return whether so many files are written."""
+    return len(hook.captures) == count
+
+
+async def test_without_every_the_last_steps_are_kept(clock: ManualClock, tmp_path: Path) -> None:
+    """The file has the last `window_steps` steps, with times from the first of these."""
+    path = tmp_path / "new" / "trace-{step}.json"
+    hook = ah.TimelineHook(path, window_steps=2)
+    await played(clock, run(train_step, [hook, Upload(before=5)], runs=7))
+    assert hook.captures == [str(tmp_path / "new" / "trace-6.json")]
+    assert trace_lanes(tmp_path / "new" / "trace-6.json") == {
+        "steps": [("step 6", 0, 15), ("step 7", 15, 15)],
+        "train_step": [("train_step", 5, 10), ("train_step", 20, 10)],
+        "Upload": [("before_run", 0, 5), ("before_run", 15, 5)],
+    }
+
+
+async def test_windows(clock: ManualClock, tmp_path: Path) -> None:
+    """With `every`, a window begins on each crossing, at most `max_captures` times; an incomplete one is written at the end."""
+    hook = ah.TimelineHook(tmp_path / "{step}.json", every=ah.Every(steps=3), window_steps=2)
+    limited = ah.TimelineHook(tmp_path / "limited.json", every=ah.Every(steps=3), window_steps=2, max_captures=1)
+    async with opened(train_step, [hook, limited]) as session:
+        for step in range(1, 10):
+            await played(clock, session.run("loss"))
+            if step in (5, 8):
+                await until_true(partial(was_captured, hook, step // 3))
+    assert [Path(path).name for path in hook.captures] == ["3.json", "6.json", "9.json"]
+    assert trace_lanes(tmp_path / "6.json")["steps"] == [("step 6", 0, 10), ("step 7", 10, 10)]
+    assert trace_lanes(tmp_path / "9.json")["steps"] == [("step 9", 0, 10)]
+    assert trace_lanes(tmp_path / "limited.json")["steps"] == [("step 3", 0, 10), ("step 4", 10, 10)]
+
+
+async def test_outside_of_windows_runs_are_not_observed(clock: ManualClock, tmp_path: Path) -> None:
+    """Between windows no run has an observer, so its hooks and operations cost what they cost without the hook."""
+    seen: list[int] = []
+
+    class Looks(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            from aiohooks._aio.run_scope import current_run
+
+            scope = current_run()
+            assert scope is not None
+            seen.append(len(scope.observers))
+
+    await played(clock, run(train_step, [ah.TimelineHook(tmp_path / "t.json", every=ah.Every(steps=4)), Looks()], runs=3))
+    assert seen == [0, 0, 0]
+    assert not (tmp_path / "t.json").exists()
+
+
+async def test_activities_that_began_before_the_window(clock: ManualClock, tmp_path: Path) -> None:
+    """What began before the window and ends in it has the part that is in it."""
+    path = tmp_path / "trace.json"
+    hook = ah.TimelineHook(path, every=ah.Every(at=(2,)), window_steps=2)
+    await played(clock, run(train_step, [hook, ah.configure(Upload(after=15), background=True)], runs=3))
+    assert trace_lanes(path)["Upload in the background"] == [("after_run", 0, 15), ("after_run", 15, None)]
+
+
+async def test_memory_is_bounded(clock: ManualClock, tmp_path: Path) -> None:
+    """Beyond `max_events` the oldest activities are dropped, and the file says how many; lanes are limited too."""
+    path = tmp_path / "trace.json"
+    hook = ah.TimelineHook(path, max_events=6)
+    await played(clock, run(train_step, [hook], runs=9))
+    found = trace_lanes(path)
+    assert found["steps"] == [(f"step {step}", 10 * step - 10, 10) for step in (7, 8, 9)]
+    assert json.loads(path.read_text())["otherData"]["dropped"] == 12
+
+    async def many_waits() -> None:
+        async with opened(train_step, [ah.TimelineHook(path)]) as session:
+            await asyncio.gather(*(session.until(sleep(0.001)) for _ in range(300)))
+
+    await played(clock, many_waits())
+    assert len(trace_lanes(path)) == 200
+    assert json.loads(path.read_text())["otherData"]["dropped"] == 100
+
+
+async def test_dropped_activities_leave_the_window_too(clock: ManualClock, tmp_path: Path) -> None:
+    """What was dropped before the first step of the window is not counted."""
+
+    async def step(batch: int) -> dict[str, int]:
+        return {"loss": batch}
+
+    class Busy(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            for _ in range(10 if run_context.global_step == 1 else 0):
+                await run_context.session.run("step", {"batch": 1})
+
+    hook = ah.TimelineHook(tmp_path / "trace.json", window_steps=2, max_events=6)
+
+    async def loop() -> None:
+        async with opened(step, [hook, Busy()]) as session:
+            for _ in range(6):
+                clock.advance(0.001)
+                await session.run("loss", {"batch": 1})
+
+    await played(clock, loop())
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped"] == 0
+
+
+# -- the disk
+
+
+def failing(times: int) -> Callable[[str, str], None]:
+    """Return a `rename` that fails so many times, as on a full disk."""
+    left = [times]
+
+    def replace(source: str, target: str) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.rename(source, target)
+
+    return replace
+
+
+async def test_a_full_disk_does_not_end_the_run(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A window that cannot be written is logged and counted, nothing of it is left, and the next one is written."""
+    monkeypatch.setattr(os, "replace", failing(1))
+    hook = ah.TimelineHook(tmp_path / "{step}.json", every=ah.Every(steps=3), window_steps=1)
+    async with opened(train_step, [hook]) as session:
+        for _ in range(4):
+            await played(clock, session.run("loss"))
+        await until_true(lambda: "No space left" in caplog.text)
+        for _ in range(4):
+            await played(clock, session.run("loss"))
+    assert os.listdir(tmp_path) == ["6.json"]
+    assert hook.captures == [str(tmp_path / "6.json")]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(messages) == 2
+    assert messages[0].endswith("{step}.json cannot be written; continuing without these records")
+    assert messages[1].endswith("1 records were lost to failed writes")
+
+
+async def test_a_full_disk_can_end_the_run(clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `on_write_error="raise"` a failed write comes out of a later run, or at the end."""
+    monkeypatch.setattr(os, "replace", failing(2))
+    hook = ah.TimelineHook(tmp_path / "trace.json", on_write_error="raise")
+    with pytest.raises(OSError, match="No space left"):
+        await played(clock, run(train_step, [hook]))
+    hook = ah.TimelineHook(tmp_path / "trace.json", every=ah.Every(steps=2), window_steps=1, on_write_error="raise")
+
+    async def endless() -> None:
+        async with opened(train_step, [hook]) as session:
+            while True:
+                await session.run("loss")
+
+    with pytest.raises(OSError, match="No space left"):
+        await played(clock, endless())
+
+
+async def test_a_slow_disk_delays_no_run(clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a window is written, runs continue and no other window begins."""
+    held = threading.Event()
+
+    def slow(source: str, target: str) -> None:
+        held.wait()
+        os.rename(source, target)
+
+    monkeypatch.setattr(os, "replace", slow)
+    hook = ah.TimelineHook(tmp_path / "{step}.json", every=ah.Every(steps=2), window_steps=1)
+    async with opened(train_step, [hook]) as session:
+        for _ in range(7):
+            await played(clock, session.run("loss"))
+        held.set()
+        await until_true(lambda: hook.captures)
+        for _ in range(3):
+            await played(clock, session.run("loss"))
+    assert [Path(path).name for path in hook.captures] == ["2.json", "8.json", "10.json"]
+
+
+def test_arguments() -> None:
+    """Windows need a file."""
+    with refused(ah.errors.InvalidArgumentError, "every is given, and path is None", "give the file to write"):
+        ah.TimelineHook(every=ah.Every(steps=2))
