@@ -6,8 +6,9 @@ import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.run_scope import RunScope, current_scope
@@ -80,12 +81,15 @@ class Output(Node):
 
 VariableKey: TypeAlias = str | Variable | None
 """A variable or its name; None for none."""
+InputKeys: TypeAlias = Sequence[str | Node] | None
+"""The inputs of an operation, nodes or names; None for those with the names of its parameters."""
 
 
 class Operation(Node):
     """A function of the graph: a coroutine function, a plain function, or one that runs in a worker thread.
 
-    `inputs` are the names of its parameters, `optional` those that have a default. Calling it calls the function.
+    `inputs` are the names of its inputs, `optional` those that may be missing: parameters that have a default. Calling it calls
+    the function.
 
     Created by `Graph.operation` and `Graph.train_op`.
     """
@@ -98,6 +102,7 @@ class Operation(Node):
         name: str,
         fn: Callable[..., Any],
         *,
+        inputs: InputKeys = None,
         updates: VariableKey,
         adds_to: VariableKey,
         thread: bool,
@@ -108,7 +113,9 @@ class Operation(Node):
         self.inputs: tuple[str, ...]
         self.optional: frozenset[str]
         self.keyword_only: frozenset[str]
-        self.inputs, self.optional, self.keyword_only = _parameters(fn, name)
+        self.inputs, self.optional, self.keyword_only = (
+            _parameters(fn, name) if inputs is None else (_given_inputs(graph, fn, inputs, name), frozenset(), frozenset())
+        )
         self.is_async: bool = is_coroutine_function(fn)
         self.updates: str | None = _variable_name(graph, updates, f"updates of operation {name!r}")
         self.adds_to: str | None = _variable_name(graph, adds_to, f"adds_to of operation {name!r}")
@@ -132,8 +139,13 @@ def _variable_name(graph: Graph, given: object, what: str) -> str | None:
     raise GraphError(f"{what} is {given!r}; give a variable of this graph, or its name")
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"{name!r} is not a name for a node; give a non-empty str")
+
+
 class Graph:
-    """Placeholders, variables and operations, connected by the names of the operations' parameters.
+    """Placeholders, variables and operations, connected by the names of the operations' parameters, or by their `inputs`.
 
     While a session is open its graph is finalized: nothing can be added.
     """
@@ -175,12 +187,19 @@ class Graph:
     def operation(self, fn: Callable[..., Any], /) -> Operation: ...
     @overload
     def operation(
-        self, *, updates: VariableKey = None, adds_to: VariableKey = None, thread: bool = False, name: str | None = None
+        self,
+        *,
+        inputs: InputKeys = None,
+        updates: VariableKey = None,
+        adds_to: VariableKey = None,
+        thread: bool = False,
+        name: str | None = None,
     ) -> Callable[[Callable[..., Any]], Operation]: ...
     def operation(
         self,
         fn: Any = None,
         *,
+        inputs: InputKeys = None,
         updates: VariableKey = None,
         adds_to: VariableKey = None,
         thread: bool = False,
@@ -192,17 +211,19 @@ class Graph:
 
         Args:
             fn: the function, when used as `@graph.operation`.
+            inputs: the nodes, or their names, that are passed to it in this order, whatever its parameters are called. By
+                default the nodes with the names of its parameters; one that has a default may be missing.
             updates: the variable that gets the result when the run commits. If it got another value since this run read it, the
                 operations of the run are called again.
             adds_to: the variable to which the result is added when the run commits, whatever other runs have added.
             thread: whether to call it in a worker thread.
-            name: its name in the graph, by default the function's.
+            name: its name in the graph, by default the function's; see `unique_name`.
 
         Raises:
-            GraphError: the name is taken, or the options contradict each other.
+            GraphError: the name is taken, the function does not take the inputs, or the options contradict each other.
             GraphFinalizedError: a session uses the graph.
         """
-        return self._operation(fn, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=0)
+        return self._operation(fn, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=0)
 
     @overload
     def train_op(self, fn: Callable[..., Any], /) -> Operation: ...
@@ -210,6 +231,7 @@ class Graph:
     def train_op(
         self,
         *,
+        inputs: InputKeys = None,
         updates: VariableKey = None,
         adds_to: VariableKey = None,
         thread: bool = False,
@@ -220,6 +242,7 @@ class Graph:
         self,
         fn: Any = None,
         *,
+        inputs: InputKeys = None,
         updates: VariableKey = None,
         adds_to: VariableKey = None,
         thread: bool = False,
@@ -228,7 +251,7 @@ class Graph:
     ) -> Operation | Callable[[Callable[..., Any]], Operation]:
         """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
         check_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
-        return self._operation(fn, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
+        return self._operation(fn, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
 
     def _operation(
         self, fn: Callable[..., Any] | None, *, name: str | None, **options: Any
@@ -246,12 +269,23 @@ class Graph:
             raise GraphFinalizedError(
                 f"{node.name!r} cannot be added: the graph is finalized; add in a hook's begin(), or before a session opens"
             )
-        if not isinstance(node.name, str) or not node.name:
-            raise GraphError(f"{node.name!r} is not a name for a node; give a non-empty str")
+        _check_name(node.name)
         if node.name in self._nodes:
-            raise GraphError(f"{node.name!r} is already the name of {self._nodes[node.name]!r}; names are unique in a graph")
+            raise GraphError(
+                f"{node.name!r} is already the name of {self._nodes[node.name]!r}; names are unique in a graph: "
+                f"give another one, for example name=graph.unique_name({node.name!r})"
+            )
         self._nodes[node.name] = node
         return node
+
+    def unique_name(self, name: str) -> str:
+        """Return `name` if it is free, else the first free one of `name_1`, `name_2` and so on: `name=graph.unique_name("loss")`.
+
+        With it two hooks can add the same operation. The name is free until a node is added with it.
+        """
+        _check_name(name)
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        return next(free for free in itertools.chain([name], numbered) if free not in self._nodes)
 
     def node(self, key: object) -> Node:
         """Return the node of a name; a node of this graph is returned as it is.
@@ -434,10 +468,32 @@ def _parameters(fn: Callable[..., Any], name: str) -> tuple[tuple[str, ...], fro
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise GraphError(
-                f"operation {name!r}: parameter {parameter} has no name to find an input by; give each input a named parameter"
+                f"operation {name!r}: parameter {parameter} has no name to find an input by; "
+                "give each input a named parameter, or list them: inputs=[...]"
             )
     return (
         tuple(parameter.name for parameter in parameters),
         frozenset(parameter.name for parameter in parameters if parameter.default is not parameter.empty),
         frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY),
     )
+
+
+def _given_inputs(graph: Graph, fn: Callable[..., Any], inputs: object, name: str) -> tuple[str, ...]:
+    """Return the names of the inputs that were given to an operation."""
+    if isinstance(inputs, (str, Node)) or not isinstance(inputs, Sequence):
+        raise GraphError(f"inputs of operation {name!r} is {inputs!r}; give a list of nodes or names")
+    names: list[str] = []
+    for one in cast("Sequence[object]", inputs):
+        if isinstance(one, Node) and one.graph is not graph:
+            raise GraphError(f"operation {name!r} has the input {one!r} of another graph; give a node of its own graph")
+        key = one.name if isinstance(one, Node) else one
+        if not isinstance(key, str):
+            raise GraphError(f"operation {name!r} has the input {one!r}; give a node of this graph, or its name")
+        names.append(key)
+    try:
+        inspect.signature(fn).bind(*names)
+    except ValueError:  # written in C, without a signature
+        pass
+    except TypeError as error:
+        raise GraphError(f"operation {name!r}: {fn!r} does not take the inputs ({', '.join(names)}): {error}") from None
+    return tuple(names)

@@ -139,14 +139,10 @@ class _Planner:
         known = self.graph.nodes
         by_name = False
         for name in node.inputs:
-            if name not in known:
-                if name in node.optional:
-                    by_name = True  # the parameters after the omitted one cannot be passed by position
-                    continue
-                raise FetchError(
-                    f"operation {node.name!r} has a parameter {name!r} that is not in the graph; {did_you_mean(name, known)}"
-                )
-            slot = self.visit(known[name])
+            if name not in known and name in node.optional:
+                by_name = True  # the parameters after the omitted one cannot be passed by position
+                continue
+            slot = self.visit(self.input(node, name))
             if by_name or name in node.keyword_only:
                 named[name] = slot
             else:
@@ -159,6 +155,12 @@ class _Planner:
         self.operations.append(PlannedOperation(call, node.is_async or node.thread, slot, node.name, inputs))
         self.claim(node, slot)
         return slot
+
+    def input(self, node: Operation, name: str) -> Node:
+        try:
+            return self.graph.node(name)
+        except FetchError as error:
+            raise FetchError(f"operation {node.name!r} has an input that cannot be found: {error}") from None
 
     def output(self, node: Output) -> int:
         self.path.append(node)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph
 
 # -- inputs
@@ -41,10 +42,79 @@ async def test_an_unknown_input_is_refused() -> None:
         return labels
 
     session = ah.Session(graph)
-    with refused(ah.errors.FetchError, "operation 'loss' has a parameter 'labels'", "not in the graph", "known are:"):
+    with refused(ah.errors.FetchError, "operation 'loss' has an input", "'labels' is not in the graph", "known are:"):
         await session.run("loss")
     graph.placeholder("labels", default=7)
     assert await session.run("loss") == 7
+
+
+async def test_inputs_may_be_listed() -> None:
+    """Listed inputs, nodes or names, are passed by position in their order, whatever the parameters are called."""
+    graph = ah.Graph()
+    slashed = graph.placeholder("train/loss", default=2)
+    graph.variable("weight", 3)
+    later = graph.operation(inputs=["added later", slashed], name="later")(lambda *values: values)
+    graph.placeholder("added later", default=1)
+
+    @graph.operation(inputs=[slashed, "weight", "weight", graph.global_step, later])
+    async def seen(weight: int, /, b: int, *rest: Any) -> tuple[Any, ...]:
+        return weight, b, rest
+
+    @graph.train_op(inputs=("train/loss",), adds_to="weight", thread=True)
+    def train(weight: int) -> int:
+        return weight
+
+    graph.operation(inputs=[], name="default")(lambda weight=-1: weight)
+    graph.operation(inputs=["weight", slashed], name="most")(max)  # has no signature
+    session = ah.Session(graph)
+    assert seen.inputs == ("train/loss", "weight", "weight", "global_step", "later")
+    assert await session.run(("seen", "default", "most")) == ((2, 3, (3, 0, (1, 2))), -1, 3)
+    assert await session.run(("train", "seen"), {slashed: 5}) == (5, (5, 3, (3, 0, (1, 5))))
+    assert session.variables.snapshot() == {"weight": 8}
+
+
+async def test_results_of_a_step_are_inputs() -> None:
+    """An operation that a hook adds beside a step function may take the keys of its result, by name or listed."""
+    calls: list[int] = []
+
+    async def step(x: int) -> dict[str, int]:
+        calls.append(x)
+        return {"loss": 2 * x, "train/norm": 3 * x}
+
+    async def add() -> None:
+        graph = ah.get_default_graph()
+        graph.operation(name="squared")(lambda loss, missing=0: loss * loss + missing)
+        graph.operation(name="both", inputs=["loss", "train/norm"])(lambda a, b: a + b)
+
+    async with ah.AsyncMonitoredSession(step, [PhaseHook("begin", add)]) as session:
+        assert await session.run(("squared", "both", "loss"), {"x": 2}) == (16, 10, 4)
+    assert calls == [2]
+
+
+def test_inputs_that_cannot_be_passed_are_refused() -> None:
+    """What is no list of nodes of the graph, or does not fit the function, is refused when the operation is added."""
+    graph, other = ah.Graph(), ah.Graph().placeholder("x")
+    graph.placeholder("x")
+    for inputs, words in (
+        ("x", ["inputs of operation 'op' is 'x'", "give a list"]),
+        ({"x"}, ["give a list"]),
+        ([1], ["operation 'op' has the input 1", "its name"]),
+        ([other], ["operation 'op' has the input <Placeholder 'x'> of another graph"]),
+        (["x", "x", "x"], ["operation 'op'", "does not take the inputs (x, x, x)", "too many"]),
+        (["x"], ["does not take the inputs (x)", "missing a required argument"]),
+    ):
+        with refused(ah.errors.GraphError, *words):
+            graph.operation(inputs=cast("Any", inputs), name="op")(lambda a, b: None)
+    assert set(graph.nodes) == {"global_step", "x"}
+
+
+async def test_a_listed_input_that_is_unknown_is_refused_when_it_is_needed() -> None:
+    """A name that is not in the graph is refused at the run, with the operation and the names that are near."""
+    graph = ah.Graph()
+    graph.placeholder("labels", default=1)
+    graph.operation(inputs=["label"], name="loss")(lambda labels: labels)
+    with refused(ah.errors.FetchError, "operation 'loss' has an input", "'label' is not in the graph", "did you mean 'labels'"):
+        await ah.Session(graph).run("loss")
 
 
 async def test_an_unfed_placeholder_is_refused_where_it_is_needed() -> None:
