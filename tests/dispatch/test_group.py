@@ -7,7 +7,7 @@ import contextvars
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, final
 
 import pytest
 
@@ -270,6 +270,29 @@ async def test_generators_wrap_the_calls_of_the_others() -> None:
     with pytest.raises(ValueError, match="no"):
         await ah.compose(AgentHooks, [Around(), Recording(lambda _: fail(ValueError("no")))]).on_tool_start("x")
     assert events == ["before", "x", "after", "before", "failed"]
+
+
+def test_an_error_of_a_plain_method_names_its_hook() -> None:
+    """As that of a coroutine does."""
+
+    class Broken(AgentHooks):
+        def describe(self) -> None:
+            raise OSError("no text")
+
+    with pytest.raises(OSError, match="no text") as raised:
+        ah.compose(AgentHooks, [Broken()]).describe()
+    assert raised.value.__notes__ == ["raised by Broken.describe"]
+
+
+def test_a_final_class_has_no_group() -> None:
+    """No object could stand for several hooks of it."""
+
+    @final
+    class Last:
+        async def on(self) -> None: ...
+
+    with refused(ah.errors.InvalidHookError, "Last is final"):
+        ah.compose(Last, [])
 
 
 def test_plain_methods_are_called_in_order() -> None:

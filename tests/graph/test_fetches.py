@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
+from aiohooks.session._hooks import MergedFetches
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph
@@ -153,6 +155,20 @@ async def test_equal_structures_of_different_types_are_told_apart() -> None:
             for fetches in (("x", "loss"), ["x", "loss"], Point("x", "loss"), Names(("x", "loss"))):
                 result = await session.run(fetches)
                 assert type(result) is type(fetches)
+
+
+async def test_what_runs_have_fetched_is_remembered_up_to_a_limit() -> None:
+    """A program whose fetches differ each time does not grow with them."""
+
+    async def ask(run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        return ah.SessionRunArgs("c0")
+
+    graph = ah.Graph()
+    for number in range(1100):
+        graph.placeholder(f"c{number}", default=number)
+    async with ah.AsyncMonitoredSession(graph, [PhaseHook("before_run", ask)]) as session:
+        assert [await session.run(f"c{number}") for number in range(1100)] == list(range(1100))
+        assert 1 < sum(isinstance(one, MergedFetches) for one in gc.get_objects()) <= 1024
 
 
 async def test_none_and_empty_containers_fetch_nothing() -> None:

@@ -114,6 +114,8 @@ async def test_a_monitored_session_on_a_slow_store() -> None:
 class OptionSession(ah.Session):
     """A session that accepts options, and writes metadata."""
 
+    metadata: list[Any]
+
     async def run(
         self,
         fetches: Any,
@@ -122,13 +124,14 @@ class OptionSession(ah.Session):
         options: Mapping[str, Any] | None = None,
         run_metadata: dict[str, Any] | None = None,
     ) -> Any:
+        self.metadata.append(run_metadata)
         if options is not None and run_metadata is not None:
             run_metadata["seen"] = dict(options)
         return await super().run(fetches, feed_dict)
 
 
 class OptionCreator:
-    """Makes such sessions, and keeps them."""
+    """Makes such sessions, and keeps the metadata of their runs."""
 
     graph = counting_graph()
 
@@ -136,16 +139,21 @@ class OptionCreator:
         self.metadata: list[Any] = []
 
     async def create_session(self) -> ah.Session:
-        return OptionSession(self.graph)
+        session = OptionSession(self.graph)
+        session.metadata = self.metadata
+        return session
 
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["bare", "hooked"])
 async def test_options_reach_a_session_that_accepts_them(hooked: bool) -> None:
     """Options are passed to the session's own `run`; metadata that it writes reaches the hooks."""
     hook = RequestingHook("total", None, {"trace": True})
-    async with ah.AsyncMonitoredSession(OptionCreator(), [hook] if hooked else []) as session:
+    creator = OptionCreator()
+    async with ah.AsyncMonitoredSession(creator, [hook] if hooked else []) as session:
         assert await session.run("train", None, {"level": 2}) == 1
         assert await session.run("train") == 1
+    if not hooked:
+        assert creator.metadata == [{"seen": {"level": 2}}, None]
     if hooked:
         assert [values.run_metadata for values in hook.values] == [
             {"seen": {"level": 2, "trace": True}},

@@ -109,7 +109,8 @@ async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, sou
     assert turns >= 9
 
 
-async def test_short_steps_together(clock: ManualClock) -> None:
+@pytest.mark.parametrize("loop", [by_run, by_step_functions])
+async def test_short_steps_together(clock: ManualClock, loop: Loop) -> None:
     """Steps that are shorter than `yield_secs` give a turn when they took longer together."""
     seen: list[int] = []
 
@@ -120,7 +121,7 @@ async def test_short_steps_together(clock: ManualClock) -> None:
     async with ah.AsyncMonitoredSession(step, yield_secs=1.0) as session:
         for number in range(10):
             asyncio.get_running_loop().call_soon(seen.append, number)
-            await session.run("loss")
+            await loop(session, 1)
             if number == 4:
                 assert seen == []
         assert seen == [0, 1, 2, 3, 4, 5]

@@ -93,7 +93,9 @@ async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -
     async with ah.AsyncMonitoredSession(step, hooks) as session:
         run = asyncio.create_task(session.run("step"))
         await ticks()
-        clock.advance(2)
+        clock.advance(0.25)
+        assert [one.secs for one in session.status().doing] == [0.25]
+        clock.advance(1.75)
         (doing,) = session.status().doing
         assert (doing.what, doing.secs) == ("operation 'step' at step 1", 2.0)
         assert doing.where is not None
