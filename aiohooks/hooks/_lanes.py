@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO, cast
 
 from aiohooks.errors import InvalidArgumentError, did_you_mean
@@ -18,6 +18,8 @@ from aiohooks.hooks._observing import write_whole
 
 _PROCESS = 1
 _MAX_TEXT = 200
+_IDLE_SHARE = 0.002
+"""A lane that is busy for a smaller share of the time is not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class Lane:
     kind: str
     bars: tuple[Bar, ...]
 
+    def busy_secs(self, end: float) -> float:
+        """Return the sum of its bars; those that had not ended are counted up to `end`."""
+        return sum(end - bar.began if bar.secs is None else bar.secs for bar in self.bars)
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
@@ -65,6 +71,7 @@ class Lanes:
         dropped: how many older bars were dropped, because there were too many.
         unix_time: when it begins; None if that is not known.
         first_step: the first step in it.
+        idle: the names of lanes that are left out, because they are hardly ever busy.
     """
 
     lanes: tuple[Lane, ...]
@@ -73,12 +80,63 @@ class Lanes:
     dropped: int = 0
     unix_time: float | None = None
     first_step: int = 0
+    idle: tuple[str, ...] = ()
 
     @property
     def end(self) -> float:
         """The end of the last bar, in seconds since the beginning."""
         ends = [bar.began + (bar.secs or 0.0) for lane in self.lanes for bar in lane.bars]
         return max([0.0, *ends, *(at for at, _ in self.marks)])
+
+    def heading(self) -> str:
+        """Return a line about it."""
+        factor, unit = time_unit(self.end)
+        text = f"{self.title}: {self.end * factor:.3g} {unit}"
+        steps = [bar for lane in self.lanes if lane.kind == "step" for bar in lane.bars]
+        if steps:
+            text += f", {steps[0].name}" + (f" to {steps[-1].name}" if len(steps) > 1 else "")
+        if self.idle:
+            text += f"; busy less than {_IDLE_SHARE:.1%}: {', '.join(self.idle)}"
+        if self.dropped:
+            text += f"; {self.dropped} older activities were dropped"
+        return text
+
+    def last_steps(self, count: int | None) -> Lanes:
+        """Return the part of it from the beginning of the last `count` steps on; None for all of it."""
+        steps = next((lane.bars for lane in self.lanes if lane.kind == "step"), ())
+        if count is None or len(steps) <= count:
+            return self
+        origin = steps[-count].began
+        lanes = [
+            replace(
+                lane, bars=tuple(_clipped(bar, origin) for bar in lane.bars if bar.secs is None or bar.began + bar.secs > origin)
+            )
+            for lane in self.lanes
+        ]
+        marks = tuple((at - origin, name) for at, name in self.marks if at >= origin)
+        return replace(self, lanes=tuple(lane for lane in lanes if lane.bars), marks=marks, dropped=0)
+
+    def without_idle(self) -> Lanes:
+        """Return it without the lanes that are hardly ever busy: their names alone."""
+        least = _IDLE_SHARE * self.end
+        idle = [lane for lane in self.lanes if lane.kind != "step" and lane.busy_secs(self.end) < least]
+        return replace(self, lanes=tuple(lane for lane in self.lanes if lane not in idle), idle=tuple(lane.name for lane in idle))
+
+
+def _clipped(bar: Bar, origin: float) -> Bar:
+    """Return the part of a bar after `origin`, which is the beginning from then on."""
+    cut = max(0.0, origin - bar.began)
+    return replace(
+        bar,
+        began=bar.began + cut - origin,
+        secs=None if bar.secs is None else bar.secs - cut,
+        held_secs=None if bar.held_secs is None else max(0.0, bar.held_secs - cut),
+    )
+
+
+def time_unit(secs: float) -> tuple[float, str]:
+    """Return the unit for an axis of this length: the factor from seconds, and its name."""
+    return (1.0, "s") if secs >= 1 else (1e3, "ms") if secs >= 1e-3 else (1e6, "µs")
 
 
 # -- the file
@@ -131,6 +189,23 @@ def _events(lanes: Lanes) -> Iterator[dict[str, Any]]:
 
 def _micros(secs: float) -> float:
     return round(secs * 1e6, 3)
+
+
+def is_trace(path: str) -> bool:
+    """Return whether a file looks like a trace, and not like lines of values.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        first = file.readline(1 << 16)
+    if '"traceEvents"' in first or first.lstrip().startswith("["):
+        return True
+    try:
+        line: object = json.loads(first)
+    except (ValueError, RecursionError):
+        line = None
+    return path.endswith(".json") and not (isinstance(line, dict) and "step" in line)
 
 
 def read_trace(path: str) -> Lanes:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from aiohooks.errors import InvalidArgumentError, missing_extra
+from aiohooks.hooks._lanes import Bar, Lane, Lanes, is_trace, read_trace, time_unit
 from aiohooks.hooks._observing import write_whole
 from aiohooks.hooks.records import read_series
 
@@ -99,12 +100,113 @@ def _smoothed(values: Sequence[float]) -> list[float] | None:
     return smooth
 
 
-def plot(run: str, output: str | None = None) -> int:
-    """Draw a file of `CSVHook` or `JSONLinesHook`: the command `python -m aiohooks plot RUN`.
+# -- lanes
+
+_COLORS = {
+    "step": "#64748b",
+    "feed": "#0d9488",
+    "prefetch": "#14b8a6",
+    "operation": "#2563eb",
+    "hook": "#d97706",
+    "background": "#b45309",
+    "save": "#7c3aed",
+    "wait": "#94a3b8",
+    "recovery": "#dc2626",
+}
+_LANE_INCHES, _LANES_WIDTH = 0.36, 12.0
+_MAX_LABELS = 400
+_CHAR_INCHES = 0.066
+
+
+def draw_lanes(lanes: Lanes, path: str) -> None:
+    """Draw a timeline into a PNG file, which appears when it is complete: a row for each lane, over the time.
+
+    Steps alternate in the background. The part of a call that held the event loop before it first waited is dark.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    count = len(lanes.lanes)
+    factor, unit = time_unit(lanes.end)
+    end = lanes.end * factor or 1.0
+    with _drawing:
+        figure = Figure(figsize=(_LANES_WIDTH, 1.25 + _LANE_INCHES * count), dpi=110, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        panel: Axes = figure.add_subplot()
+        panel.set_xlim(0, end)
+        panel.set_ylim(count - 0.5, -0.5)
+        for bar in next((lane.bars for lane in lanes.lanes if lane.kind == "step"), ())[::2]:
+            panel.axvspan(bar.began * factor, _end_of(bar, lanes) * factor, color="#eef2f7", linewidth=0, zorder=0)
+        for row, lane in enumerate(lanes.lanes):
+            _fill_lane(panel, row, lane, lanes, factor)
+        for at, name in lanes.marks:
+            panel.axvline(at * factor, color=_BAD, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
+            side = "right" if at * factor > 0.7 * end else "left"
+            panel.annotate(
+                f" {_plain(name)} ", (at * factor, -0.5), ha=side, va="bottom", fontsize=7.5, color=_BAD, annotation_clip=False
+            )
+        panel.set_yticks(range(count), [_plain(_shortened(lane.name)) for lane in lanes.lanes], fontsize=9)
+        panel.tick_params(axis="y", length=0)
+        panel.set_xlabel(f"{unit}; dark: the call holds the event loop", fontsize=8.5, color="#555555")
+        panel.grid(visible=True, axis="x", color="#dfe3e8", linewidth=0.7)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        figure.suptitle(_plain(lanes.heading()), fontsize=10.5, fontweight="bold", x=0.01, ha="left")
+        write_whole(path, canvas.print_png)
+
+
+def _fill_lane(panel: Axes, row: int, lane: Lane, lanes: Lanes, factor: float) -> None:
+    color = _COLORS.get(lane.kind, _SMOOTH)
+    bars = [(bar, bar.began * factor, (_end_of(bar, lanes) - bar.began) * factor) for bar in lane.bars]
+    span = (row - 0.36, 0.72)
+    few = len(bars) <= _MAX_LABELS
+    panel.broken_barh(
+        [(began, length) for _, began, length in bars], span, facecolors=color, alpha=0.55, edgecolors="white",
+        linewidth=0.8 if few else 0.0, zorder=2,
+    )  # fmt: skip
+    held = [(began, min(length, bar.held_secs * factor)) for bar, began, length in bars if bar.held_secs]
+    panel.broken_barh(held, (row - 0.36, 0.72), facecolors=color, linewidth=0, zorder=2.5)
+    failed = [(began, length) for bar, began, length in bars if bar.error is not None]
+    panel.broken_barh(failed, span, facecolors="none", edgecolors=_BAD, hatch="////", linewidth=1.4, zorder=3)
+    inches = (_LANES_WIDTH - 2.2) / (lanes.end * factor or 1.0)
+    for bar, began, length in bars if few else ():
+        text = bar.name + ("…" if bar.secs is None else "")
+        if text != lane.name and len(text) * _CHAR_INCHES < length * inches:
+            panel.text(
+                began + length / 2,
+                row,
+                _plain(text),
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color="#111827",
+                zorder=5,
+                clip_on=True,
+            )
+
+
+def _end_of(bar: Bar, lanes: Lanes) -> float:
+    return lanes.end if bar.secs is None else bar.began + bar.secs
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 32 else f"{text[:31]}…"
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", r"\$")
+
+
+# -- the command
+
+
+def plot(run: str, output: str | None = None, steps: int | None = None) -> int:
+    """Draw a file of `CSVHook`, `JSONLinesHook` or `TimelineHook`: the command `python -m aiohooks plot RUN`.
 
     Args:
         run: the file.
         output: the file of the picture; by default beside the run's, with the suffix `.png`.
+        steps: how many steps of a trace to draw, the last ones; None for all.
 
     Returns:
         The exit status of the command: 0, or 1 with the reason on stderr.
@@ -113,7 +215,12 @@ def plot(run: str, output: str | None = None) -> int:
     try:
         if os.path.abspath(target) == os.path.abspath(run):
             raise InvalidArgumentError(f"the picture would replace the run, {run}; give another file for it")
-        draw(read_series(run), target, os.path.basename(run))
+        if is_trace(run):
+            draw_lanes(read_trace(run).last_steps(steps).without_idle(), target)
+        elif steps is not None:
+            raise InvalidArgumentError("--steps is for a trace of TimelineHook, and this is none; leave it out")
+        else:
+            draw(read_series(run), target, os.path.basename(run))
     except (InvalidArgumentError, OSError) as error:
         print(f"plot {run}: {error}", file=sys.stderr)
         return 1

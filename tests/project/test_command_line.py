@@ -67,7 +67,26 @@ def test_a_run_is_drawn(tmp_path: Path) -> None:
     assert "none.csv" in missing.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("checkpoints",)], ids=str)
+async def test_a_trace_is_drawn(tmp_path: Path) -> None:
+    """A trace becomes a PNG, or text; a file that is none is named, with exit code 1."""
+    trace = tmp_path / "trace.json"
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.TimelineHook(trace)]) as session:
+        for _ in range(4):
+            await session.run("train")
+    assert command("plot", trace).returncode == 0
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
+    text = command("plot", trace, "--terminal", "--steps", "2")
+    assert (text.returncode, text.stderr) == (0, "")
+    assert "step 3 to step 4" in text.stdout.splitlines()[0]
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for more in ((), ("--terminal",)):
+        done = command("plot", other, *more)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "other.json: this is no trace" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("checkpoints",), ("plot", "x.json", "--steps", "0")], ids=str)
 def test_what_is_not_understood(arguments: tuple[str, ...]) -> None:
     """It says how it is used, with exit code 2."""
     done = command(*arguments)

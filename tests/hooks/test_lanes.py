@@ -1,0 +1,193 @@
+"""Lanes: reading a trace back, and drawing it as text and as a PNG."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.hooks._lanes import Bar, Lane, Lanes, is_trace, read_trace, write_trace
+from aiohooks.hooks._lanes_text import plot_in_terminal, text_rows
+from tests.support.extras import hide
+
+LANES = Lanes(
+    (
+        Lane("steps", "step", (Bar("step 1", 0.0, 0.004), Bar("step 2", 0.004, 0.004, error="ValueError('x')"))),
+        Lane("train", "operation", (Bar("train", 0.001, 0.002, 0.0005), Bar("train", 0.005, None))),
+        Lane("Upload", "hook", (Bar("before_run", 0.0, 0.001),)),
+        Lane("Quick", "hook", (Bar("before_run", 0.0, 0.000001),)),
+    ),
+    "trainer",
+    ((0.004, "recovery from AbortedError"),),
+    dropped=3,
+    unix_time=5.0,
+)
+
+
+def place(**event: Any) -> dict[str, Any]:
+    """Make an event."""
+    return {"pid": 1, "tid": 1, **event}
+
+
+def test_a_trace_is_read_back(tmp_path: Path) -> None:
+    """What was written is read: lanes in order, times, errors, marks, what had not ended, and what was dropped."""
+    path = str(tmp_path / "new" / "trace.json")
+    write_trace(path, LANES)
+    assert is_trace(path)
+    found = read_trace(path)
+    assert [(lane.name, lane.kind) for lane in found.lanes] == [(lane.name, lane.kind) for lane in LANES.lanes]
+    for lane, expected in zip(found.lanes, LANES.lanes, strict=True):
+        for bar, wanted in zip(lane.bars, expected.bars, strict=True):
+            assert (bar.name, bar.error) == (wanted.name, wanted.error)
+            assert (bar.began, bar.secs, bar.held_secs) == pytest.approx((wanted.began, wanted.secs, wanted.held_secs))
+    assert (found.title, found.dropped, found.unix_time) == ("trainer", 3, 5.0)
+    assert found.marks == ((pytest.approx(0.004), "recovery from AbortedError"),)
+
+
+def test_a_trace_of_another_program(tmp_path: Path) -> None:
+    """A list of events is a trace too; begin and end are a bar; times start anywhere; counters and flows are left out."""
+    path = tmp_path / "other.json"
+    events = [
+        place(ph="B", name="outer", ts=1_000_000),
+        place(ph="C", name="memory", ts=1_000_000, args={"bytes": 3}),
+        place(ph="E", ts=1_002_000),
+        place(ph="X", tid=2, name="a\nb", ts=1_001_000, dur=500),
+    ]
+    path.write_text(json.dumps(events))
+    assert is_trace(str(path))
+    found = read_trace(str(path))
+    assert [lane.name for lane in found.lanes] == ["1/1", "1/2"]
+    assert [(bar.name, round(bar.began * 1e6), round((bar.secs or 0) * 1e6)) for lane in found.lanes for bar in lane.bars] == [
+        ("outer", 0, 2000),
+        (r"a\nb", 1000, 500),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "this is no trace, as it is not JSON"),
+        ('{"traceEvents": [', "this is no trace, as it is not JSON"),
+        ('{"step": 1}', "the JSON object has no 'traceEvents'"),
+        ('{"traceEvents": 5}', "the events are int, not a list"),
+        ("5", "the events are int, not a list"),
+        ('{"traceEvents": []}', "there is nothing to draw"),
+        ("[5]", "event 0 of 'traceEvents': it is not an object"),
+        ('[{"name": "a"}]', "event 0 of 'traceEvents': it has no 'ph'"),
+        ('[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": "1"}]', "event 0 of 'traceEvents': '1' is not a number"),
+        ('[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": NaN}]', "'nan' is not a number"),
+        ('[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": -1}]', "it takes -1e-06 s"),
+        ('[{"ph": "X", "name": "a", "pid": [], "tid": 1, "ts": 1}]', "unhashable"),
+    ],
+)
+def test_what_is_no_trace(tmp_path: Path, content: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused with the reason, and the commands say it with the file, and status 1."""
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_trace(str(path))
+    assert says in str(caught.value)
+    if is_trace(str(path)):
+        assert plot_in_terminal(str(path)) == 1
+        assert capsys.readouterr().err.startswith(f"plot {path}: ")
+
+
+def test_as_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each lane, over the time, with how busy it is; idle lanes are named; the shade changes with each bar."""
+    path = str(tmp_path / "trace.json")
+    write_trace(path, LANES)
+    monkeypatch.setenv("COLUMNS", "47")
+    assert plot_in_terminal(path) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "trainer: 8 ms, step 1 to step 2; busy less than 0.2%: Quick; 3 older activities were dropped",
+        "        0 ms                        8 ms",
+        f"steps   {'█' * 16}{'▓' * 16}  100 %",
+        f"train       {'█' * 8}        {'▓' * 12}   62 %",
+        f"Upload  ████{' ' * 28}   12 %",
+        f"        {' ' * 16}│ recovery from AbortedError",
+    ]
+    assert plot_in_terminal(path, 1) == 0
+    assert capsys.readouterr().out.splitlines()[2:4] == [f"steps  {'█' * 33}  100 %", f"train  {' ' * 8}{'█' * 25}   75 %"]
+
+
+def test_on_a_terminal_without_these_characters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other characters are printed."""
+    path = str(tmp_path / "trace.json")
+    write_trace(path, LANES)
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert plot_in_terminal(path) == 0
+    out.seek(0)
+    assert "####====" in out.read()
+
+
+class Terminal(io.StringIO):
+    """A terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rich: bool) -> None:
+    """With rich the lanes have colours; without it the same is printed plainly."""
+    path = str(tmp_path / "trace.json")
+    write_trace(path, LANES)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        hide(monkeypatch, "rich", "aiohooks.hooks._rich")
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    assert plot_in_terminal(path) == 0
+    assert ("\x1b[" in out.getvalue()) == rich
+    assert "▓▓▓▓" in out.getvalue()
+
+
+def test_long_names_are_shortened() -> None:
+    """Every row has the same width, whatever the names are."""
+    lanes = Lanes((Lane("x" * 100, "hook", (Bar("a", 0.0, 1.0),)), Lane("y", "hook", (Bar("a", 0.0, 0.2),))))
+    rows = text_rows(lanes, 80)
+    assert [len(f"{row.label}  {row.cells}{row.rest}") for row in rows[1:]] == [80, 80]
+    assert rows[1].label.endswith("…")
+
+
+def test_without_a_duration() -> None:
+    """What took no time at all can be drawn."""
+    lanes = Lanes((Lane("steps", "step", (Bar("step 1", 0.0, 0.0),)),))
+    assert text_rows(lanes, 40)[1].label == "steps"
+    assert lanes.last_steps(1) == lanes
+
+
+def test_as_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`plot` draws a trace beside it or at the path, and says what is wrong with other files."""
+    pytest.importorskip("matplotlib")
+    from aiohooks.hooks._plot import plot
+
+    path = str(tmp_path / "trace.json")
+    write_trace(path, LANES)
+    assert plot(path) == 0
+    assert plot(path, str(tmp_path / "one.png"), steps=1) == 0
+    pictures = [(tmp_path / name).read_bytes() for name in ("trace.png", "one.png")]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert pictures[0] != pictures[1]
+    run = tmp_path / "run.csv"
+    run.write_text("step,time,loss\n1,1.0,0.5\n")
+    assert plot(str(run), steps=2) == 1
+    assert "--steps is for a trace" in capsys.readouterr().err
+    assert plot_in_terminal(str(run)) == 1
+    assert "--terminal draws the lanes of a trace" in capsys.readouterr().err
+    assert plot_in_terminal(str(tmp_path / "none.json")) == 1
+    assert "No such file" in capsys.readouterr().err
+    lines = tmp_path / "lines.json"
+    lines.write_text('{"step": 1, "time": 1.0, "loss": 2}\n')
+    assert plot(str(lines)) == 0
