@@ -12,6 +12,7 @@ from aiohooks.checkpoint import Saver
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Graph
+from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from aiohooks.hooks.every import Every
@@ -42,6 +43,7 @@ def monitored_training_session(
     global_step: StepStore | None = None,
     variables: Variables | None = None,
     max_wait_secs: float | None = 7200.0,
+    session_factory: Callable[..., Session] = Session,
     recovery: RecoveryPolicy = RecoveryPolicy(),
     stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
     handle_signals: bool | SignalPolicy = False,
@@ -69,6 +71,7 @@ def monitored_training_session(
         global_step: see `AsyncMonitoredSession`.
         variables: shared by a chief and its workers of one process; see `WorkerSessionCreator` for other processes.
         max_wait_secs: how long a worker waits for the chief; None for no limit.
+        session_factory: makes the raw sessions; see `ChiefSessionCreator`.
         recovery: see `AsyncMonitoredSession`.
         stop_grace_period_secs: likewise.
         handle_signals: likewise.
@@ -88,7 +91,12 @@ def monitored_training_session(
     creator: SessionCreator
     if is_chief:
         creator = ChiefSessionCreator(
-            graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, global_step=global_step, variables=variables
+            graph,
+            scaffold=scaffold,
+            checkpoint_dir=checkpoint_dir,
+            global_step=global_step,
+            variables=variables,
+            session_factory=session_factory,
         )
         all_hooks: list[SessionRunHook | HookRegistration] = list(chief_only_hooks)
         if log_step_count is not None:
@@ -100,7 +108,12 @@ def monitored_training_session(
         all_hooks.extend(hooks)
     else:
         creator = WorkerSessionCreator(
-            graph, scaffold=scaffold, global_step=global_step, variables=variables, max_wait_secs=max_wait_secs
+            graph,
+            scaffold=scaffold,
+            global_step=global_step,
+            variables=variables,
+            max_wait_secs=max_wait_secs,
+            session_factory=session_factory,
         )
         all_hooks = list(hooks)
     return AsyncMonitoredSession(

@@ -326,7 +326,7 @@ def gathered_run(session: Session) -> GatheredRun:
 
     An overridden `run` is called instead, without the gather.
     """
-    if type(session) is Session and "run" not in vars(session):
+    if getattr(type(session), "run", None) is Session.run and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
 
     async def run(

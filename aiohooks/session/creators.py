@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from aiohooks._validate import check_instance, check_mapping, check_secs, is_coroutine_function
+from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.checkpoint import Saver
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, add_note, did_you_mean
@@ -195,10 +195,29 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-def _check_arguments(scaffold: object, global_step: object, variables: object) -> None:
+def _check_arguments(scaffold: object, global_step: object, variables: object, session_factory: object) -> None:
+    check_callable(session_factory, "session_factory")
+    if is_coroutine_function(session_factory):
+        raise InvalidArgumentError(
+            f"session_factory is {session_factory!r}, a coroutine function; give a subclass of Session or a plain function, and "
+            "await in the functions of a Scaffold"
+        )
     check_instance(scaffold, Scaffold, "scaffold", optional=True)
     check_instance(global_step, StepStore, "global_step", optional=True)
     check_instance(variables, Variables, "variables", optional=True)
+
+
+def _check_session(session: object, factory: object, graph: Graph, global_step: StepStore, variables: Variables) -> None:
+    """Refuse what a `session_factory` returned, unless it is a session of these parts."""
+    if not isinstance(session, Session):
+        raise InvalidArgumentError(
+            f"session_factory={factory!r} returned {session!r}; return a Session, or give a subclass of it"
+        )
+    for name, part in {"graph": graph, "global_step": global_step, "variables": variables}.items():
+        if getattr(session, name) is not part:
+            raise InvalidArgumentError(
+                f"session_factory={factory!r} returned a session with another {name} than it was given; pass it to Session"
+            )
 
 
 class ChiefSessionCreator:
@@ -220,6 +239,7 @@ class ChiefSessionCreator:
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         lead: bool = True,
+        session_factory: Callable[..., Session] = Session,
     ) -> None:
         """Create no session yet.
 
@@ -231,12 +251,15 @@ class ChiefSessionCreator:
             global_step: the store of the global step; by default a new one, shared by all its sessions.
             variables: the values of the variables; likewise.
             lead: whether to lead the run in a step store for several processes. False for peers without a chief.
+            session_factory: a subclass of `Session`, or a plain function that returns a session, called once for each:
+                `session_factory(graph, global_step=..., variables=...)`.
         """
-        _check_arguments(scaffold, global_step, variables)
+        _check_arguments(scaffold, global_step, variables, session_factory)
         self.graph: Graph = graph_of(graph)
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         self._scaffold = Scaffold() if scaffold is None else scaffold
         self._variables = Variables() if variables is None else variables
+        self._session_factory = session_factory
         self._saver = checkpoint_dir if checkpoint_dir is None or isinstance(checkpoint_dir, Saver) else Saver(checkpoint_dir)
         self._own_saver = self._saver is not checkpoint_dir
         self._created = False
@@ -252,6 +275,7 @@ class ChiefSessionCreator:
             CheckpointMismatchError: the checkpoint belongs to another graph or other tracked objects.
             CheckpointError: the checkpoints cannot be read, or another process writes there (`CheckpointBusyError`).
             StoreUnavailableError: the engine of the step store cannot be reached.
+            InvalidArgumentError: the `session_factory` returned something else than a session of this graph, store and variables.
         """
         variables = self._variables
         if self._leads and self._lead is None:
@@ -262,7 +286,8 @@ class ChiefSessionCreator:
         first = await variables.claim()
         session: Session | None = None
         try:
-            session = Session(self.graph, global_step=self.global_step, variables=variables)
+            session = self._session_factory(self.graph, global_step=self.global_step, variables=variables)
+            _check_session(session, self._session_factory, self.graph, self.global_step, variables)
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
             if session.saver is not None and (first or self._created):
@@ -275,7 +300,7 @@ class ChiefSessionCreator:
         except BaseException:
             if first:
                 variables.discard()
-            if session is not None:
+            if isinstance(session, Session):
                 await session.aclose()
             raise
         if first:
@@ -318,13 +343,14 @@ class WorkerSessionCreator:
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         max_wait_secs: float | None = 1800.0,
+        session_factory: Callable[..., Session] = Session,
     ) -> None:
         """Create no session yet. Arguments like `ChiefSessionCreator`; `max_wait_secs` limits the wait (None: no limit).
 
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several processes.
         """
-        _check_arguments(scaffold, global_step, variables)
+        _check_arguments(scaffold, global_step, variables, session_factory)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in another process, "
@@ -337,6 +363,7 @@ class WorkerSessionCreator:
         self._shares_variables = variables is not None
         self._variables = Variables() if variables is None else variables
         self._max_wait_secs = max_wait_secs
+        self._session_factory = session_factory
 
     async def create_session(self) -> Session:
         """Wait until the variables are ready, and create a session.
@@ -346,6 +373,7 @@ class WorkerSessionCreator:
             PublisherFailedError: the chief gave up.
             PublisherFinishedError: the chief has already finished.
             NotReadyError: the scaffold says that something is missing in the end.
+            InvalidArgumentError: the `session_factory` returned something else than a session of this graph, store and variables.
         """
         variables = self._variables
         if self._shares_variables:
@@ -356,11 +384,14 @@ class WorkerSessionCreator:
         else:
             await self.global_step.wait_initialised(self._max_wait_secs)
         await self.global_step.value()  # so that the latest position is known
-        session = Session(self.graph, global_step=self.global_step, variables=variables)
+        session: Session | None = None
         try:
+            session = self._session_factory(self.graph, global_step=self.global_step, variables=variables)
+            _check_session(session, self._session_factory, self.graph, self.global_step, variables)
             await self._scaffold.local_init(session, "the chief's initialisation")
         except BaseException:
-            await session.aclose()
+            if isinstance(session, Session):
+                await session.aclose()
             raise
         return session
 

@@ -93,7 +93,8 @@ SIGNATURES: dict[str, str | None] = {
     "CheckpointSaverListener.before_save": "async (self, session, global_step)",
     "CheckpointSaverListener.after_save": "async (self, session, global_step)",
     "CheckpointSaverListener.end": "async (self, session, global_step)",
-    "ChiefSessionCreator": "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None, lead=True)",
+    "ChiefSessionCreator": "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None, lead=True, "
+    "session_factory=<type>)",
     "ChiefSessionCreator.create_session": "async (self)",
     "ChiefSessionCreator.aclose": "async (self)",
     "Clock": None,
@@ -193,7 +194,7 @@ SIGNATURES: dict[str, str | None] = {
     "monitored_training_session": (
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(), chief_only_hooks=(), "
         "save_checkpoint=<Every>, save_summaries=<Every>, log_step_count=<Every>, summaries=None, summary_dir=None, "
-        "global_step=None, variables=None, max_wait_secs=7200.0, recovery=<RecoveryPolicy>, "
+        "global_step=None, variables=None, max_wait_secs=7200.0, session_factory=<type>, recovery=<RecoveryPolicy>, "
         "stop_grace_period_secs=10.0, handle_signals=False, yield_secs=0.005, name=None)"
     ),
     "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
@@ -296,7 +297,8 @@ SIGNATURES: dict[str, str | None] = {
     "Variables.ready": "property",
     "Variables.wait_ready": "async (self, timeout=None)",
     "Variables.snapshot": "(self)",
-    "WorkerSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0)",
+    "WorkerSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0, "
+    "session_factory=<type>)",
     "WorkerSessionCreator.create_session": "async (self)",
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
 import aiohooks as ah
+from tests.support.checks import refused
 from tests.support.hooks import RequestingHook
-from tests.support.sessions import counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -159,3 +160,106 @@ async def test_options_reach_a_session_that_accepts_them(hooked: bool) -> None:
             {"seen": {"level": 2, "trace": True}},
             {"seen": {"trace": True}},
         ]
+
+
+# -- session_factory
+
+
+class ClosingSession(ah.Session):
+    """A session that has something to close, and no `run` of its own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.closes = 0
+
+    async def aclose(self) -> None:
+        self.closes += 1
+        await super().aclose()
+
+
+async def test_a_factory_makes_each_session_of_a_chief() -> None:
+    """A chief's first session and the one of each recovery come from its factory, and each is closed once."""
+    made: list[ClosingSession] = []
+    failures = [ah.AbortedError("once")]
+    graph = counting_graph()
+
+    def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
+        made.append(ClosingSession(graph, **parts))
+        return made[-1]
+
+    @graph.operation
+    def fails() -> None:
+        if failures:
+            raise failures.pop()
+
+    hook = RequestingHook("total")
+    creator = ah.ChiefSessionCreator(graph, session_factory=factory)
+    async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
+        assert await session.run(["train", "fails"]) == [1, None]
+        assert [one.closes for one in made] == [1, 0]
+        assert made[0].variables is made[1].variables
+    assert [one.closes for one in made] == [1, 1]
+    assert [values.results for values in hook.values] == [0]
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+async def test_a_training_session_of_another_class(is_chief: bool) -> None:
+    """`monitored_training_session` passes the class to its creator; options reach the `run` of the subclass."""
+    graph, variables = counting_graph(), ah.Variables()
+    chief = ah.monitored_training_session(graph, variables=variables, log_step_count=None, session_factory=OptionSession)
+    async with chief as session:
+        if not is_chief:
+            worker = ah.monitored_training_session(graph, is_chief=False, variables=variables, session_factory=OptionSession)
+            async with worker as session:
+                assert await session.run("train", options={"level": 2}) == 1
+        else:
+            assert await session.run("train", options={"level": 2}) == 1
+
+
+async def test_a_subclass_without_a_run_is_run_as_a_session_is() -> None:
+    """A run in which nothing is fetched is refused in a subclass too, which leaves `run` as it is."""
+    creator = ah.ChiefSessionCreator(counting_graph(), session_factory=ClosingSession)
+    async with ah.AsyncMonitoredSession(creator) as session:
+        with refused(ah.errors.FetchError, "neither the caller nor a hook fetches anything"):
+            await session.run([])
+
+
+@pytest.mark.parametrize("kind", ["chief", "worker"])
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (lambda graph, **parts: None, "returned None; return a Session"),
+        (lambda graph, **parts: ClosingSession(ah.Graph(), **parts), "another graph than it was given"),
+        (lambda graph, **parts: ClosingSession(graph, variables=parts["variables"]), "another global_step"),
+        (lambda graph, **parts: ClosingSession(graph, global_step=parts["global_step"]), "another variables"),
+    ],
+)
+async def test_what_is_not_the_session_is_refused(kind: str, factory: Any, words: str) -> None:
+    """What a factory returns has to be a session of what it was given; another one is closed."""
+    made: list[Any] = []
+
+    def keeping(graph: ah.Graph, **parts: Any) -> Any:
+        made.append(factory(graph, **parts))
+        return made[-1]
+
+    graph, variables = counting_graph(), ah.Variables()
+    creator: ah.SessionCreator = ah.ChiefSessionCreator(graph, variables=variables, session_factory=keeping)
+    if kind == "worker":
+        await ah.ChiefSessionCreator(graph, variables=variables).create_session()
+        creator = ah.WorkerSessionCreator(graph, variables=variables, session_factory=keeping)
+    with refused(ah.errors.InvalidArgumentError, "session_factory=", words):
+        await ah.AsyncMonitoredSession(creator).__aenter__()
+    assert [one.closes for one in made if one is not None] == [1] * (made[0] is not None)
+
+
+def test_what_is_no_factory_is_refused() -> None:
+    """A factory is a class or a plain function."""
+
+    async def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
+        return ah.Session(graph, **parts)
+
+    for wrong, words in ((3, ["session_factory is 3"]), (factory, ["coroutine function", "Scaffold"])):
+        with refused(ah.errors.InvalidArgumentError, *words):
+            ah.ChiefSessionCreator(ah.Graph(), session_factory=cast("Any", wrong))
+        with refused(ah.errors.InvalidArgumentError, *words):
+            ah.WorkerSessionCreator(ah.Graph(), variables=ah.Variables(), session_factory=cast("Any", wrong))
