@@ -310,7 +310,7 @@ class Session:
             self.grace_secs = grace_secs
 
     async def aclose(self) -> None:
-        """Close the session; closing twice is harmless. Values of shared variables and steps stay."""
+        """Close the session; closing twice is harmless. Its variables and global step stay readable."""
         self._closed = True
 
     def __repr__(self) -> str:

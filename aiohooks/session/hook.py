@@ -123,8 +123,12 @@ class SessionRunHook(Hook):
     async def close(self, exc: BaseException | None) -> None:
         """Called exactly once if `begin` was started, however the session ended, in reverse order.
 
-        It runs in a separate task, shielded from cancellation and with a time limit. `exc` is the error that ended the
-        session, or None after a clean end.
+        It runs in a separate task, shielded from cancellation and with a time limit. It gets no session, as there may be none:
+        the opening may have failed before. The one of the latest `after_create_session` is closed, and stays readable:
+        `session.global_step.latest.step` is the last step, `session.variables.snapshot()` has the values.
+
+        Args:
+            exc: the error that ended the session, or None after a clean end.
         """
 
 
