@@ -20,6 +20,7 @@ from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks,
 from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
 from tests.benchmarks.rows_telemetry import opentelemetry_spans, timeline
+from tests.benchmarks.rows_torch import torch_checkpoint, torch_loop
 
 DISPATCH: Mapping[str, Row] = {
     "aiosignal": against_aiosignal,
@@ -45,6 +46,8 @@ SESSION: Mapping[str, Row] = {
     "wake": wake_waiters,
     "checkpoint": background_checkpoint,
     "memory": checkpoint_memory,
+    "torch-loop": torch_loop,
+    "torch-checkpoint": torch_checkpoint,
 }
 """In one process."""
 

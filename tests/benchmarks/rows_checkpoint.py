@@ -36,13 +36,14 @@ FEW = 20
 class Training:
     """A session that trains step by step, with a `CheckpointSaverHook` that saves on request."""
 
-    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, directory: Path) -> None:
-        """Takes a graph whose train operations are run in turn."""
+    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, directory: Path, **tracked: ah.Stateful) -> None:
+        """Takes a graph whose train operations are run in turn, and what they change besides its variables."""
         self.variables = ah.Variables()
+        creator = ah.ChiefSessionCreator(graph, variables=self.variables, scaffold=ah.Scaffold(tracked=tracked))
         self.hook = ah.CheckpointSaverHook(
             directory, every=ah.Every(secs=PERIOD_SECS), keep=ah.checkpoint.KeepNewest(1), save_on_begin=False, save_on_end=False
         )
-        self.session = ah.AsyncMonitoredSession(graph, [self.hook], variables=self.variables)
+        self.session = ah.AsyncMonitoredSession(creator, [self.hook])
         self._operations = [name for name in graph.nodes if name.startswith("train")]
         self._feeds = {name: value for name, value in _feeds().items() if name in graph.nodes}
         self._clock = clock
@@ -129,10 +130,11 @@ def _feeds() -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _training(graph: ah.Graph, counts: Counts) -> AsyncIterator[Training]:
+async def opened_training(graph: ah.Graph, counts: Counts, **tracked: ah.Stateful) -> AsyncIterator[Training]:
+    """Open the session of a training, and make a few steps."""
     few = min(FEW, counts.rounds)
     with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory, ManualClock() as clock:
-        training = Training(graph, few, clock, Path(directory))
+        training = Training(graph, few, clock, Path(directory), **tracked)
         async with training.session:
             await training.steps(few)
             yield training
@@ -142,8 +144,8 @@ async def _training(graph: ah.Graph, counts: Counts) -> AsyncIterator[Training]:
 async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
     """Training time lost to a save in the background, against a blocking one of the same variables."""
     async with AsyncExitStack() as stack:
-        one_core = await stack.enter_async_context(_training(lookups(counts.checkpoint_bytes), counts))
-        all_cores = await stack.enter_async_context(_training(layers(counts.checkpoint_bytes), counts))
+        one_core = await stack.enter_async_context(opened_training(lookups(counts.checkpoint_bytes), counts))
+        all_cores = await stack.enter_async_context(opened_training(layers(counts.checkpoint_bytes), counts))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")))
         work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
         yield Setup(
@@ -187,7 +189,7 @@ def _savez(state: Callable[[], Mapping[str, Array]], directory: Path) -> Lane:
 @asynccontextmanager
 async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
     """Memory that a write takes itself, and that a save in flight holds when every variable is replaced meanwhile."""
-    async with _training(layers(counts.checkpoint_bytes), counts) as training:
+    async with opened_training(layers(counts.checkpoint_bytes), counts) as training:
         variables = training.variables.snapshot()
         size = float(sum(value.nbytes for value in variables.values()))
 

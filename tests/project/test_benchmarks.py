@@ -55,10 +55,10 @@ def test_a_row_about_another_engine_is_measured_or_says_what_is_missing(name: st
 
 def assert_measured(result: Result) -> None:
     """Checks that all of a line is there; a slope, or a loss, out of one round may be anything."""
-    assert result.bar is not None or result.row in ("checkpoint", "group", "taskgroup")
+    assert result.bar is not None or result.row in ("checkpoint", "group", "taskgroup", "torch-checkpoint")
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
     assert result.figure is not None
-    assert result.figure > 0 or result.row in ("marginal", "checkpoint")
+    assert result.figure > 0 or result.row in ("marginal", "checkpoint", "torch-checkpoint")
     assert result.ours_secs is not None
     assert result.theirs_secs is not None
 

@@ -1,0 +1,194 @@
+"""Rows about PyTorch: a training loop with everything against a bare one, and what a save costs the training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import aiohooks as ah
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, imported
+from tests.benchmarks.rows_checkpoint import Training, opened_training
+
+STEPS = 500
+"""Steps from one checkpoint of the loop to the next."""
+
+
+@contextlib.contextmanager
+def _one_thread(torch: Any) -> Iterator[None]:
+    """Compute with one thread, which leaves a core for the write; more make steps of a millisecond slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Network:
+    """A network and its optimizer."""
+
+    def __init__(self, torch: Any, frozen_bytes: int = 0) -> None:
+        """`frozen_bytes` is the size of a table in it that is not trained, and saved with the rest."""
+        nn, functional = torch.nn, torch.nn.functional
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-6
+        )  # what has converged has denormal numbers, and is slower
+        images, labels = torch.randn(64, 64), torch.randint(0, 10, (64,))
+        for number in range(frozen_bytes // 2_000_000):
+            self.model.register_buffer(f"table{number}", torch.randn(500, 1000))
+
+        def step() -> float:
+            loss = functional.cross_entropy(self.model(images), labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            found: float = loss.item()
+            return found
+
+        self.step: Callable[[], float] = step
+
+
+@asynccontextmanager
+async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
+    """A loop with checkpoints, a log and records against one that only trains."""
+    torch = imported("torch", "torch")
+    bare, trained = Network(torch), Network(torch)
+    steps = min(STEPS, 20 * counts.rounds)
+
+    async def train_step() -> dict[str, float]:
+        return {"loss": trained.step()}
+
+    async def by_hand(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times * steps):
+            bare.step()
+        return time.perf_counter() - began
+
+    with _one_thread(torch), tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory:
+        tracked: dict[str, Any] = {"model": trained.model, "optimizer": trained.optimizer, "random": ah.checkpoint.RandomState()}
+        creator = ah.ChiefSessionCreator(train_step, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=f"{directory}/run")
+        hooks = [
+            ah.CheckpointSaverHook(every=ah.Every(steps=STEPS)),
+            ah.LoggingHook({"loss": "loss"}, every=ah.Every(steps=100)),
+            ah.CSVHook(f"{directory}/loss.csv", ["loss"], every=ah.Every(steps=1)),
+            ah.NanHook("loss"),
+        ]
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+
+            async def in_session(times: int) -> float:
+                began = time.perf_counter()
+                for _ in range(times * steps):
+                    await session.run("loss")
+                return time.perf_counter() - began
+
+            yield Setup(
+                {"session": in_session, "by hand": by_hand},
+                [
+                    Figure(
+                        "500 steps of 1 ms in torch, with a checkpoint, log and records / the bare loop",
+                        1.1,
+                        itemgetter("session"),
+                        itemgetter("by hand"),
+                    )
+                ],
+                most_times=1,
+                most_rounds=15,
+            )
+
+
+@asynccontextmanager
+async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
+    """Training time lost to a save of a module and its optimizer, against a blocking `torch.save` of them."""
+    torch = imported("torch", "torch")
+    network = Network(torch, counts.checkpoint_bytes)
+    graph = ah.Graph()
+
+    @graph.train_op
+    def train() -> float:
+        return network.step()
+
+    def state() -> dict[str, Any]:
+        return {"model": network.model.state_dict(), "optimizer": network.optimizer.state_dict()}
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_one_thread(torch))
+        training = await stack.enter_async_context(
+            opened_training(graph, counts, model=network.model, optimizer=network.optimizer)
+        )
+        await training.saved()  # the first copy needs new memory; the others use it again
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")))
+        stack.enter_context(_process_group(torch))
+        work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB of torch state"
+        yield Setup(
+            {
+                "hook": training.lost,
+                "torch.save": _torch_save(torch, state, directory),
+                "async_save": _async_save(state, training, directory, min(20, counts.rounds)),
+            },
+            [
+                Figure(f"{work} / a blocking torch.save and fsync", 0.15, itemgetter("hook"), itemgetter("torch.save")),
+                Figure(
+                    "the same / with torch.distributed.checkpoint.async_save", None, itemgetter("hook"), itemgetter("async_save")
+                ),
+            ],
+            most_times=1,
+            most_rounds=15,
+        )
+
+
+def _torch_save(torch: Any, state: Callable[[], dict[str, Any]], directory: Path) -> Lane:
+    async def lane(times: int) -> float:
+        secs = 0.0
+        for _ in range(times):
+            path, began = directory / "state.pt", time.perf_counter()
+            with path.open("wb") as file:
+                torch.save(state(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            secs += time.perf_counter() - began
+            path.unlink()
+        return secs
+
+    return lane
+
+
+@contextlib.contextmanager
+def _process_group(torch: Any) -> Iterator[None]:
+    """Make the group of this process alone, which `async_save` needs."""
+    distributed: Any = imported("torch", "torch.distributed")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _async_save(state: Callable[[], dict[str, Any]], training: Training, directory: Path, few: int) -> Lane:
+    checkpoint: Any = imported("torch", "torch.distributed.checkpoint")
+
+    async def lane(times: int) -> float:
+        lost = 0.0
+        for _ in range(times):
+            before = await training.steps(few)
+            with tempfile.TemporaryDirectory(dir=directory) as there:
+                began, made = time.perf_counter(), 0
+                saving = checkpoint.async_save(state(), checkpoint_id=there)
+                while not saving.done():
+                    await training.steps(1)
+                    made += 1
+                secs = time.perf_counter() - began
+                saving.result()
+            after = await training.steps(max(made, few))
+            lost += secs - made * (before + after) / (few + max(made, few))
+        return lost
+
+    return lane
