@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,9 @@ from aiohooks.dispatch.hook import Hook
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
+
+
+_making_metrics = threading.Lock()  # a hook in a thread (`BlockingHook`) may ask for them at the same time as another
 
 
 class SessionRunArgs(NamedTuple):
@@ -74,6 +78,19 @@ class SessionRunContext:
     global_step: int = 0
     attempt: int = 1
     _requested: bool = dataclasses.field(default=False, init=False)
+    _metrics: dict[str, Any] | None = dataclasses.field(default=None, init=False)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Numbers about this attempt by name, to which every hook may add; made when a hook first asks for it.
+
+        Hooks with a higher `order` see what those with a lower one added, and `after_run` sees what `before_run` added.
+        """
+        if self._metrics is None:
+            with _making_metrics:
+                if self._metrics is None:
+                    self._metrics = {}
+        return self._metrics
 
     @property
     def stop_requested(self) -> bool:

@@ -229,6 +229,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
     "SessionRunContext": "(original_args, session, coord=None, *, global_step=0, attempt=1)",
     "SessionRunContext.original_args": "property",
+    "SessionRunContext.metrics": "property",
     "SessionRunContext.stop_requested": "property",
     "SessionRunContext.request_stop": "(self, reason=None)",
     "SessionRunHook": "()",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook, RequestingHook, SessionRecorder
-from tests.support.sessions import counting_graph, double
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -380,6 +381,66 @@ async def test_the_repr_of_a_context() -> None:
     context.request_stop("in a test")
     assert context.stop_requested
     assert context.original_args == ah.SessionRunArgs("loss")
+
+
+class MetricsHook(ah.SessionRunHook):
+    """Copies what the others have added to the metrics, and adds a number of its own, in both phases."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seen: list[dict[str, Any]] = []
+
+    def add(self, context: ah.SessionRunContext, phase: str) -> None:
+        self.seen.append(dict(context.metrics))
+        context.metrics[f"{self.name} {phase}"] = context.global_step
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        self.add(run_context, "before")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.add(run_context, "after")
+
+
+async def test_hooks_add_to_the_metrics_of_a_run_in_order() -> None:
+    """A hook sees what those with a lower order added in the phase, and all of the phase before; a run begins with none."""
+    last, first = MetricsHook("last"), MetricsHook("first")
+    hooks: list[Any] = [ah.configure(last, order=1), first]
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        for _ in range(2):
+            await session.run("loss")
+    before = {step: {"first before": step, "last before": step} for step in (1, 2)}
+    assert first.seen == [{}, before[1], {}, before[2]]
+    assert last.seen == [each for step in (1, 2) for each in ({"first before": step}, {**before[step], "first after": step})]
+
+
+async def test_each_attempt_of_a_run_has_its_own_metrics() -> None:
+    """What hooks added to an attempt that failed is not in the next one."""
+    hook = MetricsHook("hook")
+    async with ah.AsyncMonitoredSession(failing_step(ah.AbortedError("once")), [hook], recovery=NO_BACKOFF) as session:
+        await session.run("loss")
+    assert hook.seen == [{}, {}, {"hook before": 1}]
+
+
+class BlockingMetrics:
+    """Adds to the metrics in a thread."""
+
+    def __init__(self, together: threading.Barrier, name: str) -> None:
+        self.together, self.name = together, name
+
+    def before_run(self, run_context: ah.SessionRunContext) -> None:
+        self.together.wait()
+        run_context.metrics[self.name] = 1
+
+
+async def test_threads_add_to_the_same_metrics() -> None:
+    """Of hooks in several threads that are the first to ask for the metrics, at the same time, none gets its own."""
+    together = threading.Barrier(4)
+    names = [f"thread {number}" for number in range(4)]
+    last = MetricsHook("last")
+    hooks: list[Any] = [*(ah.BlockingHook(BlockingMetrics(together, name)) for name in names), ah.configure(last, order=1)]
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        await session.run("loss")
+    assert set(last.seen[0]) == set(names)
 
 
 @pytest.mark.may_leak
