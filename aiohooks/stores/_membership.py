@@ -264,7 +264,6 @@ class RunWatcher:
         last_exit, lost = None, False
         if left is not None and left.number > self._seen_exit:
             self._seen_exit = left.number
-            self._stop_hold()  # it is a new one
             lost = left.lost
             if lost:
                 logger.warning("run %s: %s was found dead, last seen at step %d", self._waits.run, left.name, left.step)

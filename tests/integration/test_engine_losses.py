@@ -67,7 +67,7 @@ async def test_contract_without_its_data(
     if lose is flush_all and kind == "nats":
         pytest.skip("only of Redis and Valkey")
     with running(kind, tmp_path) as server:
-        await check_step_store(lambda run: store_of(server, run=run, lease_secs=10.0), check, lose_data=lambda: lose(server))
+        await check_step_store(lambda run: store_of(server, run=run, lease_secs=5.0), check, lose_data=lambda: lose(server))
 
 
 async def test_a_write_that_another_process_has_seen_counts_once(kind: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_a_write_that_a_process_has_found_when_it_came_counts_once(kind: s
 async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str, tmp_path: Path) -> None:
     """What it has lost of the run is given back: the step, and how the last trainer left, which is no exit from before."""
     with running(kind, tmp_path) as server:
-        async with store_of(server, lease_secs=10.0) as a, store_of(server, lease_secs=10.0) as b:
+        async with store_of(server, lease_secs=5.0) as a, store_of(server, lease_secs=5.0) as b:
             a.publisher("first").close()
             assert await a.advance(5) == 5
             await a.flush()

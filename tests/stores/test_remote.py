@@ -10,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import StoreUnavailableError
-from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request, Snapshot
+from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Join, Leave, Member, Position, Request, Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -98,6 +98,32 @@ async def test_an_engine_that_lost_its_data_is_restored(
         assert await a.advance(2) == 100
         assert await wait == 100
     assert any("has lost its data" in message for message in caplog.messages)
+
+
+async def test_an_exit_right_after_a_loss_ends_no_wait(clock: ManualClock, engine: FakeEngine) -> None:
+    """Another publisher may not have been announced again, and nobody may have heard of it before: it has a lease's time."""
+    async with FakeStepStore(engine, lease_secs=10) as trainer, FakeStepStore(engine, lease_secs=10) as waiter:
+        publisher = trainer.publisher("trainer")
+        await trainer.flush()
+        wait = asyncio.ensure_future(waiter.wait_for(5))
+        await ticks(20)
+        engine.lose_data()
+        engine.cut()
+        await ticks(20)
+        clock.advance(3)
+        await ticks(40)
+        publisher.close()
+        await trainer.flush()
+        await ticks(40)
+        assert not wait.done()
+        engine.apply("default", Join(Member("elsewhere/1", "other", 1000.0)))
+        clock.advance(10)
+        await ticks(40)
+        assert not wait.done()
+        engine.apply("default", Leave("elsewhere/1", "other", 0, "", "elsewhere/", 1))
+        await ticks(40)
+        with pytest.raises(ah.errors.PublisherFinishedError, match="other finished at step 0, wanted 5"):
+            await wait
 
 
 async def test_no_request_is_sent_before_a_connection_is_complete(clock: ManualClock, engine: FakeEngine) -> None:
