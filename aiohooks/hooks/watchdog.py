@@ -182,7 +182,7 @@ class WatchdogHook(SessionRunHook):
 
     def _activities(self, status: SessionStatus | None) -> Iterable[Activity]:
         if status is not None:
-            return status.doing
+            return () if status.pause_reason is not None and not status.running else status.doing
         if self._owner is None:
             return ()
         wait = task_wait(self._owner)

@@ -119,31 +119,46 @@ class RunLock:
             self.owner = None
 
     def watch_loop(self) -> None:
-        """Notice whether the loop has a turn from now on."""
-        if self._yield_secs < math.inf:
+        """Notice whether the loop has a turn from now on; while the session is paused, a turn is due before every run."""
+        if self._supervisor.root.pause_reason is not None:
+            self.turn_due = -math.inf
+        elif self._yield_secs < math.inf:
             self._loop_turned = False
             self.turn_due = self.now() + self._yield_secs
             asyncio.get_running_loop().call_soon(self._note_turn)
+        else:
+            self.turn_due = math.inf
 
     def _note_turn(self) -> None:
         self._loop_turned = True
 
     async def give_turn(self) -> None:
-        """Let the loop have a turn if it had none since `watch_loop`: it handles what has happened meanwhile.
+        """Wait for the end of a pause, and let the loop have a turn if it had none since `watch_loop`.
 
         Call it before a run begins: at its end a cancellation that arrives here would lose the result of a committed run.
 
         Raises:
-            StopRequestedError: the session was closed meanwhile.
+            StopRequestedError: a stop was requested during a pause, or the session was closed meanwhile.
+            BaseException: the error of a background task that failed during a pause.
         """
         if self.state != "open" or get_ident() != self.thread or asyncio.get_running_loop() is not self.loop:
             return  # `acquire` says what is wrong
         if not self._loop_turned:
             for _ in range(_TURN_PASSES):
                 await asyncio.sleep(0)
-            if self.state != "open":
-                raise StopRequestedError("the session has ended")
+        await self._wait_for_resume()
+        if self.state != "open":
+            raise StopRequestedError("the session has ended")
         self.watch_loop()
+
+    async def _wait_for_resume(self) -> None:
+        supervisor = self._supervisor
+        while supervisor.root.pause_reason is not None:
+            try:
+                await supervisor.root.wait_for_resume()
+            except Exception as error:
+                if not supervisor.recovers(error):  # the next run does
+                    raise
 
     async def wait(self) -> RunScope:
         """Wait behind the runs of other tasks, and acquire the lock; call only while it is taken."""
@@ -152,6 +167,7 @@ class RunLock:
         with observing(self._supervisor.root.observers, "wait", "turn to run"):
             await self.turns.wait()
         try:
+            await self._wait_for_resume()
             if self.state == "closing":
                 raise StopRequestedError("the session has ended")
             return self.acquire()

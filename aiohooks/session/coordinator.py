@@ -88,6 +88,10 @@ class Coordinator:
         """Internal: the name for messages, set by the monitored session."""
         self._waits: set[CancelScope] = set()
         self._stop_waiters: set[asyncio.Future[None]] = set()
+        self._pause_reason: str | None = None
+        self._pause_waiters: set[asyncio.Future[None]] = set()
+        self.on_pause: Callable[[], None] | None = None
+        """Internal: called in the loop after a pause or its end."""
         self.on_failure: Callable[[], None] | None = None
         """Internal: called when a task has failed, after the waits have ended."""
         self.get_status: Callable[[], SessionStatus] | None = None
@@ -153,6 +157,53 @@ class Coordinator:
                 if timer is not None:
                     timer.cancel()
         return self.should_stop()
+
+    def pause(self, reason: str | None = None) -> None:
+        """Let no run of the session begin until `resume`, from any thread; a run in progress is finished.
+
+        The first reason is kept. A stop, a failed background task and the end of the session end the wait of those that are
+        about to run.
+        """
+        check_instance(reason, str, "reason", optional=True)
+        if self.pause_reason is None:
+            self._root._pause_reason = reason or "a pause was requested"
+            self._root._call_in_loop(self._root._pause_changed)
+
+    def resume(self) -> None:
+        """End the pause, if there is one; from any thread."""
+        if self.pause_reason is not None:
+            self._root._pause_reason = None
+            self._root._call_in_loop(self._root._pause_changed)
+
+    @property
+    def pause_reason(self) -> str | None:
+        """Why the session is paused; None if it is not."""
+        return self._root._pause_reason
+
+    async def wait_for_resume(self) -> None:
+        """Wait while there is a pause, as a run does before it begins: also for tasks that prepare what runs use.
+
+        Raises:
+            StopRequestedError: a stop was requested; a clean end of a session.
+            BaseException: the error of a background task that has failed.
+        """
+        while self.pause_reason is not None:
+            self.bind()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._root._pause_waiters.add(waiter)
+            try:
+                await self.until(waiter)
+            finally:
+                self._root._pause_waiters.discard(waiter)
+
+    def _pause_changed(self) -> None:
+        paused = self._pause_reason is not None
+        _logger.info("%s: %s", self.label, f"paused: {self._pause_reason}" if paused else "resumed")
+        if not paused:
+            for waiter in self._pause_waiters:
+                wake(waiter)
+        if self.on_pause is not None:
+            self.on_pause()
 
     def clear_stop(self) -> None:
         """Reset the stop, its reason, the errors and `joined`; the tasks stay."""

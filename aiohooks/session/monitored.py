@@ -284,6 +284,7 @@ class AsyncMonitoredSession:
         shutdown.add_callback(self._hooks.hold(supervisor.root.label))
         lock.set_state("opening")
         supervisor.root.on_failure = lock.background_failed
+        supervisor.root.on_pause = lock.watch_loop
         lock.gather.now, lock.now = quick_now(), monotonic_now()
         try:
             if self._signals is not None:
@@ -351,6 +352,23 @@ class AsyncMonitoredSession:
     def request_stop(self, reason: str | None = None) -> None:
         """Request a stop: recorded immediately, never lost, the first reason is kept; from any thread."""
         self._supervisor.root.request_stop(reason)
+
+    def pause(self, reason: str | None = None) -> None:
+        """Let no run begin until `resume`; a run in progress is finished. From any thread; see `Coordinator.pause`.
+
+        The loop that runs the session waits in its next run; feeds that are taken ahead are taken up to their limit. Leases are
+        renewed, checkpoints are written, and the hooks' own tasks continue.
+        """
+        self._supervisor.root.pause(reason)
+
+    def resume(self) -> None:
+        """End the pause, if there is one; from any thread."""
+        self._supervisor.root.resume()
+
+    @property
+    def pause_reason(self) -> str | None:
+        """Why the session is paused; None if it is not."""
+        return self._supervisor.root.pause_reason
 
     @property
     def stop_reason(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Stopping sessions on SIGINT, SIGTERM or other signals.
+"""Stopping sessions on SIGINT, SIGTERM or other signals, and pausing them.
 
 The handlers are installed with `signal.signal` and not with the loop's `add_signal_handler`: they run between two instructions,
 so the third signal ends a process whose loop is blocked, and handlers that were added to the loop stay installed.
@@ -30,7 +30,7 @@ _logger = logging.getLogger("aiohooks")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SignalPolicy:
-    """Which signals stop a session, and how long it may take to end.
+    """Which signals stop a session, how long it may take to end, and which signals pause it.
 
     The first signal requests a stop: the current step is finished and the session ends cleanly, with the last save if a hook
     makes one. The second signal cancels the session: no `end`, no save, but `close` of every hook. The third signal ends the
@@ -42,18 +42,31 @@ class SignalPolicy:
             kept, and the session ends cleanly. None: until it is done.
         grace_secs: how long the session may take to end after the first signal before it is cancelled, as by a second one;
             None for no limit. The time after that is limited by the session's `stop_grace_period_secs`.
+        pause: the signal that pauses the session, such as `signal.SIGUSR1`: the current step is finished, and no other begins.
+        resume: the signal that ends the pause, such as `signal.SIGUSR2`.
     """
 
     signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     step_secs: float | None = None
     grace_secs: float | None = None
+    pause: signal.Signals | None = None
+    resume: signal.Signals | None = None
 
     def __post_init__(self) -> None:
         given: Any = self.signals
         if not isinstance(given, tuple) or not given or not all(_can_be_handled(one) for one in given):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             raise InvalidArgumentError(f"signals is {given!r}; give a tuple of signals that can be handled: (signal.SIGTERM,)")
+        for name in ("pause", "resume"):
+            one: Any = getattr(self, name)
+            if one is not None and not (_can_be_handled(one) and self.handled.count(one) == 1):
+                raise InvalidArgumentError(f"{name} is {one!r}; give a signal of its own that can be handled: signal.SIGUSR1")
         check_secs(self.step_secs, "step_secs", optional=True)
         check_secs(self.grace_secs, "grace_secs", optional=True)
+
+    @property
+    def handled(self) -> tuple[signal.Signals, ...]:
+        """All of the signals."""
+        return (*self.signals, *(one for one in (self.pause, self.resume) if one is not None))
 
 
 def _can_be_handled(number: object) -> bool:
@@ -119,6 +132,13 @@ class StopOnSignal:
 
         return remove
 
+    def pause_or_resume(self, number: signal.Signals) -> None:
+        """Pause the session, or end its pause, if that is what the signal is for."""
+        if number == self.policy.pause:
+            self._root.pause(f"{number.name} received")
+        elif number == self.policy.resume:
+            self._root.resume()
+
     def record_stop(self, number: signal.Signals) -> str:
         """Record the stop for the first signal and return its reason; harmless in a signal handler, and a second time."""
         reason = f"{number.name} received"
@@ -157,7 +177,7 @@ class _SignalHandlers:
         call_after_fork(self)
 
     def add_session(self, session: StopOnSignal) -> None:
-        for number in session.policy.signals:
+        for number in session.policy.handled:
             if number not in self._previous:
                 self._install(number, session.label)
         self._sessions.append(session)
@@ -175,7 +195,7 @@ class _SignalHandlers:
         self._sessions.remove(session)
         if session.number is not None:  # it arrived between these two
             _last_signals[self._loop] = session.number
-        wanted = {number for other in self._sessions for number in other.policy.signals}
+        wanted = {number for other in self._sessions for number in other.policy.handled}
         self._restore(number for number in tuple(self._previous) if number not in wanted)
         if not self._sessions:
             self._wakeup.close()
@@ -217,22 +237,32 @@ class _SignalHandlers:
         # Runs between any two instructions of the main thread, so it does no more than record the stop, which a step that
         # computes is then the last to miss, and wake the loop.
         received = signal.Signals(number)
-        self._received.append(received)
-        if len(self._received) > 2:
-            _kill_process(received)
         try:
-            if len(self._received) == 1:
-                for session in self._sessions:
-                    session.record_stop(received)
-                    self._recorded = True
-                self._loop.call_soon_threadsafe(self._stop_sessions, context=self._context)
+            if self._sessions and not any(received in session.policy.signals for session in self._sessions):
+                self._loop.call_soon_threadsafe(self._pause_or_resume, received, context=self._context)
             else:
-                self._loop.call_soon_threadsafe(self._cancel_sessions, received, context=self._context)
+                self._record_stop(received)
         except RuntimeError:  # the loop was closed, and its sessions never were
             self._restore(self._previous)
             self._wakeup.close()
             _handlers_of_loops.pop(self._loop, None)
             signal.raise_signal(number)
+
+    def _record_stop(self, received: signal.Signals) -> None:
+        self._received.append(received)
+        if len(self._received) > 2:
+            _kill_process(received)
+        if len(self._received) == 1:
+            for session in self._sessions:
+                session.record_stop(received)
+                self._recorded = True
+            self._loop.call_soon_threadsafe(self._stop_sessions, context=self._context)
+        else:
+            self._loop.call_soon_threadsafe(self._cancel_sessions, received, context=self._context)
+
+    def _pause_or_resume(self, received: signal.Signals) -> None:
+        for session in self._sessions:
+            session.pause_or_resume(received)
 
     def _stop_sessions(self) -> None:
         if self._received and not self._stopped:

@@ -72,6 +72,7 @@ class SessionStatus:
         background: the background tasks.
         steps: statistics of its step store: waiters, latest step, publishers.
         feeds_unused: the number of elements of feeds that were taken ahead and not used, so far.
+        pause_reason: why the session is paused; None if it is not.
     """
 
     state: str
@@ -89,6 +90,7 @@ class SessionStatus:
     background: tuple[Activity, ...] = ()
     steps: StoreStatistics | None = None
     feeds_unused: int = 0
+    pause_reason: str | None = None
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
@@ -104,6 +106,8 @@ class SessionStatus:
             lines.append(_steps(self.steps))
         if self.feeds_unused:
             lines.append(f"elements of feeds taken ahead: {self.feeds_unused}")
+        if self.pause_reason is not None:
+            lines.append(f"paused: {self.pause_reason}")
         if self.stop_reason is not None:
             lines.append(f"stop requested: {self.stop_reason}")
         if self.recoveries:
@@ -147,6 +151,7 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
         background=tuple(background_activities(task for coord in coords for task in coord.tasks)),
         steps=None if supervisor.store is None else supervisor.store.statistics(),
         feeds_unused=sum(len(feeds.unused) for feeds in supervisor.feeds),
+        pause_reason=supervisor.root.pause_reason,
     )
 
 

@@ -148,7 +148,14 @@ async def test_a_token_protects_the_session() -> None:
     assert (await ask(service, "/progress", headers=good)).json["title"] == "canary"
     assert (await ask(service, "/progress", headers=[*((n.encode(), v.encode()) for n, v in good.items())] * 2)).status == 403
     assert (await ask(service, "/health")).json == {"state": "starting"}
-    assert set((await ask(service, "/health", headers=good)).json) == {"state", "step", "doing", "stop_reason", "failure"}
+    assert set((await ask(service, "/health", headers=good)).json) == {
+        "state",
+        "step",
+        "doing",
+        "pause_reason",
+        "stop_reason",
+        "failure",
+    }
     assert (await ask(service, "/")).status == 200
     assert SECRET not in repr(service)
     assert SECRET not in repr(service._access)
@@ -294,3 +301,26 @@ def test_an_error_is_shown_as_class_and_message() -> None:
     assert safe_error(OSError("no\npaper")) == "OSError: no\\x0apaper"
     assert safe_error(OSError()) == "OSError"
     assert safe_error(MuteError()) == "MuteError: (its message cannot be shown)"
+
+
+async def test_controls_pause_and_resume_the_session() -> None:
+    """Only where they are allowed, by POST, from the same origin, with the token; a paused session is healthy and not ready."""
+    async with AsyncMonitoredSession(step) as session:
+        service = SessionService(session, controls=True, token=SECRET)
+        mine = {"authorization": f"Bearer {SECRET}", "host": "localhost"}
+        for path in ("/pause", "/resume"):
+            assert (await ask(service, path, method="POST")).status == 401
+            assert (await ask(service, path, method="POST", headers={**mine, "origin": "http://evil.com"})).status == 403
+            get = await ask(service, path, headers=mine)
+            assert (get.status, get.headers["allow"]) == (405, "POST")
+            assert (await ask(SessionService(session), path, method="POST")).status == 405
+        assert session.pause_reason is None
+        paused = await ask(service, "/pause", method="POST", headers=mine)
+        assert (paused.status, paused.json["state"]) == (200, "paused")
+        assert session.pause_reason == "a client asked for a pause"
+        assert (await ask(service, "/health", headers=mine)).status == 200
+        ready = await ask(service, "/ready", headers=mine)
+        assert (ready.status, ready.json["pause_reason"]) == (503, "a client asked for a pause")
+        assert is_protected(paused)
+        assert (await ask(service, "/resume", method="POST", headers=mine)).json["state"] == "running"
+        assert session.pause_reason is None

@@ -241,7 +241,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.close": "async (self, exc)",
     "SessionRunValues": "(results, options, run_metadata)",
     "session.SessionStatus": None,
-    "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None)",
+    "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None, pause=None, resume=None)",
     "hooks.Stall": None,
     "WatchdogHook": (
         "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, blocked_secs=None, "

@@ -101,7 +101,7 @@ async def test_an_engine_that_lost_its_data_is_restored(
 
 
 async def test_an_exit_right_after_a_loss_ends_no_wait(clock: ManualClock, engine: FakeEngine) -> None:
-    """Another publisher may not have been announced again, and nobody may have heard of it before: it has a lease's time."""
+    """Another publisher may not have been announced again, and not have been seen before: it has as long as a lease."""
     async with FakeStepStore(engine, lease_secs=10) as trainer, FakeStepStore(engine, lease_secs=10) as waiter:
         publisher = trainer.publisher("trainer")
         await trainer.flush()

@@ -33,7 +33,8 @@ def error_reply(status: int, error: str, message: str, *, retry: bool = False, *
     return JsonReply(status, {"error": error, "message": message, **more}, retry)
 
 
-_METHOD = error_reply(405, "method_not_allowed", "everything here is read-only: use GET or HEAD")
+_METHOD = error_reply(405, "method_not_allowed", "this is read-only: use GET or HEAD")
+CONTROL_METHOD = error_reply(405, "method_not_allowed", "this changes the session: use POST")
 _HOST = error_reply(403, "host_not_allowed", "the Host header names neither an address nor localhost nor an allowed host")
 _ORIGIN = error_reply(403, "foreign_origin", "the request comes from a page of another origin")
 _REMOTE = error_reply(
@@ -64,10 +65,10 @@ class AccessPolicy:
         self._bearer = None if token is None else f"Bearer {token}".encode()
         self._allow_remote = allow_remote
 
-    def check_request(self, scope: Mapping[str, Any]) -> JsonReply | None:
-        """Check method, host and origin: the rules for every path."""
-        if scope["method"] not in ("GET", "HEAD"):
-            return _METHOD
+    def check_request(self, scope: Mapping[str, Any], *, controls: bool = False) -> JsonReply | None:
+        """Check method, host and origin: the rules for every path; `controls` is for one that changes the session."""
+        if controls != (scope["method"] == "POST") or scope["method"] not in ("GET", "HEAD", "POST"):
+            return CONTROL_METHOD if controls else _METHOD
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
         own: bytes | None = None

@@ -18,7 +18,7 @@ from aiohooks.session.status import Activity
 if TYPE_CHECKING:
     from aiohooks.adapters.asgi._lifespan import SessionRunner
 
-State = Literal["starting", "running", "recovering", "stopping", "finished", "failed"]
+State = Literal["starting", "running", "paused", "recovering", "stopping", "finished", "failed"]
 
 _MAX_POINTS = 240
 _MAX_ROWS = 50
@@ -29,10 +29,11 @@ class ServiceHealth:
     """The state of a service's session.
 
     Attributes:
-        state: `"starting"`, `"running"`, `"recovering"` from a failed background task, `"stopping"`, `"finished"` cleanly, or
-            `"failed"`.
+        state: `"starting"`, `"running"`, `"paused"`, `"recovering"` from a failed background task, `"stopping"`, `"finished"`
+            cleanly, or `"failed"`.
         step: the global step; None before there is a session.
         doing: current activities, and what they wait for.
+        pause_reason: why the session is paused.
         stop_reason: why a stop was requested.
         failure: the error that failed the session.
     """
@@ -42,6 +43,7 @@ class ServiceHealth:
     doing: tuple[str, ...]
     stop_reason: str | None
     failure: str | None
+    pause_reason: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -90,14 +92,17 @@ class SessionReporter:
             state = "finished"
         elif status.state == "closing" or status.stop_reason is not None:
             state = "stopping"
+        elif failure is not None:
+            state = "recovering"
         else:
-            state = "running" if failure is None else "recovering"
+            state = "running" if status.pause_reason is None else "paused"
         return ServiceHealth(
             state=state,
             step=status.global_step,
             doing=_describe([*status.doing, *status.background]),
             stop_reason=None if status.stop_reason is None else safe_text(status.stop_reason),
             failure=None if failure is None else safe_text(failure),
+            pause_reason=None if status.pause_reason is None else safe_text(status.pause_reason),
         )
 
     def progress(self) -> dict[str, Any]:
@@ -108,6 +113,7 @@ class SessionReporter:
             "state": health.state,
             "step": health.step,
             "doing": list(health.doing),
+            "pause_reason": health.pause_reason,
             "stop_reason": health.stop_reason,
             "failure": health.failure,
             "runs": status.runs,

@@ -9,7 +9,7 @@
     training = SessionService(session, train)
     app = Starlette(routes=[Mount("/training", training), ...], lifespan=training.lifespan)
 
-Everything is read-only. docs/services.md says which clients are served.
+Everything is read-only, unless `controls=True` lets clients pause the session. docs/services.md says which clients are served.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._validate import check_callable, check_instance, check_int, check_secs
-from aiohooks.adapters.asgi._access import AccessPolicy, JsonReply, encode_json, error_reply, safe_text
+from aiohooks.adapters.asgi._access import CONTROL_METHOD, AccessPolicy, JsonReply, encode_json, error_reply, safe_text
 from aiohooks.adapters.asgi._events import reached_reply, store_of, wait_for_step, while_connected, write_events
 from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
 from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
@@ -64,6 +64,7 @@ _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
 )
 _HEADERS_OF_STATUS = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
+_CONTROLS = ("pause", "resume")
 _FILES = {"": ("index.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
 
 
@@ -74,8 +75,8 @@ class SessionService:
     requests from the start, also while the session opens, and continues when the session fails, which `health` reports. When
     the server ends, the session is asked to stop. Without `run` the session is entered elsewhere, and only shown.
 
-    Below the path at which it is mounted there are `health`, `ready`, `progress`, `events`, `steps/{n}`, a page, and `metrics`
-    if it is given them.
+    Below the path at which it is mounted there are `health`, `ready`, `progress`, `events`, `steps/{n}`, a page, `metrics` if it
+    is given them, and with `controls` also `pause` and `resume`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class SessionService:
         allow_remote: bool = False,
         grace_secs: float = 10.0,
         stop_on_signals: bool = True,
+        controls: bool = False,
         refresh_secs: float = 0.5,
         max_waiters: int = 10_000,
         max_streams: int = 100,
@@ -112,6 +114,7 @@ class SessionService:
             grace_secs: how long the loop may continue after the server's end; then it is cancelled, and has as long again.
             stop_on_signals: whether SIGINT and SIGTERM stop the session immediately, and not only when the server has waited
                 for its last client. The server's own handlers are called as before.
+            controls: whether clients that may see the session may also pause and resume it, by `POST pause` and `POST resume`.
             refresh_secs: the minimum time between two events of a stream.
             max_waiters: how many clients may wait for a step at the same time.
             max_streams: how many clients may follow the events at the same time.
@@ -135,6 +138,7 @@ class SessionService:
         self._reporter = SessionReporter(session, self._runner, title=title, history=history, timing=timing)
         self._metrics = metrics
         self._stop_on_signals = stop_on_signals
+        self._controls = controls
         self._refresh_secs = refresh_secs
         self._max_waiters = max_waiters
         self._max_streams = max_streams
@@ -181,7 +185,8 @@ class SessionService:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        refusal = self._access.check_request(scope)
+        path = scope["path"].removeprefix(scope.get("root_path", "")).strip("/")
+        refusal = self._access.check_request(scope, controls=self._controls and path in _CONTROLS)
         app = self._app if refusal is None else _response(refusal)
         await app(scope, receive, send_with_headers)
 
@@ -193,6 +198,7 @@ class SessionService:
             Route("/steps/{n}", self._serve_step),
             Route("/events", self._serve_events),
             *([] if self._metrics is None else [Route("/metrics", self._metrics_endpoint(self._metrics))]),
+            *(Route(f"/{path}", self._serve_control, methods=["POST"]) for path in _CONTROLS if self._controls),
             *(Route(f"/{path}", self._file_endpoint(*file)) for path, file in _FILES.items()),
         ]
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
@@ -231,11 +237,28 @@ class SessionService:
     def _probe_response(self, request: Request, health: ServiceHealth, good: bool) -> Response:
         body: dict[str, Any] = {"state": health.state}
         if self._access.check_client(request.scope) is None:  # other clients, such as a remote probe, get the state only
-            body.update(step=health.step, doing=health.doing, stop_reason=health.stop_reason, failure=health.failure)
+            body.update(
+                step=health.step,
+                doing=health.doing,
+                pause_reason=health.pause_reason,
+                stop_reason=health.stop_reason,
+                failure=health.failure,
+            )
         return _response(JsonReply(200 if good else 503, body))
 
     async def _serve_progress(self, request: Request) -> Response:
         return _response(self._access.check_client(request.scope) or JsonReply(200, self._reporter.progress()))
+
+    async def _serve_control(self, request: Request) -> Response:
+        refusal = self._access.check_client(request.scope)
+        if refusal is not None:
+            return _response(refusal)
+        if request.url.path.endswith("/pause"):
+            self._session.pause("a client asked for a pause")
+        else:
+            self._session.resume()
+        health = self.health()
+        return _response(JsonReply(200, {"state": health.state, "step": health.step, "pause_reason": health.pause_reason}))
 
     async def _serve_step(self, request: Request) -> Response:
         refusal = self._access.check_client(request.scope)
@@ -292,6 +315,8 @@ class SessionService:
 
 def _response(reply: JsonReply) -> Response:
     headers = {**_HEADERS_OF_STATUS.get(reply.status, {}), **({"retry-after": "1"} if reply.retry else {})}
+    if reply is CONTROL_METHOD:
+        headers["allow"] = "POST"
     return Response(encode_json(reply.body), reply.status, headers, "application/json")
 
 
