@@ -183,11 +183,13 @@ async def test_one_session_initialises_shared_variables() -> None:
     """The others wait until it has, or take its place if it fails; then no session initialises them again."""
     variables = ah.Variables()
     assert await variables.claim()
+    variables.initialise({"half": 1})
     second, third = asyncio.create_task(variables.claim()), asyncio.create_task(variables.claim())
     await ticks()
     assert not second.done()
     variables.discard()
     assert await second
+    assert variables.missing(["half"]) == ["half"]
     await ticks()
     assert not third.done()
     variables.mark_ready()

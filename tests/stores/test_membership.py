@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._membership import _MAX_TEXT, RunWatcher
+from aiohooks.stores._membership import _MAX_TEXT, Members, RunWatcher
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.testing import ManualClock
@@ -253,6 +253,17 @@ def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) 
     watcher.stop()
     assert not waits.holds
     assert clock.pending == 0
+
+
+def test_an_exit_that_is_repeated_comes_before_the_later_ones() -> None:
+    """They count in their order: the engine has lost the earlier one, and has not answered the later one yet."""
+    members = Members("p", lease_secs=10)
+    for name in ("one", "two"):
+        members.leave_as(members.new(name), name, 1, None)
+    earlier, later = members.unsent()
+    members.mark_sent(earlier)
+    members.repeat_last_exit()
+    assert members.unsent() == [earlier, later]
 
 
 @pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])

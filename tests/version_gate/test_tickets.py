@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, WrongLoopError
 from aiohooks.stores import MemoryStepStore, Position
 from aiohooks.stores._protocol import MAX_STEP
 from aiohooks.version_gate import VersionGate
@@ -31,6 +31,12 @@ async def test_the_lag_is_measured_at_use() -> None:
     await versions.advance(4)
     assert (one.lag, one.version, one.state) == (2, 3, "used")
     assert (gate.statistics().lag_max, gate.statistics().lag_mean) == (2, 2.0)
+
+
+def test_a_gate_is_used_in_an_event_loop() -> None:
+    """Without one it says so."""
+    with pytest.raises(WrongLoopError, match="is used where no event loop is running"):
+        VersionGate(MemoryStepStore(), max_lag=1).admit().__aenter__().send(None)
 
 
 async def test_a_stale_item_is_not_used() -> None:
