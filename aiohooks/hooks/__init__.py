@@ -14,14 +14,16 @@ progress             show a progress bar, or lines
 profiler, timing     profile selected runs; measure the hooks and the event loop
 timeline             record what overlaps, as a trace
 watchdog             report stalls
-functions            make hooks of functions or of objects with plain methods
+functions            make hooks of functions
+blocking             make hooks of objects with plain methods
 every                when a hook is due
 """
 
+from aiohooks.hooks.blocking import BlockingHook
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer
-from aiohooks.hooks.functions import BlockingHook, FeedFnHook, FinalOpsHook, LambdaHook, hook
+from aiohooks.hooks.functions import FeedFnHook, FinalOpsHook, LambdaHook, hook
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.logging import LoggingHook, NanHook, StepCounterHook

@@ -1,22 +1,15 @@
-"""Hooks made of functions or of objects with plain methods."""
+"""Hooks made of functions."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import functools
 import inspect
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Never
 
-import anyio
-import anyio.to_thread
-
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
+from aiohooks._validate import check_callable, check_instance, check_mapping, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, safe_repr
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -76,99 +69,6 @@ class FinalOpsHook(SessionRunHook):
                     "final ops %r ended with %s: they must not read input, which has ended", self._final_ops, safe_repr(error)
                 )
             raise
-
-
-class BlockingHook(SessionRunHook):
-    """Calls the plain methods of any object as a hook, each in a worker thread, so that they may block.
-
-    The object may have any of a hook's methods; those it lacks cost nothing. The session that it gets, and that of its
-    `run_context`, is the raw session with plain methods: `run_context.session.run("loss")` waits in the thread for its result,
-    while the event loop continues. `request_stop` may be called directly. A cancellation ends such a wait, and waits for the
-    thread, which cannot be stopped, for at most the grace period.
-    """
-
-    def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Create a hook of the object.
-
-        Raises:
-            InvalidHookError: it has none of the methods, or one of them is a coroutine function.
-        """
-        check_secs(grace_secs, "grace_secs")
-        if isinstance(obj, type):
-            raise InvalidHookError(f"BlockingHook got the class {obj.__name__}; give an object of it: {obj.__name__}(...)")
-        methods = {name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))}
-        if not methods:
-            raise InvalidHookError(f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}")
-        self._obj = obj
-        self._grace_secs = grace_secs
-        for name, method in methods.items():
-            if inspect.iscoroutinefunction(method):
-                raise InvalidHookError(f"{type(obj).__name__}.{name} is a coroutine function; register the hook as it is")
-            # Set on the instance, so that missing methods are not overridden: a session never calls those.
-            setattr(self, name, functools.partial(self._call, name, method))
-        for option in ("order", "timeout", "on_error"):
-            if hasattr(obj, option):
-                setattr(self, option, getattr(obj, option))
-
-    async def _call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
-        calls = _LoopCalls()
-        if name in ("after_create_session", "end"):
-            session, *others = args
-            args = (_PlainView(session, calls), *others)
-        elif name in ("before_run", "after_run"):
-            run_context, *others = args
-            args = (_PlainView(run_context, calls, session=_PlainView(run_context.session, calls)), *others)
-        call = anyio.to_thread.run_sync(functools.partial(method, *args))
-        return await shielded(call, grace_secs=self._grace_secs, what=f"thread of {method!r}", on_cancel=calls.cancel)
-
-    def __repr__(self) -> str:
-        return f"BlockingHook({self._obj!r})"
-
-
-class _LoopCalls:
-    """Calls coroutine functions of the event loop from a thread, which waits for the result."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._pending: set[concurrent.futures.Future[Any]] = set()
-        self._cancelled = False
-
-    def call(self, fn: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any) -> Any:
-        """Return the result of `fn(*args, **options)`; in the loop's own thread the coroutine, for those who await it."""
-        coro = fn(*args, **options)
-        if threading.get_ident() == self._thread:
-            return coro
-        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
-        self._pending.add(future)
-        if self._cancelled:
-            future.cancel()
-        try:
-            return future.result()
-        finally:
-            self._pending.discard(future)
-
-    def cancel(self) -> None:
-        """Cancel what the thread waits for, now and later."""
-        self._cancelled = True
-        for future in tuple(self._pending):
-            future.cancel()
-
-
-class _PlainView:
-    """An object as plain code in a worker thread sees it: its coroutine methods are plain ones that wait for the result."""
-
-    def __init__(self, target: Any, calls: _LoopCalls, **replaced: Any) -> None:
-        self._target = target
-        self._calls = calls
-        self.__dict__.update(replaced)
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._target, name)
-        return functools.partial(self._calls.call, value) if is_coroutine_function(value) else value
-
-    def __repr__(self) -> str:
-        return repr(self._target)
 
 
 _PARAMETERS = {name: tuple(inspect.signature(getattr(SessionRunHook, name)).parameters)[1:] for name in HOOK_METHODS}

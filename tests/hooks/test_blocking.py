@@ -7,12 +7,12 @@ import concurrent.futures
 import threading
 from typing import Any
 
-import anyio
 import anyio.from_thread
 import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
+from tests.support.checks import refused
 from tests.support.sessions import counting_graph, double
 from tests.support.waiting import until_true
 
@@ -54,6 +54,19 @@ class Observer:
         self.closed_with.append(exc)
 
 
+def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
+    """Make a graph with `one`, and with `slow`, which never ends; the event says that it was started."""
+    graph, started = ah.Graph(), asyncio.Event()
+
+    @graph.operation
+    async def slow() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    graph.operation(name="one")(lambda: 1)
+    return graph, started
+
+
 async def test_all_methods_are_called_in_worker_threads() -> None:
     """Each method is called as a hook's would be, never in the loop's thread; results are passed on."""
     observer = Observer()
@@ -89,23 +102,6 @@ async def test_begin_adds_to_the_sessions_graph() -> None:
 
     async with ah.AsyncMonitoredSession(counting_graph(), [ah.BlockingHook(Adds())]) as session:
         assert await session.run("added") == 5
-
-
-async def test_a_thread_may_call_the_session() -> None:
-    """In the thread a stop may be requested directly, and coroutines are called through anyio."""
-
-    class Evaluates:
-        seen: Any = None
-
-        def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-            self.seen = anyio.from_thread.run(run_context.session.run, "total")
-            run_context.request_stop("seen enough")
-
-    evaluates = Evaluates()
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.BlockingHook(evaluates)]) as session:
-        assert [one async for one in session.steps("train")] == [1]
-    assert evaluates.seen == 1
-    assert session.stop_reason == "seen enough"
 
 
 async def test_the_session_of_a_thread_is_plain() -> None:
@@ -150,14 +146,7 @@ async def test_a_cancel_ends_the_plain_run_of_a_thread() -> None:
                 except concurrent.futures.CancelledError as error:
                     errors.append(error)
 
-    graph, started = ah.Graph(), asyncio.Event()
-
-    @graph.operation
-    async def slow() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    graph.operation(name="one")(lambda: 1)
+    graph, started = slow_graph()
     async with ah.AsyncMonitoredSession(graph, [ah.BlockingHook(Plain())]) as session:
         running = asyncio.create_task(session.run("one"))
         await started.wait()
@@ -165,6 +154,182 @@ async def test_a_cancel_ends_the_plain_run_of_a_thread() -> None:
         with pytest.raises(asyncio.CancelledError):
             await running
     assert len(errors) == 2
+
+
+class RateHook:
+    """As written for TensorFlow: plain methods that keep what they were given, and a thread of its own."""
+
+    def __init__(self) -> None:
+        self.record: list[Any] = []
+
+    def begin(self) -> None:
+        graph = ah.get_default_graph()
+        self._half = graph.operation(name=graph.unique_name("half"))(lambda rate: rate / 2)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._session, self._coord = session, coord
+        session.variables.assign({"rate": 8.0})
+        self._thread = threading.Thread(target=self._wait)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        while not self._coord.should_stop():
+            self._coord.wait_for_stop()
+        self.record.append("stopped")
+
+    def before_run(self, run_context: Any) -> ah.SessionRunArgs:
+        return ah.SessionRunArgs([self._half, ah.get_default_graph().global_step])
+
+    def after_run(self, run_context: Any, run_values: ah.SessionRunValues) -> None:
+        self.record.append((run_values.results, self._session.run("global_step"), run_context.session.variables.snapshot()))
+        self._session.variables.assign({"rate": run_values.results[0]})
+        if run_context.global_step == 2:
+            self._coord.request_stop("rate is low")
+        assert run_context.stop_requested == run_context.coord.should_stop() == (run_context.global_step == 2)
+
+    def end(self, session: Any) -> None:
+        self.record.append(session.run("rate"))
+        self._thread.join()
+
+    def close(self, exc: BaseException | None) -> None:
+        self.record.append((self._session.global_step.latest.step, self._session.global_step.value().step))
+
+
+def rate_graph() -> ah.Graph:
+    """Make a graph with a variable `rate`."""
+    graph = ah.Graph()
+    graph.variable("rate", 0.0)
+    graph.train_op(name="train")(lambda rate: rate)
+    return graph
+
+
+@pytest.mark.every_python
+async def test_a_hook_that_was_written_for_tensorflow_runs_unchanged() -> None:
+    """The session, the coordinator, variables and the step have plain methods, also when they are kept, and in own threads."""
+    hook = RateHook()
+    async with ah.AsyncMonitoredSession(rate_graph(), [ah.BlockingHook(hook)]) as session:
+        values = [one async for one in session.steps("train")]
+    assert values == [8.0, 4.0]
+    assert session.stop_reason == "rate is low"
+    assert [one for one in hook.record if one != "stopped"] == [
+        ([4.0, 0], 1, {"rate": 8.0}),
+        ([2.0, 1], 2, {"rate": 4.0}),
+        2.0,
+        (2, 2),
+    ]
+    assert hook.record.count("stopped") == 1
+
+
+async def test_plain_methods_are_called_in_the_event_loop() -> None:
+    """What is not made for several threads is called in the event loop's thread, with the other work of the loop."""
+    threads: list[threading.Thread] = []
+
+    class ThreadVariables(ah.Variables):
+        def assign(self, values: Any) -> None:
+            threads.append(threading.current_thread())
+            super().assign(values)
+
+    class Plain:
+        def before_run(self, run_context: Any) -> None:
+            run_context.session.variables.assign({"total": 3})
+            with pytest.raises(ah.errors.FetchError):
+                run_context.session.variables.assign({"totl": 3})
+
+    graph = counting_graph()
+    async with ah.AsyncMonitoredSession(graph, [ah.BlockingHook(Plain())], variables=ThreadVariables()) as session:
+        assert await session.run(["train", "total"]) == [1, 3]
+    assert threads == [threading.current_thread()] * 2
+
+
+@pytest.mark.every_python
+async def test_a_cancel_ends_what_a_kept_session_waits_for() -> None:
+    """A session that was kept from an earlier method belongs to the call that uses it, and a cancel of that ends its wait."""
+    ended: list[str] = []
+
+    class Plain:
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            self.session, self.coord = session, coord
+
+        def before_run(self, run_context: Any) -> None:
+            try:
+                self.session.run("slow")
+            except concurrent.futures.CancelledError:
+                ended.append("run")
+            while len(ended) < 50:  # it ignores the cancel, and every further one
+                try:
+                    self.coord.wait_for_stop()
+                except concurrent.futures.CancelledError:
+                    ended.append("wait")
+
+    graph, started = slow_graph()
+
+    async def train() -> None:
+        async with ah.AsyncMonitoredSession(graph, [ah.BlockingHook(Plain())]) as session:
+            await session.run("one")
+
+    running = asyncio.create_task(train())
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended == ["run", *["wait"] * 49]
+
+
+@pytest.mark.every_python
+@pytest.mark.parametrize("with_close", [False, True])
+async def test_the_end_of_a_session_ends_what_own_threads_wait_for(with_close: bool) -> None:
+    """A thread of the object's own that waits for a run is released when the hook is closed; later calls are refused."""
+    outcomes: list[type[BaseException]] = []
+    threads: list[threading.Thread] = []
+
+    def wait(session: Any) -> None:
+        for _ in range(2):
+            try:
+                session.run("slow")
+            except (concurrent.futures.CancelledError, ah.errors.SessionClosedError) as error:
+                outcomes.append(type(error))
+
+    class Plain:
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            threads.append(threading.Thread(target=wait, args=(session,)))
+            threads[0].start()
+
+    class Closes(Plain):
+        def close(self, exc: BaseException | None) -> None:
+            assert threads[0].is_alive()
+
+    graph, started = slow_graph()
+    hook = ah.BlockingHook(Closes() if with_close else Plain())
+    async with ah.AsyncMonitoredSession(graph, [hook]):
+        await started.wait()
+    await asyncio.to_thread(threads[0].join)
+    assert outcomes == [concurrent.futures.CancelledError, ah.errors.SessionClosedError]
+
+
+async def test_a_plain_call_in_the_event_loops_thread_is_refused() -> None:
+    """There it would wait for itself: it is an error that says so, for the session as for its parts; a stop can be requested."""
+    kept: list[Any] = []
+
+    class Plain:
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            kept.extend([session, coord])
+
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.BlockingHook(Plain())]) as session:
+        plain, coord = kept
+        for call, name in ((lambda: plain.run("loss"), "Session.run"), (plain.variables.snapshot, "Variables.snapshot")):
+            with refused(ah.errors.WrongLoopError, f"{name} was called in the event loop's own thread", "wait for itself"):
+                call()
+        assert not coord.should_stop()
+        coord.request_stop("from the loop")
+        assert session.stop_reason == "from the loop"
+
+
+async def test_a_hook_is_used_again() -> None:
+    """A hook that was closed can be used in another session, with what that gives to it."""
+    hook = ah.BlockingHook(RateHook())
+    for _ in range(2):
+        async with ah.AsyncMonitoredSession(rate_graph(), [hook]) as session:
+            assert len([one async for one in session.steps("train")]) == 2
 
 
 async def test_a_plain_run_of_the_monitored_session_is_refused() -> None:

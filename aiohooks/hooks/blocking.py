@@ -1,0 +1,209 @@
+"""Objects with plain methods as hooks: each call in a worker thread, with a session whose methods are plain too."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
+from aiohooks._validate import check_secs, is_coroutine_function
+from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError
+from aiohooks.graph.session import Session
+from aiohooks.graph.variables import Variables
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.hook import HOOK_METHODS, SessionRunHook
+from aiohooks.stores.base import StepStore
+
+
+class BlockingHook(SessionRunHook):
+    """Calls the plain methods of any object as a hook, each in a worker thread, so that they may block.
+
+    The object may have any of a hook's methods; those it lacks cost nothing. A hook written for TensorFlow runs unchanged:
+    what it gets has the same methods, all of them plain. `session.run("loss")`, `run_context.session.run("loss")`,
+    `session.variables.assign({"rate": 0.1})` and `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which
+    continues meanwhile; `request_stop` and `should_stop` are called directly. What it was given may be kept for later methods,
+    and for threads of the object's own. The session's graph is the default graph in each method.
+
+    A cancellation ends what the thread waits for, which raises `concurrent.futures.CancelledError` there, then and at each
+    further call; it waits for the thread, which cannot be stopped, for at most the grace period. When the hook is closed, what
+    threads of the object's own wait for ends likewise, and later calls raise `SessionClosedError`. In the event loop's own
+    thread, which would wait for itself, a call raises `WrongLoopError`.
+    """
+
+    def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
+        """Create a hook of the object.
+
+        Raises:
+            InvalidHookError: it has none of the methods, or one of them is a coroutine function.
+        """
+        check_secs(grace_secs, "grace_secs")
+        if isinstance(obj, type):
+            raise InvalidHookError(f"BlockingHook got the class {obj.__name__}; give an object of it: {obj.__name__}(...)")
+        methods = {name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))}
+        if not methods:
+            raise InvalidHookError(f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}")
+        self._obj = obj
+        self._grace_secs = grace_secs
+        self._calls: _LoopCalls | None = None
+        for name, method in methods.items():
+            if inspect.iscoroutinefunction(method):
+                raise InvalidHookError(f"{type(obj).__name__}.{name} is a coroutine function; register the hook as it is")
+        self._close_method: Callable[..., Any] | None = methods.pop("close", None)
+        for name, method in methods.items():
+            # Set on the instance, so that missing methods are not overridden: a session never calls those.
+            setattr(self, name, functools.partial(self._call, name, method))
+        for option in ("order", "timeout", "on_error"):
+            if hasattr(obj, option):
+                setattr(self, option, getattr(obj, option))
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Call the method of the object, if it has one; then end what its own threads wait for."""
+        try:
+            if self._close_method is not None:
+                await self._call("close", self._close_method, exc)
+        finally:
+            calls, self._calls = self._calls, None
+            if calls is not None:
+                await calls.end(self._grace_secs)
+
+    async def _call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+        calls = self._calls
+        if calls is None or not calls.is_of_running_loop():
+            calls = self._calls = _LoopCalls()
+        if name != "begin" and name != "close":
+            given, *others = args
+            replaced = {"session": PlainView(given.session, calls)} if name in ("before_run", "after_run") else {}
+            args = PlainView(given, calls, **replaced), *(calls.view_of(one) for one in others)
+        thread_call, context = _ThreadCall(), contextvars.copy_context()
+        context.run(_thread_call.set, thread_call)
+        call = anyio.to_thread.run_sync(functools.partial(context.run, method, *args))
+        return await shielded(call, grace_secs=self._grace_secs, what=f"thread of {method!r}", on_cancel=thread_call.cancel)
+
+    def __repr__(self) -> str:
+        return f"BlockingHook({self._obj!r})"
+
+
+class _ThreadCall:
+    """One call of a method in its thread: what it waits for in the event loop, where all of this is used."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def cancel(self) -> None:
+        """End what the thread waits for, now and later."""
+        self.cancelled = True
+        for task in tuple(self.tasks):
+            task.cancel()
+
+
+_thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVar("aiohooks_thread_call", default=None)
+"""The call of which the current code is part; None in a thread of the object's own."""
+
+
+class _LoopCalls:
+    """Calls functions in the event loop for threads, which wait for the results; for one session of one hook."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._own = _ThreadCall()
+        """What the object's own threads wait for."""
+        self._ended = False
+
+    def is_of_running_loop(self) -> bool:
+        """Return whether this is still of use: a session without an end may have left it."""
+        return self._loop is asyncio.get_running_loop()
+
+    def view_of(self, value: Any) -> Any:
+        """Return what plain code gets for an attribute or an argument."""
+        return PlainView(value, self) if isinstance(value, (Session, Coordinator, Variables, StepStore)) else value
+
+    def call(self, what: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Return the result of `fn(*args, **options)`, called in the event loop, and awaited if it is a coroutine."""
+        if threading.get_ident() == self._thread:
+            raise WrongLoopError(
+                f"{what} was called in the event loop's own thread, which would wait for itself; call it in the methods of the "
+                "object of a BlockingHook, or in a thread, or write a SessionRunHook and await the session"
+            )
+        waiting = _thread_call.get() or self._own
+        self._check_open(what, waiting)
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        start = functools.partial(self._start, what, waiting, result, functools.partial(fn, *args, **options))
+        self._loop.call_soon_threadsafe(start)  # in a copy of the thread's context
+        return result.result()
+
+    async def end(self, grace_secs: float) -> None:
+        """Refuse further calls, and cancel what the object's own threads wait for."""
+        self._ended = True
+        self._own.cancel()
+        await wait_done(self._own.tasks, grace_secs)
+
+    def _start(self, what: str, waiting: _ThreadCall, result: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
+        try:
+            self._check_open(what, waiting)
+            answer = call()
+        except BaseException as error:
+            _put_error(result, error)
+            return
+        if not asyncio.iscoroutine(answer):
+            result.set_result(answer)
+            return
+        coro: Coroutine[Any, Any, Any] = answer
+        task = self._loop.create_task(coro, name=f"{what} of a BlockingHook", context=contextvars.copy_context())
+        waiting.tasks.add(task)
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            waiting.tasks.discard(task)
+            if task.cancelled():
+                result.cancel()
+            elif (error := task.exception()) is not None:
+                _put_error(result, error)
+            else:
+                result.set_result(task.result())
+
+        task.add_done_callback(ended)
+
+    def _check_open(self, what: str, waiting: _ThreadCall) -> None:
+        if self._ended:
+            raise SessionClosedError(f"{what} was called after its BlockingHook was closed; end your threads in close()")
+        if waiting.cancelled:
+            raise concurrent.futures.CancelledError
+
+
+def _put_error(result: concurrent.futures.Future[Any], error: BaseException) -> None:
+    if isinstance(error, concurrent.futures.CancelledError):
+        result.cancel()
+    else:
+        result.set_exception(error)
+
+
+_CALLED_DIRECTLY = ("request_stop", "should_stop", "stop_on_exception", "advance_threadsafe")
+"""Methods that may be called in any thread, also while the event loop is busy."""
+
+
+class PlainView:
+    """An object as plain code in a worker thread sees it: its methods are called in the event loop, and waited for."""
+
+    def __init__(self, target: Any, calls: _LoopCalls, **replaced: Any) -> None:
+        self._target = target
+        self._calls = calls
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if name not in _CALLED_DIRECTLY and (inspect.ismethod(value) or is_coroutine_function(value)):
+            return functools.partial(self._calls.call, f"{type(self._target).__name__}.{name}", value)
+        return self._calls.view_of(value)
+
+    def __repr__(self) -> str:
+        return repr(self._target)
