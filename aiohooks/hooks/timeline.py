@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from aiohooks._aio.clock import current_clock, monotonic_now
@@ -126,7 +126,7 @@ class TimelineHook(SessionRunHook):
         """Observe the run if it is part of a window; raise the error of a failed write."""
         self._writer.raise_failure()
         recorder = self._recorder
-        if recorder.captured is not None:
+        if recorder.unwritten:
             await self._put()
         if not recorder.recording and self._is_due(run_context.global_step):
             recorder.begin_window()
@@ -145,9 +145,10 @@ class TimelineHook(SessionRunHook):
 
     async def _put(self) -> None:
         """Pass a complete window to the thread that writes."""
-        lanes, self._recorder.captured = self._recorder.captured, None
-        if lanes is not None and self.path is not None:
-            await self._writer.put(lanes)
+        recorder = self._recorder
+        if recorder.unwritten and self.path is not None:
+            recorder.unwritten = False
+            await self._writer.put(recorder.captured)
 
     def _write(self, captured: list[Lanes]) -> None:
         """Called in the thread."""
@@ -158,9 +159,9 @@ class TimelineHook(SessionRunHook):
             if path not in self.captures:
                 self.captures.append(path)
 
-    def lanes(self) -> Lanes:
-        """Internal: return what is recorded, for the page of a service."""
-        return self._recorder.lanes()
+    def lanes(self, steps: int | None = None) -> Lanes:
+        """Internal: return what is recorded, or the last steps of it, for the page of a service."""
+        return self._recorder.lanes(steps)
 
     async def close(self, exc: BaseException | None) -> None:
         """Write what is recorded, also an incomplete window, and wait until it is written."""
@@ -263,8 +264,10 @@ class _Recorder:
         self.now: Callable[[], float] = monotonic_now()
         self.title: str = "session"
         self.recording: bool = False
-        self.captured: Lanes | None = None
-        """A complete window that is not written yet."""
+        self.captured: Lanes = Lanes(())
+        """The latest complete window."""
+        self.unwritten: bool = False
+        """Whether that is still to be written."""
         self._window_steps = window_steps
         self._max_events = max_events
         self._rolls = rolls
@@ -288,8 +291,8 @@ class _Recorder:
 
     def end_window(self) -> None:
         """Capture what is recorded, and record no more."""
-        lanes = self.lanes()
-        self.captured = lanes if lanes.lanes else None
+        self.captured = self.lanes()
+        self.unwritten = bool(self.captured.lanes)
         self.recording = False
         self._clear(0.0)
 
@@ -360,24 +363,30 @@ class _Recorder:
             while self._done and (self._done[0].ended_at or 0.0) <= self._origin:
                 self._done.popleft()
 
-    def lanes(self) -> Lanes:
-        """Return what is recorded."""
+    def lanes(self, steps: int | None = None) -> Lanes:
+        """Return what is recorded, or the last `steps` of it."""
         if not self.recording:
-            return self.captured or Lanes((), self.title)
+            return self.captured.last_steps(steps)
+        first, origin = None, self._origin
+        done: Iterable[_Active] = self._done
+        if steps is not None and len(self._steps) > steps:
+            first = self._steps[-steps]
+            origin = first.began
+            done = reversed(list(itertools.takewhile(lambda one: (one.ended_at or 0.0) > origin, reversed(self._done))))
         active = [row.busy for rows in self._rows.values() for row in rows if row.busy is not None]
         bars: dict[_Row, list[Bar]] = {}
-        for one in itertools.chain(self._done, active):
+        for one in itertools.chain(done, active):
             if one.row is not None:
-                bars.setdefault(one.row, []).append(one.bar(self._origin))
+                bars.setdefault(one.row, []).append(one.bar(origin))
         kinds = list(_LANES)
         rows = sorted(bars, key=lambda row: (kinds.index(row.kind), row.number))
         return Lanes(
             tuple(Lane(row.name, row.kind, tuple(bars[row])) for row in rows),
             self.title,
-            tuple((at - self._origin, name) for at, name in self._marks if at >= self._origin),
+            tuple((at - origin, name) for at, name in self._marks if at >= origin),
             self._dropped - self._dropped_before,
-            self._unix_time,
-            self._steps[0].number if self._steps else 0,
+            self._unix_time + origin - self._origin,
+            first.number if first is not None else self._steps[0].number if self._steps else 0,
         )
 
 

@@ -8,13 +8,22 @@ from typing import Any
 
 import pytest
 
-from aiohooks import AsyncMonitoredSession, HistoryHook, HookTimingHook, MemoryStepStore, SessionRunHook
+from aiohooks import (
+    AsyncMonitoredSession,
+    HistoryHook,
+    HookTimingHook,
+    MemoryStepStore,
+    SessionRunContext,
+    SessionRunHook,
+    TimelineHook,
+    configure,
+)
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
 from tests.support.services import FeedQueue, make_service, running_service, step
-from tests.support.waiting import ticks
+from tests.support.waiting import ticks, until_true
 
 
 async def test_health_and_readiness() -> None:
@@ -159,6 +168,34 @@ async def test_progress_has_values_times_and_waiters() -> None:
             assert ("HistoryHook", "after_run", 4) in [(one["hook"], one["phase"], one["calls"]) for one in report["hooks"]]
             assert report["store"]["publishers"] == ["trainer"]
             assert report["loop"]["mean_lag_secs"] == 0
+
+
+async def test_progress_has_the_last_steps(clock: ManualClock) -> None:
+    """`GET progress` has the lanes of the last eight steps, without the waits of clients, also when the session has ended."""
+    timeline, feeds = TimelineHook(), FeedQueue()
+
+    class Failing(SessionRunHook):
+        async def before_run(self, run_context: SessionRunContext) -> None:
+            clock.advance(0.5)
+            if run_context.global_step == 10:
+                raise ValueError("enough")
+
+    async with running_service(feeds, [timeline, configure(Failing(), on_error="log")], timeline=timeline) as service:
+        assert (await ask(service, "/progress")).json["timeline"]["secs"] == 0
+        client = asyncio.create_task(ask(service, "/steps/500"))
+        feeds.put(*range(9))
+        await ask(service, "/steps/9")
+        report = (await ask(service, "/progress")).json["timeline"]
+        assert report["secs"] == pytest.approx(4.0)
+        assert [(lane["name"], lane["kind"]) for lane in report["lanes"]] == [("steps", "step"), ("Failing", "hook")]
+        assert report["lanes"][0]["bars"][0] == [0.0, 0.5, "step 2", False]
+        assert [bar[2] for bar in report["lanes"][0]["bars"]] == [f"step {step}" for step in range(2, 10)]
+        feeds.put(1)
+        feeds.end()
+        assert (await client).status == 410
+        await until_true(lambda: service.health().state == "finished")
+        last = (await ask(service, "/progress")).json["timeline"]
+        assert [lane["bars"][-1][2:] for lane in last["lanes"]] == [["step 10", False], ["before_run", True]]
 
 
 async def test_the_first_report_has_a_rate_and_a_title() -> None:

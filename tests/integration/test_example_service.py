@@ -246,6 +246,14 @@ def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
         assert chromium.evaluate("document.querySelector('#charts figcaption span').textContent") == "loss"
         assert chromium.evaluate("document.querySelector('#charts path').getAttribute('d').split('L').length") == 50
         assert "HistoryHook" in chromium.evaluate("document.querySelector('#hooks').textContent")
+        lanes = "[...document.querySelectorAll('#lanes li')].map((one) => one.textContent)"
+        chromium.wait_until("document.querySelectorAll('#lanes rect').length > 16")
+        assert any("train" in one for one in chromium.evaluate(lanes))
+        assert "busy for" in chromium.evaluate("document.querySelector('#lanes svg[role=img] > title').textContent")
+        for width in (1100, 390):
+            chromium.open(service.url, width=width, dark=width == 390)
+            chromium.wait_until("document.querySelectorAll('#lanes rect').length > 16")
+            assert chromium.evaluate("document.documentElement.scrollWidth") == width, "nothing is wider than the page"
         names = chromium.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
         assert names
         assert all(name.startswith(service.url) for name in names)

@@ -40,6 +40,21 @@ def run(example: str, *options: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
+    """The example prints lanes that overlap, or draws them."""
+    printed = run("timeline.py")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    heading, _, *lanes = printed.stdout.splitlines()
+    assert "step 5 to step 9" in heading
+    names = ("steps", "feeds taken ahead", "train_step", "Upload", "Audit", "Metrics in the background", "checkpoint writes")
+    assert all(any(lane.startswith(name) for lane in lanes) for name in names), printed.stdout
+    shares = [int(lane.split()[-2]) for lane in lanes]
+    assert sum(shares[1:]) > shares[0], "in turn it would have taken longer"
+    drawn = run("timeline.py", "--png", tmp_path / "timeline.png")
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
 def starts(output: str) -> dict[str, tuple[int, int]]:
     """Return, for each worker, the step at which it was to start, and the one at which it did."""
     return {name: (int(asked), int(seen)) for name, asked, seen in STARTED.findall(output)}

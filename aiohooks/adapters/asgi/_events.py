@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohooks._aio.cancel import TimeLimit, retrieve_exception, wait_done
+from aiohooks._aio.cancel import CancelScope, TimeLimit, retrieve_exception, wait_done
 from aiohooks._aio.clock import current_clock, sleep
 from aiohooks.adapters.asgi._access import JsonReply, encode_json, error_reply, safe_error, safe_text
 from aiohooks.errors import (
@@ -45,7 +45,7 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
         return reply
     left = None if timeout is None else max(0.0, timeout - (clock.now() - since))
     try:
-        await session.until(store.wait_for(wanted, timeout=left))
+        await _until_stopped(session, store.wait_for(wanted, timeout=left))
     except StepTimeoutError:
         reply = _timeout_reply(wanted, store, clock.now() - since)
     except PublisherFinishedError as error:
@@ -65,6 +65,11 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
         message = f"a background task of the session failed: {safe_error(error)}"
         reply = error_reply(503, "failed", message, **_seen(wanted, store))
     return reached_reply(store, wanted) or reply or _ended_reply(reporter, wanted, store)
+
+
+async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> T:
+    """Await something; a stop or a failed background task also ends the wait. It is no activity of the session in a timeline."""
+    return await session.coord.until_in(CancelScope, wait, None)
 
 
 def reached_reply(store: StepStore, wanted: int) -> JsonReply | None:
@@ -214,4 +219,4 @@ async def _wait_for_change(reporter: SessionReporter, changes: Changes | None) -
         await sleep(_POLL_SECS)
     else:
         with contextlib.suppress(Exception):
-            await session.until(anext(changes))
+            await _until_stopped(session, anext(changes))

@@ -11,6 +11,7 @@ from aiohooks._aio.clock import current_clock
 from aiohooks.adapters._step_rate import StepRate
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.hooks.history import HistoryHook
+from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.status import Activity
@@ -22,6 +23,9 @@ State = Literal["starting", "running", "paused", "recovering", "stopping", "fini
 
 _MAX_POINTS = 240
 _MAX_ROWS = 50
+_LAST_STEPS = 8
+_MAX_LANES = 24
+_MAX_BARS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,14 @@ class SessionReporter:
         title: str | None,
         history: HistoryHook | None,
         timing: HookTimingHook | None,
+        timeline: TimelineHook | None,
     ) -> None:
         self.session = session
         self.runner = runner
         self._title = title or session.status().name or "session"
         self._history = history
         self._timing = timing
+        self._timeline = timeline
         self._rate = StepRate()
 
     def health(self) -> ServiceHealth:
@@ -124,6 +130,7 @@ class SessionReporter:
             "values": {} if self._history is None else _thinned_values(self._history),
             "hooks": [],
             "loop": None,
+            "timeline": None if self._timeline is None else _last_steps(self._timeline),
         }
         if status.steps is not None:
             steps = status.steps
@@ -165,6 +172,34 @@ def _describe(activities: Sequence[Activity]) -> tuple[str, ...]:
         )
         for activity in activities[:_MAX_ROWS]
     )
+
+
+def _last_steps(timeline: TimelineHook) -> dict[str, Any]:
+    """Return the lanes of the last steps; a bar is its beginning and its length in seconds, its name, and whether it failed."""
+    lanes = timeline.lanes(_LAST_STEPS)
+    secs = lanes.end
+    left = _MAX_BARS
+    rows: list[dict[str, Any]] = []
+    for lane in lanes.without_idle().lanes[:_MAX_LANES]:
+        bars = lane.bars[-left:] if left else ()
+        left -= len(bars)
+        rows.append(
+            {
+                "name": safe_text(lane.name),
+                "kind": lane.kind,
+                "busy": _finite(lane.busy_secs(secs) / secs if secs else 0.0),
+                "bars": [
+                    [
+                        round(bar.began, 6),
+                        round(secs - bar.began if bar.secs is None else bar.secs, 6),
+                        safe_text(bar.name),
+                        bar.error is not None,
+                    ]
+                    for bar in bars
+                ],
+            }
+        )
+    return {"secs": secs, "lanes": rows}
 
 
 def _thinned_values(history: HistoryHook) -> dict[str, Any]:

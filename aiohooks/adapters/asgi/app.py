@@ -29,6 +29,7 @@ from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
 from aiohooks.adapters.asgi._report import SessionReporter
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.hooks.history import HistoryHook
+from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores._protocol import MAX_STEP
@@ -86,6 +87,7 @@ class SessionService:
         *,
         history: HistoryHook | None = None,
         timing: HookTimingHook | None = None,
+        timeline: TimelineHook | None = None,
         metrics: PrometheusHook | None = None,
         title: str | None = None,
         allowed_hosts: Iterable[str] = (),
@@ -105,6 +107,7 @@ class SessionService:
             run: the loop of steps, a coroutine function that takes the session; when it returns the session is left.
             history: the hook whose values the page draws.
             timing: the hook whose measurements of the other hooks the page shows.
+            timeline: the hook whose last steps the page shows as lanes; without `every`.
             metrics: the hook of the session whose registry `metrics` shows to Prometheus.
             title: the title of the page; by default the session's name.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
@@ -123,6 +126,7 @@ class SessionService:
         check_callable(run, "run", optional=True)
         check_instance(history, HistoryHook, "history", optional=True)
         check_instance(timing, HookTimingHook, "timing", optional=True)
+        check_instance(timeline, TimelineHook, "timeline", optional=True)
         if metrics is not None:
             from aiohooks.adapters.prometheus import PrometheusHook  # an extra of its own
 
@@ -135,7 +139,7 @@ class SessionService:
         self._access = AccessPolicy(allowed_hosts=allowed_hosts, token=token, allow_remote=allow_remote)
         self._session = session
         self._runner = None if run is None else SessionRunner(session, run, grace_secs)
-        self._reporter = SessionReporter(session, self._runner, title=title, history=history, timing=timing)
+        self._reporter = SessionReporter(session, self._runner, title=title, history=history, timing=timing, timeline=timeline)
         self._metrics = metrics
         self._stop_on_signals = stop_on_signals
         self._controls = controls
