@@ -79,7 +79,7 @@ async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
         hooks = [
             ah.CheckpointSaverHook(every=ah.Every(steps=STEPS)),
             ah.LoggingHook({"loss": "loss"}, every=ah.Every(steps=100)),
-            ah.CSVHook(f"{directory}/loss.csv", ["loss"], every=ah.Every(steps=1)),
+            ah.CSVHook(f"{directory}/loss.csv", ["loss"], every=ah.Every(steps=10)),
             ah.NanHook("loss"),
         ]
         async with ah.AsyncMonitoredSession(creator, hooks) as session:
