@@ -115,7 +115,9 @@ async def test_a_monitored_session_on_a_slow_store() -> None:
 class OptionSession(ah.Session):
     """A session that accepts options, and writes metadata."""
 
-    metadata: list[Any]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.metadata: list[Any] = []
 
     async def run(
         self,
@@ -141,7 +143,7 @@ class OptionCreator:
 
     async def create_session(self) -> ah.Session:
         session = OptionSession(self.graph)
-        session.metadata = self.metadata
+        self.metadata = session.metadata
         return session
 
 
