@@ -73,9 +73,12 @@ class Session:
         check_instance(variables, Variables, "variables", optional=True)
         if grace_secs is not None:
             check_secs(grace_secs, "grace_secs")
-        self.graph = graph
+        self.graph: Graph = graph
+        """The graph that is run."""
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
+        """The step store: `session.global_step.latest.step`."""
         self.variables: Variables = Variables() if variables is None else variables
+        """The values of the variables: read with `variables.snapshot()`, replaced with `variables.assign({name: value})`."""
         self.committed_step: int = self.global_step.latest.step
         """The global step after the latest run of this session."""
         self.grace_secs: float = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs

@@ -64,7 +64,9 @@ class Variables:
         return self._values.copy()
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Replace several values together, as a restore does.
+        """Replace several values together, between runs: `session.variables.assign({"rate": 0.1})`.
+
+        A run that has read the old value of a variable that it replaces itself (`updates=`) is repeated with the new one.
 
         Raises:
             FetchError: a name is not a variable; nothing is changed then.

@@ -29,7 +29,7 @@ from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.logging import LoggingHook, NanHook, StepCounterHook
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
-from aiohooks.hooks.records import CSVHook, JSONLinesHook, SummarySaverHook
+from aiohooks.hooks.records import CSVHook, JSONLinesHook, SummarySaverHook, SummaryWriter
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
 from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import Blocker, HookTimes, HookTimingHook, PhaseTime
@@ -65,6 +65,7 @@ __all__ = [
     "StopAtStepHook",
     "StopAtTimeHook",
     "SummarySaverHook",
+    "SummaryWriter",
     "TimelineHook",
     "VersionGateHook",
     "WatchdogHook",

@@ -46,9 +46,10 @@ class Every:
 
 
 class EveryTimer:
-    """Keeps track of when an `Every` was last due. The caller passes the step and the time, usually `clock.now()`.
+    """Keeps track of when an `Every` was last due: the timer of a hook of one's own. Created by `Every.timer`.
 
-    Created by `Every.timer`.
+    Make one in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is `due`, do what is to be done and
+    `mark` it. The time is that of the session's clock, `current_clock().now()`.
     """
 
     __slots__ = ("_at", "_last_now", "_last_step", "every")

@@ -9,10 +9,12 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, cast
 
 from aiohooks._aio.cancel import to_thread
+from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance, check_int
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.hooks._observing import (
@@ -574,6 +576,118 @@ def _checked_columns(columns: Iterable[str] | None) -> tuple[str, ...] | None:
     return texts
 
 
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(tag): float(checked_number(value, str(tag))) for tag, value in values.items()}
+
+
+class SummaryWriter:
+    """Writes numbers as event files for TensorBoard, in a thread: for hooks of one's own, and without a session.
+
+    `async with SummaryWriter("runs/own") as writer: await writer.add(step, {"loss": 0.1})`. A hook opens it in `begin` and
+    closes it in `close`. `SummarySaverHook` writes what can be fetched without a hook of one's own.
+
+    Attributes:
+        output_dir: the directory of the files.
+    """
+
+    def __init__(
+        self, output_dir: str | os.PathLike[str], *, max_queue: int = 1000, on_write_error: OnWriteError = "raise"
+    ) -> None:
+        """Create the writer; the file is created by `open`, or else with the first numbers.
+
+        Args:
+            output_dir: the directory of the files; created if missing.
+            max_queue: how many records may be unwritten before `add` waits.
+            on_write_error: `"raise"` raises a failed write in the next `add` or `flush`, or in `aclose`; `"log"` logs the first
+                one and continues.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid.
+            ImportError: tensorboardX is not installed.
+        """
+        from aiohooks.hooks import _tensorboard  # only who writes summaries needs the package
+
+        check_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
+        check_choice(on_write_error, "on_write_error", "raise", "log")
+        self.output_dir: str = checked_path(output_dir, "output_dir")
+        self._record = _tensorboard.Scalars
+        self._file = _tensorboard.EventFile(self.output_dir)
+        self._writer: BackgroundWriter[Any] = BackgroundWriter(
+            self._file.write, what=f"the summaries in {self.output_dir}", max_queue=max_queue, on_write_error=on_write_error
+        )
+        self._restart: int | None = None
+        self._closed = False
+        self._clock: Clock = current_clock()
+        self._time_offset = time.time() - self._clock.now()
+
+    @property
+    def lost(self) -> int:
+        """How many records could not be written."""
+        return self._writer.lost
+
+    async def open(self) -> None:
+        """Create the directory and the file now, so that an invalid one is an error before there is anything to lose.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        self._check_open()
+        await to_thread(self._file.open)
+
+    def restart(self, step: int) -> None:
+        """Record, with the next numbers, that a session has started at `step`: TensorBoard drops its later steps.
+
+        Call it in `after_create_session`, with `session.global_step.latest.step`.
+        """
+        self._restart = step + 1
+
+    async def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Queue the numbers of a step, by tag; wait only while the queue is full.
+
+        Raises:
+            InvalidArgumentError: a value is not a single number, or the writer is closed.
+            OSError: an earlier write has failed.
+        """
+        self._check_open()
+        numbers = _numbers(values)
+        restart, self._restart = self._restart, None
+        await self._writer.put(self._record(step, self._time_offset + self._clock.now(), numbers, restart))
+
+    async def flush(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            OSError: a write has failed.
+        """
+        await self._writer.drain()
+
+    async def aclose(self) -> None:
+        """Write what is queued, and close the file; closing twice is harmless.
+
+        Raises:
+            OSError: a write has failed.
+        """
+        self._closed = True
+        try:
+            await self._writer.aclose()
+        finally:
+            await to_thread(self._file.close)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgumentError(f"{self!r} is closed; make another one")
+
+    def __repr__(self) -> str:
+        return f"SummaryWriter({self.output_dir!r})"
+
+
 class SummarySaverHook(_WritingHook):
     """Writes numbers as event files for TensorBoard: at the first run, then on each crossing of `every`.
 
@@ -632,10 +746,9 @@ class SummarySaverHook(_WritingHook):
         """Queue the numbers; raise `InvalidArgumentError` if a value is not a single number."""
         values = self._values_to_write(run_context, run_values)
         if values is not None and self._writer is not None:
-            numbers = {str(tag): float(checked_number(value, str(tag))) for tag, value in values.items()}
             restart, self._restart = self._restart, None
             step = run_context.global_step
-            await self._writer.put(self._tensorboard.Scalars(step, self._sampling.time(), numbers, restart))
+            await self._writer.put(self._tensorboard.Scalars(step, self._sampling.time(), _numbers(values), restart))
 
     def __repr__(self) -> str:
         return f"SummarySaverHook({self.output_dir!r}, {list(self._values)}, every={self._every})"

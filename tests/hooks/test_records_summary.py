@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.records import SummarySaverHook
+from aiohooks.hooks.records import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.extras import hide
@@ -301,3 +301,121 @@ def test_without_the_package_the_constructor_says_what_to_install(tmp_path: Path
     hide(monkeypatch, "tensorboardX", "aiohooks.hooks._tensorboard")
     with pytest.raises(ImportError, match=r"pip install 'aiohooks\[tensorboard\]'"):
         SummarySaverHook(tmp_path, ["loss"])
+
+
+# -- SummaryWriter
+
+
+class OwnHook(ah.SessionRunHook):
+    """A hook of one's own, as the page about hooks that observe shows it."""
+
+    def __init__(self, folder: Path, every: ah.Every) -> None:
+        self.folder, self.every = folder, every
+        self.marks: list[tuple[float, int]] = []
+
+    async def begin(self) -> None:
+        self.clock, self.timer = ah.current_clock(), self.every.timer()
+        self.writer = SummaryWriter(self.folder)
+        await self.writer.open()
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        step = session.global_step.latest.step
+        self.timer.resume(step, self.clock.now())
+        self.writer.restart(step)
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        step, now = run_context.global_step, self.clock.now()
+        if self.timer.due(step, now):
+            self.marks.append(self.timer.mark(step, now))
+            await self.writer.add(step, {"own": np.float32(10 * step)})
+
+    async def close(self, exc: BaseException | None) -> None:
+        await self.writer.aclose()
+
+
+async def test_a_hook_of_ones_own_writes_summaries(tmp_path: Path) -> None:
+    """With a timer and a writer a hook writes on time; after a recovery TensorBoard shows each step once."""
+    steps = ah.MemoryStepStore()
+
+    async def back() -> None:
+        await steps.reset(2)
+        raise ah.AbortedError("lost")
+
+    hook = OwnHook(tmp_path, ah.Every(steps=2))
+    hooks = [hook, FaultInjectionHook({("before_run", 6): back})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=NO_BACKOFF) as session:
+        for _ in range(8):
+            await session.run("train")
+    assert [mark[1] for mark in hook.marks] == [2, 2, 2]  # steps 2 and 4, and 4 again
+    assert restarts(tmp_path) == [1, 3]
+    assert scalars(tmp_path, "own") == [(2, 20), (4, 40)]
+
+
+async def test_a_writer_without_a_session(tmp_path: Path) -> None:
+    """What was added is in the file after a flush, and at the end of the block; times follow the clock."""
+    with ManualClock() as clock:
+        async with SummaryWriter(tmp_path / "new") as writer:
+            assert len(os.listdir(tmp_path / "new")) == 1
+            await writer.add(1, {"a": 1, "b": True})
+            clock.advance(60)
+            await writer.add(2, {"a": 0.5})
+            await writer.flush()
+            assert scalars(tmp_path / "new", "a") == [(1, 1), (2, 0.5)]
+            await writer.add(3, {"a": math.inf})
+    assert scalars(tmp_path / "new", "a") == [(1, 1), (2, 0.5), (3, math.inf)]
+    first, second, third = [event.wall_time for event in events(tmp_path / "new") if event.HasField("summary")]
+    assert (second - first, third - second) == (pytest.approx(60), 0)
+
+
+async def test_a_writer_is_closed_once(tmp_path: Path) -> None:
+    """A closed writer takes no numbers; closing it again is harmless."""
+    writer = SummaryWriter(tmp_path)
+    await writer.add(1, {"a": 1})
+    await writer.aclose()
+    await writer.aclose()
+    for use in (writer.add(2, {"a": 1}), writer.open()):
+        with refused(ah.errors.InvalidArgumentError, f"SummaryWriter({str(tmp_path)!r}) is closed"):
+            await use
+    assert scalars(tmp_path, "a") == [(1, 1)]
+
+
+async def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """It is refused where it is added, and nothing of it is written."""
+    async with SummaryWriter(tmp_path) as writer:
+        with refused(ah.errors.InvalidArgumentError, "'bad' is 'text'", "give one number"):
+            await writer.add(1, {"good": 1, "bad": "text"})
+    assert scalars_or_none(tmp_path, "good") is None
+
+
+def scalars_or_none(folder: Path, tag: str) -> list[tuple[int, float]] | None:
+    """Return the values of a tag; None if there is no such tag."""
+    found = [event for event in events(folder) if any(value.tag == tag for value in event.summary.value)]
+    return scalars(folder, tag) if found else None
+
+
+@pytest.mark.parametrize("on_write_error", ["raise", "log"])
+async def test_a_failed_write_of_a_writer(tmp_path: Path, on_write_error: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A failed write is raised by the next call, or logged; its records are counted, and later ones are written."""
+    writer = SummaryWriter(tmp_path, on_write_error=on_write_error)
+    writer._writer._write = FullDisk(1).wrap(writer._writer._write)
+    await writer.add(1, {"a": 1})
+    if on_write_error == "raise":
+        with pytest.raises(OSError, match="No space left"):
+            await writer.flush()
+    else:
+        await writer.flush()
+        assert "cannot be written" in caplog.text
+    assert writer.lost == 1
+    await writer.add(2, {"a": 2})
+    await writer.aclose()
+    assert scalars(tmp_path, "a") == [(2, 2)]
+
+
+def test_invalid_arguments_of_a_writer(tmp_path: Path) -> None:
+    """Each argument is checked when the writer is made."""
+    with refused(ah.errors.InvalidArgumentError, "output_dir is ''"):
+        SummaryWriter("")
+    with refused(ah.errors.InvalidArgumentError, "max_queue is 0"):
+        SummaryWriter(tmp_path, max_queue=0)
+    with refused(ah.errors.InvalidArgumentError, "on_write_error is 'ignore'"):
+        SummaryWriter(tmp_path, on_write_error="ignore")  # type: ignore[arg-type]

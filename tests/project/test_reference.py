@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections import Counter
 
+import aiohooks as ah
 from tests.support import reference_page
 from tests.support.source import ROOT, defined_names, modules
 
@@ -42,3 +43,11 @@ def test_each_entry_says_something() -> None:
         if part.startswith("#") and not body.replace("```text", "").split("```")[-1].strip():
             empty.append(heading.strip())
     assert empty == []
+
+
+def test_the_parts_of_a_session_are_described() -> None:
+    """The page says what each public attribute of a raw session is."""
+    page = reference_page.page()
+    names = [name for name in vars(ah.Session(ah.Graph())) if not name.startswith("_")]
+    internal = {"grace_secs", "stateful_hooks", "state_of", "drain_hooks"}
+    assert [name for name in names if f"- `Session.{name}` (" not in page and name not in internal] == []
