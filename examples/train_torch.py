@@ -80,24 +80,6 @@ class Batches:
         self.order = torch.randperm(len(self.labels), generator=generator)
 
 
-class Best:
-    """The best weights so far."""
-
-    def __init__(self) -> None:
-        self.accuracy, self.step, self.weights = 0.0, 0, dict[str, Tensor]()
-
-    def report(self, step: int, result: dict[str, Any]) -> None:
-        """Keep the weights of an evaluation if there were none as good."""
-        if result["accuracy"] > self.accuracy:
-            self.accuracy, self.step, self.weights = result["accuracy"], step, result["weights"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy, "step": self.step, "weights": self.weights}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.accuracy, self.step, self.weights = state["accuracy"], state["step"], state["weights"]
-
-
 class Examination:
     """Measures weights on the images that are held out, with a network of its own."""
 
@@ -131,17 +113,18 @@ async def main(options: argparse.Namespace) -> int | None:
         seed(options.seed)
     torch.set_num_threads(1)  # this network is too small for more
     images, held_out = load_images(options.seed)
-    training, best, examination = Training(options.steps), Best(), Examination(*held_out)
+    training, examination = Training(options.steps), Examination(*held_out)
     batches = Batches(*images, size=64, seed=options.seed)
 
     # Evaluations and checkpoints at the same steps: one that is not finished at a kill is repeated with the same weights.
     every = ah.Every(steps=options.every)
-    stopping = ah.EarlyStoppingHook("accuracy", mode="max", patience=options.patience, every=None)
+    stopping = ah.EarlyStoppingHook(
+        "accuracy", mode="max", patience=options.patience, every=None, restore_best={"model": training.model}
+    )
 
     def report(step: int, result: dict[str, Any]) -> None:
         if stopping.reason is None:  # how many steps follow until the stop depends on the machine
-            best.report(step, result)
-            stopping.report(step, result)
+            stopping.report(step, result, {"model": result["weights"]})
 
     evaluator = ah.EvaluatorHook(
         examination.evaluate,
@@ -169,7 +152,6 @@ async def main(options: argparse.Namespace) -> int | None:
         "optimizer": training.optimizer,
         "scheduler": training.scheduler,
         "data": batches,
-        "best": best,
         "random": ah.checkpoint.RandomState(),  # dropout draws from the generator of torch
     }
     creator = ah.ChiefSessionCreator(
@@ -184,9 +166,9 @@ async def main(options: argparse.Namespace) -> int | None:
     print(f"{session.stop_reason}, after {batches.epoch} epochs")
     if session.stop_signal is not None:
         return None
-    training.model.load_state_dict(best.weights)
-    print(f"accuracy on {len(held_out[1])} held-out images: {best.accuracy:.3f}, with the weights of step {best.step}")
-    if best.accuracy < WANTED_ACCURACY and options.steps >= 1000:
+    accuracy = stopping.best or 0.0
+    print(f"accuracy on {len(held_out[1])} held-out images: {accuracy:.3f}, with the weights of step {stopping.best_step}")
+    if accuracy < WANTED_ACCURACY and options.steps >= 1000:
         print(f"the accuracy is below {WANTED_ACCURACY}: something is wrong", file=sys.stderr)
         return 1
     return 0

@@ -20,6 +20,8 @@ from aiohooks._validate import (
     is_finite,
     shown,
 )
+from aiohooks.checkpoint._tensors import HostMemory, snapshot
+from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean
 from aiohooks.graph.graph import Node
 from aiohooks.hooks._observing import scalar
@@ -235,8 +237,11 @@ class EarlyStoppingHook(SessionRunHook):
     `EvaluatorHook(evaluate, every=..., on_result=stopping.report)`. Each value is one observation. `reason` says why it
     stopped, and is the session's `stop_reason` if no stop was requested before.
 
-    Its counts survive a restart. When a run that it had stopped is resumed, its patience starts again; with `stay_stopped`
-    it stops before the first run instead.
+    With `restore_best`, objects that change themselves, such as a torch module, have the state of the best observation after a
+    clean end, however it came about; what was saved at the end is the state of the last step.
+
+    Its counts survive a restart, and so do the states of the best observation. When a run that it had stopped is resumed, its
+    patience starts again; with `stay_stopped` it stops before the first run instead.
     """
 
     def __init__(
@@ -255,6 +260,7 @@ class EarlyStoppingHook(SessionRunHook):
         start_from_step: int = 0,
         every: Every | None = Every(steps=1),
         stay_stopped: bool = False,
+        restore_best: Mapping[str, Stateful] | None = None,
         name: str | None = None,
     ) -> None:
         """Create the hook with at least one patience or threshold.
@@ -273,6 +279,8 @@ class EarlyStoppingHook(SessionRunHook):
             start_from_step: ignore observations before this step.
             every: when to fetch; None to use `report` alone.
             stay_stopped: stop immediately when a run that this hook had stopped is resumed.
+            restore_best: objects with `state_dict()` and `load_state_dict(state)`, by name, that get the state of the best
+                observation back when the session has ended cleanly.
             name: the name of its state in checkpoints; needed if a session has several of these hooks.
 
         Raises:
@@ -295,6 +303,13 @@ class EarlyStoppingHook(SessionRunHook):
                 "it would never stop; give patience=, stopping_threshold= or divergence_threshold= "
                 "(to check for values that are not finite alone, use NanHook)"
             )
+        check_mapping(restore_best, "restore_best", optional=True)
+        for what, one in (restore_best or {}).items():
+            if not is_stateful(one):
+                raise InvalidArgumentError(
+                    f"restore_best[{what!r}] is {shown(one)}; give an object with state_dict() and load_state_dict(state)"
+                )
+        self._restore_best = dict(restore_best or {})
         self._monitor = monitor
         self._value_name = monitor.name if isinstance(monitor, Node) else "the value" if monitor is None else str(monitor)
         self._mode = mode
@@ -319,6 +334,8 @@ class EarlyStoppingHook(SessionRunHook):
         """The step of the best value."""
         self.waited: int = 0
         """The number of observations since the best one."""
+        self.best_states: Mapping[str, Any] = {}
+        """The states of the objects of `restore_best` at the best observation, by name."""
         # Where patience in steps and seconds counts from: the best observation, or the first one if none was good.
         self._since: tuple[int, float] | None = None
         self._clock: Clock = current_clock()
@@ -356,12 +373,20 @@ class EarlyStoppingHook(SessionRunHook):
             self._timer.mark(run_context.global_step, self._clock.now())
             self._observe(run_context.global_step, run_values.results, run_context.request_stop)
 
-    def report(self, step: int, value: Any) -> bool:
+    async def close(self, exc: BaseException | None) -> None:
+        """After a clean end, give the objects of `restore_best` the states of the best observation."""
+        if exc is None and self.best_step is not None:
+            for name, state in self.best_states.items():
+                self._restore_best[name].load_state_dict(state)
+
+    def report(self, step: int, value: Any, states: Mapping[str, Any] | None = None) -> bool:
         """Observe a value from elsewhere; call it in the session's event loop.
 
         Args:
             step: the step of the value.
             value: a number, or a mapping with one under `monitor`.
+            states: the states with which the value was computed, by the names of `restore_best`, if that was an evaluation
+                of a copy; by default the current ones, which are copied.
 
         Returns:
             Whether it has requested a stop, now or before.
@@ -374,7 +399,13 @@ class EarlyStoppingHook(SessionRunHook):
         if isinstance(value, Mapping):
             values: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
             value = self._monitored(step, values)
-        self._observe(step, value, lambda reason: None if self._coord is None else self._coord.request_stop(reason))
+        check_mapping(states, "states", optional=True)
+        if states is not None and states.keys() != self._restore_best.keys():
+            raise InvalidArgumentError(
+                f"states has {', '.join(map(repr, states)) or 'nothing'}; give those of restore_best: "
+                f"{', '.join(map(repr, self._restore_best)) or 'nothing'}"
+            )
+        self._observe(step, value, lambda reason: None if self._coord is None else self._coord.request_stop(reason), states)
         return self.reason is not None
 
     def _monitored(self, step: int, values: Mapping[Any, Any]) -> Any:
@@ -386,7 +417,9 @@ class EarlyStoppingHook(SessionRunHook):
             )
         return values[self._value_name]
 
-    def _observe(self, step: int, value: Any, request_stop: Callable[[str], None]) -> None:
+    def _observe(
+        self, step: int, value: Any, request_stop: Callable[[str], None], states: Mapping[str, Any] | None = None
+    ) -> None:
         found = scalar(value)
         if found is None:
             raise InvalidArgumentError(f"{self._value_name} is {value!r} at step {step}; early stopping needs one number")
@@ -396,6 +429,7 @@ class EarlyStoppingHook(SessionRunHook):
         if self._is_better(number):
             self.best, self.best_step, self.waited = number, step, 0
             self._since = step, now
+            self.best_states = self._current_states() if states is None else states
         elif self._since is None:
             self.waited, self._since = 1, (step, now)
         else:
@@ -404,6 +438,10 @@ class EarlyStoppingHook(SessionRunHook):
             self.reason = f"early stopping at step {step}: {cause}"
             _logger.info("%s", self.reason)
             request_stop(self.reason)
+
+    def _current_states(self) -> Mapping[str, Any]:
+        states: dict[str, Any] = snapshot({name: one.state_dict() for name, one in self._restore_best.items()}, HostMemory())
+        return states
 
     def _is_better(self, number: float) -> bool:
         if math.isnan(number) or (self._check_finite and math.isinf(number)):
@@ -445,6 +483,7 @@ class EarlyStoppingHook(SessionRunHook):
             "since_step": since_step,
             "since_secs": since_secs,
             "reason": self.reason,
+            **({"best_states": dict(self.best_states)} if self._restore_best else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -460,6 +499,8 @@ class EarlyStoppingHook(SessionRunHook):
             )
             return
         self.best, self.best_step = state["best"], state["best_step"]
+        if self._restore_best:
+            self.best_states = state["best_states"]
         self.waited, self.reason = state["waited"], state["reason"] or (self.reason if self._coord is not None else None)
         now = self._clock.now()
         self._since = None if state["since_step"] is None else (state["since_step"], now - state["since_secs"])

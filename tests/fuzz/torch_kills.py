@@ -64,12 +64,16 @@ def differences(alone: Path, killed: Path, steps: int) -> Iterator[str]:
             yield f"{directory.name}: the last checkpoint is {restored and restored.checkpoint.step}, not {steps}"
             return
         found.append(restored)
-    one, other = (restored.state["tracked"] for restored in found)
+    hooks = [restored.state["hooks"]["EarlyStoppingHook"] for restored in found]
+    one, other = (
+        {**restored.state["tracked"], "best": (hook["best"], hook["best_step"], hook["best_states"])}
+        for restored, hook in zip(found, hooks, strict=True)
+    )
     for name in one:
         if not same_tensors(one[name], other[name]):
             yield f"the state of {name!r} is not the same to the last bit"
-    if one["best"]["accuracy"] < 0.9:
-        yield f"nothing was learned: the accuracy is {one['best']['accuracy']}"
+    if hooks[0]["best"] < 0.9:
+        yield f"nothing was learned: the accuracy is {hooks[0]['best']}"
     records = [[(row["step"], row["loss"], row["rate"]) for row in rows(path.with_suffix(".csv"))] for path in (alone, killed)]
     if records[0] != records[1]:
         yield "the records are not the same"

@@ -131,9 +131,9 @@ SIGNATURES: dict[str, str | None] = {
     "EarlyStoppingHook": (
         "(monitor=None, *, mode='min', patience=None, patience_steps=None, patience_secs=None, min_delta=0.0, "
         "min_delta_mode='abs', stopping_threshold=None, divergence_threshold=None, check_finite=True, "
-        "start_from_step=0, every=<Every>, stay_stopped=False, name=None)"
+        "start_from_step=0, every=<Every>, stay_stopped=False, restore_best=None, name=None)"
     ),
-    "EarlyStoppingHook.report": "(self, step, value)",
+    "EarlyStoppingHook.report": "(self, step, value, states=None)",
     "EarlyStoppingHook.state_dict": "(self)",
     "EarlyStoppingHook.load_state_dict": "(self, state)",
     "hooks.Evaluation": None,
