@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from aiohooks._aio.clock import current_clock, monotonic_now
-from aiohooks._aio.observers import Kind, Observation, Observer
+from aiohooks._aio.observers import Kind, Observer
 from aiohooks._aio.run_scope import current_run
 from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.errors import InvalidArgumentError, is_clean_end, safe_repr
@@ -100,6 +100,7 @@ class TimelineHook(SessionRunHook):
         self._recorder = _Recorder(self._window_steps, self._max_events, rolls=self._every is None)
         self._timer: EveryTimer | None = None if self._every is None else self._every.timer()
         self._windows = 0
+        self._writing = False
         self._writer: BackgroundWriter[Lanes] = BackgroundWriter(
             self._write, what=str(self.path), max_queue=1, on_write_error=self._on_write_error
         )
@@ -132,7 +133,8 @@ class TimelineHook(SessionRunHook):
             recorder.begin_window()
             self._windows += 1
         if recorder.recording and (scope := current_run()) is not None:
-            scope.observers += (_Attempt(recorder, run_context.global_step, run_context.attempt),)
+            recorder.attempt_began(run_context.global_step, run_context.attempt)
+            scope.observers += (recorder,)
         return None
 
     def _is_due(self, step: int) -> bool:
@@ -141,13 +143,14 @@ class TimelineHook(SessionRunHook):
             return False
         self._timer.mark(step, now)
         # While a file is written no window begins: a slow disk costs windows, and does not delay the run.
-        return not self._writer.pending_count() and (self._max_captures is None or self._windows < self._max_captures)
+        return not self._writing and (self._max_captures is None or self._windows < self._max_captures)
 
     async def _put(self) -> None:
         """Pass a complete window to the thread that writes."""
         recorder = self._recorder
         if recorder.unwritten and self.path is not None:
             recorder.unwritten = False
+            self._writing = True
             await self._writer.put(recorder.captured)
 
     def _write(self, captured: list[Lanes]) -> None:
@@ -155,7 +158,10 @@ class TimelineHook(SessionRunHook):
         assert self.path is not None
         for lanes in captured:
             path = self.path.replace("{step}", str(lanes.first_step))
-            write_trace(path, lanes)
+            try:
+                write_trace(path, lanes)
+            finally:
+                self._writing = False
             if path not in self.captures:
                 self.captures.append(path)
 
@@ -183,25 +189,24 @@ class TimelineHook(SessionRunHook):
 class _Row:
     """A lane while it is recorded; it has one activity at a time."""
 
-    __slots__ = ("busy", "kind", "name", "number")
+    __slots__ = ("busy", "kind", "name", "number", "recorder")
 
-    def __init__(self, kind: str, name: str, number: int) -> None:
+    def __init__(self, recorder: _Recorder, kind: str, name: str, number: int | None) -> None:
+        self.recorder: _Recorder = recorder
         self.kind: str = kind
         self.name: str = name
-        self.number: int = number
-        """Its place among the lanes of its kind."""
+        self.number: int | None = number
+        """Its place among the lanes; None for what is dropped (too many lanes), and for the hook's own calls, without a name."""
         self.busy: _Active | None = None
 
 
 class _Active:
     """One activity, an `Observation`."""
 
-    __slots__ = ("_recorder", "began", "ended_at", "error", "held_until", "name", "row")
+    __slots__ = ("began", "ended_at", "error", "held_until", "name", "row")
 
-    def __init__(self, recorder: _Recorder, row: _Row | None, name: str, began: float) -> None:
-        self._recorder = recorder
-        self.row: _Row | None = row
-        """None if there are too many lanes."""
+    def __init__(self, row: _Row, name: str, began: float) -> None:
+        self.row: _Row = row
         self.name: str = name
         self.began: float = began
         self.held_until: float | None = None
@@ -209,12 +214,12 @@ class _Active:
         self.error: str | None = None
 
     def suspended(self) -> None:
-        self.held_until = self._recorder.now()
+        self.held_until = self.row.recorder.now()
 
     def ended(self, error: BaseException | None) -> None:
-        recorder, row = self._recorder, self.row
-        if row is not None:
-            row.busy = None
+        row = self.row
+        row.busy = None
+        recorder = row.recorder
         if recorder.recording:
             self.ended_at = recorder.now()
             if error is not None and not is_clean_end(error):
@@ -225,7 +230,7 @@ class _Active:
         """Return the part of it after `origin`, as a bar."""
         began = max(self.began, origin)
         held_until = self.held_until
-        if held_until is None and self.row is not None and self.row.kind in _CALLS:
+        if held_until is None and self.row.kind in _CALLS:
             held_until = self.ended_at
         return Bar(
             self.name,
@@ -234,19 +239,6 @@ class _Active:
             None if held_until is None else max(0.0, held_until - began),
             self.error,
         )
-
-
-class _Ignored:
-    """What is not recorded: the calls of the hook itself."""
-
-    def suspended(self) -> None:
-        pass
-
-    def ended(self, error: BaseException | None) -> None:
-        pass
-
-
-_IGNORED = _Ignored()
 
 
 class _Step(NamedTuple):
@@ -272,8 +264,10 @@ class _Recorder:
         self._max_events = max_events
         self._rolls = rolls
         self._rows: dict[tuple[str, str], list[_Row]] = {}
-        self._calls: dict[tuple[str, str], tuple[list[_Row], str]] = {}
+        self._calls: dict[str, dict[str, tuple[list[_Row], str]]] = {kind: {} for kind in _LANES}
+        """The lanes of what is called again and again, and its name there, by kind and full name."""
         self._row_count = 0
+        self._attempt: _Active | None = None
         self._clear(0.0)
 
     def _clear(self, origin: float) -> None:
@@ -296,19 +290,15 @@ class _Recorder:
         self.recording = False
         self._clear(0.0)
 
-    def started(self, kind: Kind, what: str) -> Observation:
-        if kind == "hook" and what.partition(".")[0].partition("#")[0] == TimelineHook.__name__:
-            return _IGNORED
+    def started(self, kind: Kind, what: str) -> _Active:
         if kind == "recovery" and self.recording:
             self._marks.append((self.now(), what))
-        return self.start(kind, what)
+        return self._start(kind, what)
 
-    def start(self, kind: str, what: str) -> _Active:
-        rows, name = self._calls.get((kind, what)) or self._place(kind, what)
+    def _start(self, kind: str, what: str) -> _Active:
+        rows, name = self._calls[kind].get(what) or self._place(kind, what)
         row = rows[0] if rows and rows[0].busy is None else self._free_row(kind, rows, what)
-        active = _Active(self, row, name, self.now())
-        if row is not None:
-            row.busy = active
+        active = row.busy = _Active(row, name, self.now())
         return active
 
     def _place(self, kind: str, what: str) -> tuple[list[_Row], str]:
@@ -316,41 +306,47 @@ class _Recorder:
         owner, name = what, what
         if kind in ("hook", "background"):
             owner, _, name = what.rpartition(".")
+            if owner.partition("#")[0] == TimelineHook.__name__:  # the hook itself is not shown
+                return [_Row(self, kind, "", None)], name
         elif kind != "operation":
             owner = ""
         rows = self._rows.setdefault((kind, owner), [])
-        if kind in _CALLS or kind == "background":  # others may have a new name each time
-            self._calls[kind, what] = rows, name
+        if kind in ("hook", "operation", "background"):  # others may have a new name each time
+            self._calls[kind][what] = rows, name
         return rows, name
 
-    def _free_row(self, kind: str, rows: list[_Row], what: str) -> _Row | None:
-        """Return a lane that is not busy, a new one if need be, or None if there are too many."""
+    def _free_row(self, kind: str, rows: list[_Row], what: str) -> _Row:
+        """Return a lane that is not busy, a new one if need be."""
         free = next((one for one in rows if one.busy is None), None)
-        if free is not None or self._row_count >= _MAX_LANES:
+        if free is not None:
             return free
+        if self._row_count >= _MAX_LANES:
+            return _Row(self, kind, what, None)
         name = _LANES[kind].format(what if kind == "operation" else what.rpartition(".")[0])
-        row = _Row(kind, name if not rows else f"{name} ({len(rows) + 1})", self._row_count)
+        row = _Row(self, kind, name if not rows else f"{name} ({len(rows) + 1})", self._row_count)
         rows.append(row)
         self._row_count += 1
         return row
 
     def keep(self, active: _Active) -> None:
         """Keep an activity that has ended."""
-        if active.row is None:
-            self._dropped += 1
+        if active.row.number is None:
+            self._dropped += bool(active.row.name)
             return
         if len(self._done) >= self._max_events:
             self._done.popleft()
             self._dropped += 1
         self._done.append(active)
 
-    def attempt_began(self, step: int, attempt: int) -> _Active:
-        active = self.start("step", f"step {step}" if attempt == 1 else f"step {step}, attempt {attempt}")
-        self._steps.append(_Step(step, active.began, self._dropped))
-        return active
+    def attempt_began(self, step: int, attempt: int) -> None:
+        """Begin a step; those of a session do not overlap."""
+        self._attempt = self._start("step", f"step {step}" if attempt == 1 else f"step {step}, attempt {attempt}")
+        self._steps.append(_Step(step, self._attempt.began, self._dropped))
 
-    def attempt_ended(self, active: _Active, error: BaseException | None) -> None:
-        active.ended(error)
+    def attempt_ended(self, error: BaseException | None) -> None:
+        if self._attempt is not None:
+            self._attempt.ended(error)
+            self._attempt = None
         if len(self._steps) < self._window_steps:
             return
         if not self._rolls:
@@ -376,10 +372,9 @@ class _Recorder:
         active = [row.busy for rows in self._rows.values() for row in rows if row.busy is not None]
         bars: dict[_Row, list[Bar]] = {}
         for one in itertools.chain(done, active):
-            if one.row is not None:
-                bars.setdefault(one.row, []).append(one.bar(origin))
+            bars.setdefault(one.row, []).append(one.bar(origin))
         kinds = list(_LANES)
-        rows = sorted(bars, key=lambda row: (kinds.index(row.kind), row.number))
+        rows = sorted(bars, key=lambda row: (kinds.index(row.kind), row.number or 0))
         return Lanes(
             tuple(Lane(row.name, row.kind, tuple(bars[row])) for row in rows),
             self.title,
@@ -388,19 +383,3 @@ class _Recorder:
             self._unix_time + origin - self._origin,
             first.number if first is not None else self._steps[0].number if self._steps else 0,
         )
-
-
-class _Attempt:
-    """One attempt of a run: an observer of it."""
-
-    __slots__ = ("_active", "_recorder")
-
-    def __init__(self, recorder: _Recorder, step: int, attempt: int) -> None:
-        self._recorder = recorder
-        self._active = recorder.attempt_began(step, attempt)
-
-    def started(self, kind: Kind, what: str) -> _Active:
-        return self._recorder.start(kind, what)
-
-    def attempt_ended(self, error: BaseException | None) -> None:
-        self._recorder.attempt_ended(self._active, error)
