@@ -15,7 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m aiohooks", description="Inspect the files that sessions have written.")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("checkpoints", help="list and verify checkpoints, and say which one a restore would read")
-    command.add_argument("directory", help="the checkpoint directory; it is only read, and a session may be writing to it")
+    command.add_argument(
+        "directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it"
+    )
     command = commands.add_parser(
         "plot", help="draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook"
     )

@@ -195,13 +195,19 @@ async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) ->
     return not pending
 
 
-async def to_thread(fn: Callable[..., T], *args: Any, grace_secs: float = _THREAD_GRACE_SECS) -> T:
-    """Call a blocking function in a worker thread; a cancel waits for the thread, which cannot be stopped, up to `grace_secs`."""
+async def to_thread(
+    fn: Callable[..., T], *args: Any, grace_secs: float = _THREAD_GRACE_SECS, on_cancel: Callable[[], object] | None = None
+) -> T:
+    """Call a blocking function in a worker thread; a cancel waits for the thread, which cannot be stopped, up to `grace_secs`.
+
+    At a cancel `on_cancel` is called: it may make the function end.
+    """
     call = functools.partial(fn, *args)
-    return await shielded(anyio.to_thread.run_sync(call), grace_secs=grace_secs, what=f"thread of {fn!r}")
+    thread = anyio.to_thread.run_sync(call)
+    return await shielded(thread, grace_secs=grace_secs, what=f"thread of {fn!r}", on_cancel=on_cancel)
 
 
-def retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Retrieve the outcome of a task that has no waiter any more, so that asyncio does not log it as lost."""
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Retrieve the outcome of a task or future that has no waiter any more, so that asyncio does not log it as lost."""
     if not task.cancelled():
         task.exception()

@@ -2,6 +2,7 @@
 
     saver.py         Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
     policies.py      which checkpoints are kept
+    mirror.py        copies in another file system, made in the background
     checkpoint.py    Checkpoint, Restored, Stateful
     random_state.py  RandomState
     _format.py       names and manifests
@@ -9,6 +10,7 @@
     _tensors.py      snapshots of states, and tensors without importing torch
     _torch.py        what is done with tensors of PyTorch
     _files.py        file operations, and the lock
+    _remote.py       ... over fsspec
     cli.py           `python -m aiohooks checkpoints DIR`
 
 On disk:
@@ -28,11 +30,24 @@ pointer that could be wrong. The same state gives the same bytes on every Python
 """
 
 from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
+from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
 from aiohooks.checkpoint.policies import KeepBest, KeepEvery, KeepNewest, KeepPolicy
 from aiohooks.checkpoint.random_state import RandomState
 from aiohooks.checkpoint.saver import Saver
 
-__all__ = ["Checkpoint", "KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy", "RandomState", "Restored", "Saver", "Stateful"]
+__all__ = [
+    "Checkpoint",
+    "KeepBest",
+    "KeepEvery",
+    "KeepNewest",
+    "KeepPolicy",
+    "Mirror",
+    "MirrorStatus",
+    "RandomState",
+    "Restored",
+    "Saver",
+    "Stateful",
+]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import re
+import zlib
 from collections.abc import Container, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -119,6 +120,25 @@ class FileEntry:
 
     size: int
     crc32: str
+
+
+def checked_pieces(pieces: Iterable[bytes], entry: FileEntry) -> Generator[bytes]:
+    """Pass on the pieces of a file.
+
+    Raises:
+        DamagedError: after the last one, if they do not have the size or checksum of the entry.
+    """
+    size = crc32 = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > entry.size:
+            break
+        crc32 = zlib.crc32(piece, crc32)
+        yield piece
+    if size != entry.size:
+        raise DamagedError(f"does not have the {entry.size} bytes in the manifest")
+    if f"{crc32:08x}" != entry.crc32:
+        raise DamagedError("does not have the checksum in the manifest")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""The command `python -m aiohooks checkpoints DIR`."""
+"""The command `python -m aiohooks checkpoints DIR`, or the URL of a mirror."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from aiohooks.checkpoint._format import DamagedError, NewerVersionError
 from aiohooks.checkpoint.policies import KeepNewest
 from aiohooks.checkpoint.saver import CheckpointDirectory, Verified
 from aiohooks.errors import CheckpointError
@@ -13,17 +14,21 @@ _HEADINGS = ("step", "sequence", "size", "metrics", "state")
 
 
 def checkpoints(directory: str) -> int:
-    """Print the checkpoints in a directory, their damage, and which one a restore would read. Change nothing.
+    """Print the checkpoints in a directory or a mirror, their damage, and which one a restore would read. Change nothing.
 
     Returns:
         0 if there is a checkpoint and none is damaged (those set aside earlier do not count), otherwise 1.
     """
+    is_mirror = "://" in directory
     path = Path(directory)
-    if not path.is_dir():
+    if not is_mirror and not path.is_dir():
         print(f"{_printable(directory)} is not a directory", file=sys.stderr)
         return 1
     try:
-        found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes=0, read_only=True).verify()
+        if is_mirror:
+            found = _verify_mirror(directory)
+        else:
+            found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes=0, read_only=True).verify()
     except CheckpointError as error:
         print(_printable(str(error)), file=sys.stderr)
         return 1
@@ -31,11 +36,40 @@ def checkpoints(directory: str) -> int:
         _print_table([_HEADINGS, *map(_row, found)])
         print()
     current = [each for each in found if not each.was_set_aside]
-    print(_restore_outcome(current, any_set_aside=len(current) < len(found)))
+    print(_restore_outcome(current, any_set_aside=len(current) < len(found), verb="skip" if is_mirror else "set aside"))
     return 0 if current and all(each.reason is None for each in current) else 1
 
 
-def _restore_outcome(current: list[Verified], *, any_set_aside: bool) -> str:
+def _verify_mirror(url: str) -> list[Verified]:
+    from aiohooks.checkpoint import _remote  # needs an extra
+
+    def alive() -> None:
+        """Do nothing: this call is never left behind."""
+
+    _remote.check_url(url)
+    remote = _remote.RemoteDirectory(url, {})
+    found: list[Verified] = []
+    try:
+        for name in remote.names(alive):
+            manifest = reason = None
+            try:
+                manifest = remote.read_manifest(name, alive)
+                if manifest is None:
+                    continue  # its upload is not finished
+                for file, entry in manifest.files.items():
+                    for _ in remote.read_file(name, file, entry, alive):
+                        pass
+            except DamagedError as error:
+                reason = str(error)
+            except NewerVersionError as error:
+                reason = f"has the later version {error} of the format"
+            found.append(Verified(Path(str(name)), name, reason, manifest=manifest))
+    except Exception as error:  # file systems raise what they like
+        raise CheckpointError(f"the mirror could not be read: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _restore_outcome(current: list[Verified], *, any_set_aside: bool, verb: str) -> str:
     good = next((each for each in current if each.reason is None), None)
     if good is None:
         if current or any_set_aside:
@@ -45,7 +79,7 @@ def _restore_outcome(current: list[Verified], *, any_set_aside: bool) -> str:
     newer = ", ".join(each.path.name for each in current[: current.index(good)])
     if not newer:
         return f"{would}, which was saved last and is good."
-    return f"{would}, the newest good one, and set aside {newer}."
+    return f"{would}, the newest good one, and {verb} {newer}."
 
 
 def _row(one: Verified) -> tuple[str, ...]:

@@ -27,6 +27,15 @@ class KeepPolicy:
         return _KeepEither(self, other) if isinstance(other, KeepPolicy) else NotImplemented
 
 
+def not_kept(policy: KeepPolicy, newest_first: Sequence[Checkpoint], saved: Checkpoint) -> list[Checkpoint]:
+    """Return the checkpoints to remove after `saved`: of each step only the newest one can be kept."""
+    newest_of_step: dict[int, Checkpoint] = {}
+    for each in newest_first:
+        newest_of_step.setdefault(each.step, each)
+    kept = policy.kept(list(newest_of_step.values()))
+    return [each for each in newest_first if each != saved and each not in kept]
+
+
 @dataclass(frozen=True, slots=True)
 class _KeepEither(KeepPolicy):
     one: KeepPolicy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import importlib
 import logging
@@ -15,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat, TypeVar
 
-from aiohooks._aio.cancel import to_thread
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_int, checked_index
+from aiohooks._validate import check_instance, check_int, check_secs, checked_index
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
 from aiohooks.checkpoint._tensors import torch_support
 from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
-from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy
+from aiohooks.checkpoint.mirror import Copier, Mirror, MirrorError, MirrorStatus
+from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy, not_kept
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
 _logger = logging.getLogger("aiohooks")
@@ -54,6 +56,7 @@ class Saver:
         keep: KeepPolicy = KeepNewest(5),
         min_free_bytes: int = 0,
         read_only: bool = False,
+        mirror: str | Mirror | None = None,
     ) -> None:
         """Check the arguments; no file is touched yet.
 
@@ -63,10 +66,13 @@ class Saver:
             min_free_bytes: a save that would leave less than this on the disk fails before anything is written; 0 disables
                 the check.
             read_only: read beside a writer: take no lock, set nothing aside, refuse to save.
+            mirror: a URL such as "s3://bucket/run", or a `Mirror` with options: each checkpoint is copied there in the
+                background, and a restore takes the newest that verifies, here or there.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            ImportError: the extra is missing; install `aiohooks[checkpoint]`.
+            ImportError: an extra is missing; install `aiohooks[checkpoint]`, and for a mirror `aiohooks[fsspec]` and the package
+                of its file system.
         """
         importlib.import_module("aiohooks.checkpoint._encoding")  # a missing package is found here, not at the first save
         if not isinstance(checkpoint_dir, (str, os.PathLike)) or not os.fspath(checkpoint_dir):
@@ -81,6 +87,14 @@ class Saver:
         self._directory = CheckpointDirectory(
             self.checkpoint_dir, keep=keep, min_free_bytes=min_free_bytes, read_only=bool(read_only), fs=self._fs
         )
+        if isinstance(mirror, str):
+            mirror = Mirror(mirror)
+        check_instance(mirror, Mirror, "mirror", optional=True)
+        if mirror is not None and read_only:
+            raise InvalidArgumentError("read_only=True and a mirror exclude each other: a restore copies from the mirror")
+        self._copier = None if mirror is None else Copier(mirror, keep)
+        self._is_newest_here = False
+        """Whether what is here needs no comparison with the mirror: this Saver has restored or saved since it took the lock."""
         # In the order of the calls: threads get a mutex in any order, and a restore must not overtake a save.
         self._order = asyncio.Lock()
 
@@ -110,23 +124,105 @@ class Saver:
             InvalidArgumentError: something in `state` has no exact form on disk; the message names its place.
         """
         step, checked = _checked_step(step), _format.check_metrics(metrics)
+        copier = self._copier
         async with self._order:
-            return await to_thread(self._directory.save, state, step, checked)
+            first_sequence = 0 if copier is None else copier.first_sequence
+            saved = await to_thread(self._directory.save, state, step, checked, first_sequence)
+            self._is_newest_here = True
+            if copier is not None:
+                copier.submit(saved)
+            return saved
 
     async def restore(self, step: int | None = None) -> Restored | None:
         """Read the newest checkpoint that verifies, or that of one step. Return None if there has never been one.
 
         Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`, never removed. The newest
-        checkpoint is the one saved last, whatever its step. The arrays belong to the caller and are writable.
+        checkpoint is the one saved last, whatever its step. The arrays belong to the caller and are writable. If there is a
+        newer one in the mirror that verifies, it is downloaded to the directory first.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and none verifies.
-            CheckpointError: there is none of that step, or the system refused an operation.
+            CheckpointError: there is none of that step, or the system refused an operation; or there is none here, and the mirror
+                cannot be read.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
         wanted = None if step is None else _checked_step(step)
         async with self._order:
-            return await to_thread(self._directory.restore, wanted)
+            if self._copier is None:
+                return await to_thread(self._directory.restore, wanted)
+            restored = await self._restore_newest(self._copier, wanted)
+            if restored is not None and wanted is None:
+                self._is_newest_here = True
+                self._copier.submit(restored.checkpoint)  # does nothing if it is there
+            return restored
+
+    async def _restore_newest(self, copier: Copier, step: int | None) -> Restored | None:
+        """Restore from here, unless the mirror has a newer checkpoint that verifies: then it is downloaded first."""
+        restored, error = await self._restore_here(step)
+        if restored is not None and not restored.set_aside and self._is_newest_here:
+            return restored
+        set_aside = () if restored is None else restored.set_aside
+        damaged: list[str] = []
+        try:
+            for name in await copier.names():
+                if step not in (None, name.step):
+                    continue
+                if restored is not None and name <= Name(restored.checkpoint.sequence, restored.checkpoint.step):
+                    break
+                damage = await copier.download(name, self._directory.add)
+                if damage is not None:
+                    damaged.append(f"{name}: {damage}")
+                    _logger.warning("checkpoint %s in the mirror %s was skipped: %s", name, copier.mirror, damage)
+                    continue
+                _logger.info("checkpoint %s was downloaded from the mirror %s", name, copier.mirror)
+                restored = None  # frees its memory
+                restored, error = await self._restore_here(step)
+        except MirrorError as failure:
+            if restored is None:
+                raise CheckpointError(
+                    errno.EIO,
+                    f"there is no good checkpoint in {self.checkpoint_dir}, and the mirror {copier.mirror} could not be read: "
+                    f"{failure}; try again when it can be, or restore without it",
+                ) from error
+            _logger.warning(
+                "the mirror %s could not be read (%s): continuing with step %d, the newest here",
+                copier.mirror,
+                failure,
+                restored.checkpoint.step,
+            )
+        if restored is not None:
+            return dataclasses.replace(restored, set_aside=tuple(dict.fromkeys([*set_aside, *restored.set_aside])))
+        if damaged and error is None:
+            raise CorruptCheckpointError(
+                f"the mirror {copier.mirror} has checkpoints and none of them is good: {'; '.join(damaged[:5])}",
+                reason=damaged[0],
+            )
+        if error is not None:
+            raise error
+        return None
+
+    async def _restore_here(self, step: int | None) -> tuple[Restored | None, CheckpointError | None]:
+        """Restore from the directory; return also why that is not possible, if the mirror may help."""
+        try:
+            return await to_thread(self._directory.restore, step), None
+        except CheckpointError as error:
+            if isinstance(error, CorruptCheckpointError) or error.errno == errno.ENOENT:
+                return None, error
+            raise
+
+    @property
+    def mirror_status(self) -> MirrorStatus | None:
+        """What has been copied to the mirror; None without one."""
+        return None if self._copier is None else self._copier.status
+
+    async def flush_mirror(self, timeout: float | None = None) -> bool:
+        """Wait until the pending checkpoints have been copied to the mirror; a pause between attempts ends.
+
+        Returns:
+            Whether they have been copied within `timeout` seconds; if not, a warning is logged and the upload continues.
+        """
+        check_secs(timeout, "timeout", optional=True)
+        return self._copier is None or await self._copier.flush(timeout)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out. Needs no lock."""
@@ -140,10 +236,20 @@ class Saver:
         """
         return [(each.path, each.reason) for each in await to_thread(self._directory.verify)]
 
-    async def aclose(self) -> None:
-        """Release the directory. Calling it again has no effect."""
+    async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
+        """Release the directory. Calling it again has no effect.
+
+        Checkpoints that are not in the mirror yet are copied first, the newest one before others, for at most `grace_secs`. A
+        warning names those that are not; the newest one is copied after the next restore.
+        """
+        check_secs(grace_secs, "grace_secs")
         async with self._order:
-            await to_thread(self._directory.close)
+            try:
+                if self._copier is not None:
+                    await self._copier.aclose(grace_secs)
+            finally:
+                self._is_newest_here = False
+                await to_thread(self._directory.close)
 
     async def __aenter__(self) -> Saver:
         return self
@@ -210,7 +316,8 @@ class CheckpointDirectory:
 
     # Saving
 
-    def save(self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
+    def save(self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float], first_sequence: int = 0) -> Checkpoint:
+        """Save a state, with a sequence of at least `first_sequence`."""
         from aiohooks.checkpoint import _encoding
 
         with self._mutex:
@@ -222,12 +329,24 @@ class CheckpointDirectory:
                 names = self._files.list_names(dir_fd)
                 self._remove_unfinished(dir_fd, names)
                 self._check_space(dir_fd, arrays.size + len(data) + _MANIFEST_BYTES)
-                name = Name(_format.next_sequence(names), step)
+                name = Name(max(_format.next_sequence(names), first_sequence), step)
                 contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
                 manifest = self._commit(dir_fd, names, name, metrics, contents, arrays.version)
             saved = self._known[name] = self._checkpoint(manifest)
             self._remove_old(dir_fd, names, saved)
             return saved
+
+    def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
+        """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents` pass as they are."""
+        name = manifest.name
+        with self._mutex, _error_context(f"checkpoint {name} was not downloaded to {self.path}"):
+            dir_fd = self._lock.acquire()
+            names = self._files.list_names(dir_fd)
+            self._remove_unfinished(dir_fd, names)
+            if str(name) in names:
+                raise FileExistsError(errno.EEXIST, f"{name} exists, is damaged, and cannot be set aside")
+            self._check_space(dir_fd, manifest.size + _MANIFEST_BYTES)
+            self._commit(dir_fd, names, name, manifest.metrics, contents, manifest.version)
 
     def _remove_unfinished(self, dir_fd: int, names: set[str]) -> None:
         """Remove the leftovers of a writer that was killed. Only the holder of the lock may."""
@@ -292,20 +411,15 @@ class CheckpointDirectory:
     def _remove_old(self, dir_fd: int, names: set[str], saved: Checkpoint) -> None:
         """Remove what the policy does not keep. Errors are logged: the new checkpoint is durable."""
         try:
-            there = self._sound(dir_fd, names)
-            newest_of_step: dict[int, Checkpoint] = {}
-            for each in there:
-                newest_of_step.setdefault(each.step, each)
-            kept = self._keep.kept(list(newest_of_step.values()))
-            old = [Name(each.sequence, each.step) for each in there if each != saved and each not in kept]
+            removed = not_kept(self._keep, self._sound(dir_fd, names), saved)
         except OSError as error:
             _logger.warning("no old checkpoint is removed: the existing ones could not be read (%s)", error)
             return
         except Exception:
             _logger.exception("no old checkpoint is removed: the policy %r failed", self._keep)
             return
-        if old:
-            self._remove(dir_fd, names, old)
+        if removed:
+            self._remove(dir_fd, names, [Name(each.sequence, each.step) for each in removed])
 
     def _remove(self, dir_fd: int, names: set[str], old: list[Name]) -> None:
         """Remove checkpoints. Each is renamed first, durably, so that a part of one never has the name of a checkpoint."""

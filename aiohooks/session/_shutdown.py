@@ -228,7 +228,7 @@ class Shutdown:
             await complete(session.aclose(), "the raw session")
         await complete(self._hooks.close(error or background, errors))
         if isinstance(supervisor.creator, ChiefSessionCreator):
-            await complete(supervisor.creator.aclose(), "its creator")
+            await complete(supervisor.creator.aclose(grace_secs=self._grace_secs), "its creator")
         if supervisor.store is not None:
             await complete(supervisor.store.flush(_FLUSH_SECS), "its step store")
         if self._complete.is_set():  # it took longer than the grace period after a cancellation

@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
 from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.checkpoint import Saver
 from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
@@ -310,15 +311,17 @@ class ChiefSessionCreator:
             await self.global_step.mark_initialised()
         return session
 
-    async def aclose(self) -> None:
-        """Release the checkpoint directory and the lead; called by the monitored session at its end.
+    async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
+        """Release the checkpoint directory and the lead; called by the monitored session at its end, with its grace period.
 
-        A given `Saver` is not closed.
+        A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at most `grace_secs`.
         """
         lead, self._lead = self._lead, None
         try:
             if self._saver is not None and self._own_saver:
-                await self._saver.aclose()
+                await self._saver.aclose(grace_secs=grace_secs)
+            elif self._saver is not None:
+                await self._saver.flush_mirror(grace_secs)
         finally:
             if lead is not None:
                 await lead.__aexit__(None, None, None)

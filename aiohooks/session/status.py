@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.await_chain import task_wait
+from aiohooks.checkpoint.mirror import MirrorStatus
 from aiohooks.dispatch.calls import HookCalls
 from aiohooks.errors import safe_repr
 from aiohooks.session.hook import SessionRunHook
@@ -73,6 +74,7 @@ class SessionStatus:
         steps: statistics of its step store: waiters, latest step, publishers.
         feeds_unused: the number of elements of feeds that were taken ahead and not used, so far.
         pause_reason: why the session is paused; None if it is not.
+        mirror: what the session's `Saver` has copied to its mirror; None without one.
     """
 
     state: str
@@ -91,6 +93,7 @@ class SessionStatus:
     steps: StoreStatistics | None = None
     feeds_unused: int = 0
     pause_reason: str | None = None
+    mirror: MirrorStatus | None = None
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
@@ -108,6 +111,8 @@ class SessionStatus:
             lines.append(f"elements of feeds taken ahead: {self.feeds_unused}")
         if self.pause_reason is not None:
             lines.append(f"paused: {self.pause_reason}")
+        if self.mirror is not None:
+            lines.append(str(self.mirror))
         if self.stop_reason is not None:
             lines.append(f"stop requested: {self.stop_reason}")
         if self.recoveries:
@@ -134,6 +139,7 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
     failure = supervisor.recovery_error or next(iter([*supervisor.coord.errors, *supervisor.root.errors]), None)
     gather = run_lock.gather
     now = None if gather.now is None or run_lock.state == "closed" else gather.now()
+    saver = None if supervisor.session is None else supervisor.session.saver
     coords = dict.fromkeys([supervisor.root, supervisor.coord])
     return SessionStatus(
         state=run_lock.state,
@@ -152,6 +158,7 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
         steps=None if supervisor.store is None else supervisor.store.statistics(),
         feeds_unused=sum(len(feeds.unused) for feeds in supervisor.feeds),
         pause_reason=supervisor.root.pause_reason,
+        mirror=None if saver is None else saver.mirror_status,
     )
 
 

@@ -137,3 +137,31 @@ def test_a_directory_that_cannot_be_read(
     code, lines = run(tmp_path, capsys)
     assert code == 1
     assert lines == ["[Errno 13] the checkpoints cannot be read: Permission denied"]
+
+
+def test_a_mirror_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The URL of a mirror is read completely, too; uploads that are not finished are left out."""
+    saved(tmp_path, 1, 2, 3)
+    url = f"file://{tmp_path}"
+    (tmp_path / "step-000000000003.000003" / "manifest.json").unlink()
+    arrays = tmp_path / "step-000000000002.000002" / "arrays.safetensors"
+    assert checkpoints(url) == 0
+    capsys.readouterr()
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"\xff")
+    assert checkpoints(url) == 1
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "step sequence size metrics state",
+        "2 2 164 B - arrays.safetensors does not have the checksum in the manifest",
+        "1 1 164 B - good",
+        "",
+        "A restore would read step 1 (step-000000000001.000001), the newest good one, and skip step-000000000002.000002.",
+    ]
+    assert names(tmp_path) == ["step-000000000001.000001", "step-000000000002.000002", "step-000000000003.000003"]
+    assert checkpoints(f"{url}/missing") == 1
+    assert capsys.readouterr().out == "There are no checkpoints; a restore would return None.\n"
+
+
+def test_a_mirror_that_cannot_be_read_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the error of the file system."""
+    assert checkpoints("local://\0") == 1
+    assert capsys.readouterr().err.startswith("the mirror could not be read: ValueError: ")

@@ -26,6 +26,7 @@ EXTRAS: dict[str, str] = {
     "numpy": "aiohooks.checkpoint._encoding",
     "msgspec": "aiohooks.checkpoint._encoding",
     "torch": "aiohooks.checkpoint._torch",
+    "fsspec": "aiohooks.checkpoint._remote",
     "tensorboardX": "aiohooks.hooks._tensorboard",
     "rich": "aiohooks.hooks._rich",
     "matplotlib": "aiohooks.hooks._plot",

@@ -96,7 +96,7 @@ SIGNATURES: dict[str, str | None] = {
     "ChiefSessionCreator": "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None, lead=True, "
     "session_factory=<type>)",
     "ChiefSessionCreator.create_session": "async (self)",
-    "ChiefSessionCreator.aclose": "async (self)",
+    "ChiefSessionCreator.aclose": "async (self, *, grace_secs=10.0)",
     "Clock": None,
     "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>, background=<object>, "
     "max_pending=<object>, disable_after=<object>)",
@@ -208,12 +208,16 @@ SIGNATURES: dict[str, str | None] = {
     ),
     "checkpoint.Restored": None,
     "run": "(main, *args)",
-    "Saver": "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False)",
+    "checkpoint.Mirror": ("(url, storage_options=None, max_pending=1, read_back=True, timeout_secs=60.0, backoff=<Backoff>)"),
+    "checkpoint.MirrorStatus": None,
+    "Saver": "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False, mirror=None)",
+    "Saver.mirror_status": "property",
+    "Saver.flush_mirror": "async (self, timeout=None)",
     "Saver.save": "async (self, state, step, *, metrics=None)",
     "Saver.restore": "async (self, step=None)",
     "Saver.checkpoints": "async (self)",
     "Saver.verify": "async (self)",
-    "Saver.aclose": "async (self)",
+    "Saver.aclose": "async (self, *, grace_secs=10.0)",
     "Scaffold": (
         "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, tracked=None, "
         "copy_from_scaffold=None)"

@@ -1,0 +1,482 @@
+"""Mirrors: each committed checkpoint is copied to a file system of fsspec in the background, and back if it is missing here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import itertools
+import logging
+import queue
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks._aio.clock import sleep, wake, wake_after
+from aiohooks._aio.fork import call_after_fork
+from aiohooks._validate import check_instance, check_int, check_mapping, check_secs
+from aiohooks.checkpoint import _format
+from aiohooks.checkpoint._files import Files
+from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError
+from aiohooks.checkpoint.checkpoint import Checkpoint
+from aiohooks.checkpoint.policies import KeepPolicy
+from aiohooks.errors import CheckpointError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aiohooks.checkpoint._remote import Alive, RemoteDirectory
+
+_logger = logging.getLogger("aiohooks")
+T = TypeVar("T")
+
+_READ_ATTEMPTS = 3
+"""How often a restore tries to read the mirror."""
+_PIECES_AHEAD = 8
+"""How many pieces of a download may wait to be written."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Mirror:
+    """Where and how the checkpoints of a `Saver` are mirrored.
+
+    Args:
+        url: a directory of any file system that fsspec knows, such as "s3://bucket/run". Only one run may write there.
+        storage_options: arguments of the file system, such as credentials and time limits.
+        max_pending: how many checkpoints may wait for their upload; a newer one replaces the oldest that has not begun. The
+            newest one always waits until it has been copied.
+        read_back: whether to read each file back after its upload and to verify its checksum. Otherwise only its size is
+            compared; the manifest is read back in any case.
+        timeout_secs: an upload or download without any progress for so long has failed.
+        backoff: the pauses between attempts of an upload, which have no end, and of reading in a restore, which are three.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+    """
+
+    url: str
+    storage_options: Mapping[str, Any] | None = None
+    max_pending: int = 1
+    read_back: bool = True
+    timeout_secs: float = 60.0
+    backoff: Backoff = Backoff(initial_secs=1.0, max_secs=60.0)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url:
+            raise InvalidArgumentError(f'the URL of a mirror is {self.url!r}; give a str such as "s3://bucket/run"')
+        check_mapping(self.storage_options, "storage_options")
+        check_int(self.max_pending, "max_pending", 1)
+        check_secs(self.timeout_secs, "timeout_secs", positive=True)
+        check_instance(self.backoff, Backoff, "backoff")
+
+    def __repr__(self) -> str:
+        return f"Mirror({str(self)!r})"
+
+    def __str__(self) -> str:
+        """Return the URL without user and password."""
+        return re.sub(r"(?<=://)[^/]*@", "", self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorStatus:
+    """What a `Saver` has copied to its mirror.
+
+    Attributes:
+        url: the mirror, without user and password.
+        latest_step: the step of the checkpoint that was copied last, or found to be there; None before the first.
+        copied: how many checkpoints have been copied.
+        pending: how many are being copied or wait for it.
+        replaced: how many were not copied, because newer ones replaced them while the mirror was slow or away.
+        failures: how many attempts have failed.
+        error: why the last attempt failed; None if it did not.
+    """
+
+    url: str
+    latest_step: int | None = None
+    copied: int = 0
+    pending: int = 0
+    replaced: int = 0
+    failures: int = 0
+    error: str | None = None
+
+    def __str__(self) -> str:
+        parts = [f"mirror {self.url}: {self.copied} copied"]
+        if self.latest_step is not None:
+            parts.append(f"latest step {self.latest_step}")
+        for number, what in ((self.pending, "pending"), (self.replaced, "replaced by newer ones"), (self.failures, "failures")):
+            if number:
+                parts.append(f"{number} {what}")
+        if self.error is not None:
+            parts.append(f"failing: {self.error}")
+        return ", ".join(parts)
+
+
+class MirrorError(Exception):
+    """The mirror could not be read or written. Private to this package."""
+
+
+class _MirrorStalledError(MirrorError):
+    """A call made no progress for `timeout_secs`."""
+
+
+class _RemovedHereError(Exception):
+    """`keep` or a user removed a checkpoint here before its upload began."""
+
+
+class _LeftBehindError(Exception):
+    """Ends the thread of a call that its caller no longer waits for."""
+
+
+_PASSED_ON = (DamagedError, NewerVersionError, _RemovedHereError)
+"""What a call in a thread raises besides `MirrorError`."""
+
+
+class Copier:
+    """Copies checkpoints to a mirror and back.
+
+    A file system may block indefinitely, and a thread cannot be stopped. So each call runs in a daemon thread that does not keep
+    the process alive. If it makes no progress, it is left behind; it ends at its next operation.
+    """
+
+    def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
+        from aiohooks.checkpoint import _remote
+
+        _remote.check_url(mirror.url)
+        self.mirror = mirror
+        self._keep = keep
+        self._make_remote = functools.partial(_remote.RemoteDirectory, mirror.url, mirror.storage_options or {})
+        self._reset()
+        self._copied = self._replaced = self._failures = 0
+        self._error: str | None = None
+        self._latest_step: int | None = None
+        call_after_fork(self)
+
+    def _reset(self) -> None:
+        self._remote: RemoteDirectory = self._make_remote()
+        self._newest_there: int | None = None
+        self._pending: deque[Checkpoint] = deque()
+        self._current: Checkpoint | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._pause: asyncio.Future[None] | None = None
+
+    def after_fork(self) -> None:
+        """Forget the parent's uploads in a forked child, which has neither its threads nor its connections."""
+        self._reset()
+
+    @property
+    def status(self) -> MirrorStatus:
+        return MirrorStatus(
+            url=str(self.mirror),
+            latest_step=self._latest_step,
+            copied=self._copied,
+            pending=len(self._pending) + (self._current is not None),
+            replaced=self._replaced,
+            failures=self._failures,
+            error=self._error,
+        )
+
+    @property
+    def first_sequence(self) -> int:
+        """The least sequence of a new checkpoint, which must be later than all in the mirror.
+
+        If these are unknown, it is the time: later than any sequence that was counted, and than one that was chosen so before.
+        """
+        return int(time.time()) if self._newest_there is None else self._newest_there + 1
+
+    # Copying there
+
+    def submit(self, checkpoint: Checkpoint) -> None:
+        """Copy a committed checkpoint in the background."""
+        self._pending.append(checkpoint)
+        self._drop_replaced()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._copy_pending(), name=f"copies to {self.mirror}")
+
+    def _drop_replaced(self) -> None:
+        while len(self._pending) > self.mirror.max_pending:
+            self._pending.popleft()
+            self._replaced += 1
+
+    async def _copy_pending(self) -> None:
+        attempt = 0
+        while self._pending:
+            checkpoint = self._current = self._pending.popleft()
+            try:
+                await self._copy(checkpoint)
+            except (MirrorError, DamagedError) as error:
+                attempt += 1
+                self._note_failure(checkpoint, str(error), first=attempt == 1)
+                self._pending.appendleft(checkpoint)
+                self._drop_replaced()
+            else:
+                attempt = 0
+            finally:
+                self._current = None
+            if attempt:
+                await self._wait_before(attempt)
+
+    async def _copy(self, checkpoint: Checkpoint) -> None:
+        remote, keep, read_back = self._remote, self._keep, self.mirror.read_back
+        try:
+            uploaded = await self._in_thread(lambda alive: _upload(remote, checkpoint, alive, read_back=read_back))
+        except _RemovedHereError:
+            self._replaced += 1
+            return
+        if self._error is not None:
+            _logger.info("mirror %s: the checkpoint of step %d was copied; it works again", self.mirror, checkpoint.step)
+        self._copied, self._latest_step, self._error = self._copied + uploaded, checkpoint.step, None
+        if not uploaded:
+            return
+        name = Name(checkpoint.sequence, checkpoint.step)
+        if self._newest_there is not None:
+            self._newest_there = max(self._newest_there, name.sequence)
+        try:
+            await self._in_thread(lambda alive: remote.remove_old(keep, name, alive))
+        except MirrorError as error:
+            _logger.warning("mirror %s: old checkpoints could not be removed (%s); the next copy tries again", self.mirror, error)
+
+    def _note_failure(self, checkpoint: Checkpoint, reason: str, *, first: bool) -> None:
+        self._failures += 1
+        self._error = reason
+        if first:
+            _logger.warning(
+                "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and training continues",
+                self.mirror,
+                checkpoint.step,
+                reason,
+            )
+
+    async def _wait_before(self, attempt: int) -> None:
+        """Wait before the next attempt; `flush` ends the pause."""
+        self._pause = asyncio.get_running_loop().create_future()
+        timer = wake_after(self._pause, self.mirror.backoff.pause_secs(attempt))
+        try:
+            await self._pause
+        finally:
+            timer.cancel()
+            self._pause = None
+
+    async def flush(self, secs: float | None) -> bool:
+        """Wait until all pending checkpoints have been copied, at most `secs`; return whether they have."""
+        if self._pause is not None:
+            wake(self._pause)
+        if self._task is None:
+            return True
+        if len(self._pending) > 1:
+            self._pending.rotate(1)  # the newest first: there may be no time for the others
+        complete = await wait_done([self._task], secs)
+        if not complete:
+            steps = ", ".join(str(each.step) for each in (self._current, *self._pending) if each is not None)
+            _logger.warning(
+                "mirror %s: not copied within %s s: the checkpoints of the steps %s (%s)",
+                self.mirror,
+                secs,
+                steps,
+                self._error or "it is slow",
+            )
+        return complete
+
+    async def aclose(self, grace_secs: float) -> None:
+        """Wait for the pending checkpoints, at most `grace_secs`, and give up the others."""
+        try:
+            await self.flush(grace_secs)
+        finally:
+            task = self._task
+            self._reset()
+            if task is not None and not task.done():
+                task.cancel()
+                task.add_done_callback(retrieve_exception)
+                await wait_done([task], None)
+
+    # Copying back
+
+    async def names(self) -> list[Name]:
+        """Return the names in the mirror, newest first.
+
+        Raises:
+            MirrorError: it could not be read.
+        """
+        names = await self._with_retries(lambda: self._in_thread(lambda alive: self._remote.names(alive)))
+        self._newest_there = max((name.sequence for name in names), default=0)
+        return names
+
+    async def download(self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]) -> str | None:
+        """Call `commit` in a thread with a checkpoint of the mirror; return its damage, or None.
+
+        Raises:
+            MirrorError: it could not be read.
+            CheckpointError: it could not be written here, or has a later version of the format.
+        """
+        try:
+            return await self._with_retries(lambda: self._download(name, commit))
+        except DamagedError as error:
+            return str(error)
+        except NewerVersionError as error:
+            raise CheckpointError(
+                errno.ENOTSUP,
+                f"{self.mirror}/{name} has version {error} of the format, and this aiohooks reads versions up to "
+                f"{_format.VERSION}; install a later one",
+            ) from None
+
+    async def _download(self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]) -> str | None:
+        manifest = await self._in_thread(lambda alive: self._remote.read_manifest(name, alive))
+        if manifest is None:
+            return "its upload was not finished"
+        pipe = _Pipe()
+        reading = asyncio.get_running_loop().create_task(
+            self._in_thread(lambda alive: _read(self._remote, manifest, pipe, alive)), name=f"download of {name}"
+        )
+        reading.add_done_callback(pipe.end)
+        try:
+            contents = {file: pipe.file() for file in manifest.files}
+            await to_thread(commit, manifest, contents, on_cancel=reading.cancel)
+        finally:
+            pipe.close()
+            reading.cancel()
+            await wait_done([reading], None)
+        return None
+
+    async def _with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
+        for attempt in range(1, _READ_ATTEMPTS):
+            try:
+                return await call()
+            except _MirrorStalledError:
+                raise
+            except MirrorError as error:
+                _logger.info("mirror %s: attempt %d failed (%s)", self.mirror, attempt, error)
+                await sleep(self.mirror.backoff.pause_secs(attempt))
+        return await call()
+
+    async def _in_thread(self, fn: Callable[[Alive], T]) -> T:
+        """Call a blocking function in a daemon thread.
+
+        Raises:
+            MirrorError: the call failed, or made no progress for `timeout_secs`.
+            DamagedError: as the function raised it, like the other errors of `_PASSED_ON`.
+        """
+        secs = self.mirror.timeout_secs
+        call = _Call(fn, asyncio.get_running_loop())
+        threading.Thread(target=call.run, name=f"aiohooks: mirror {self.mirror}", daemon=True).start()
+        try:
+            while not call.future.done():
+                seen = call.progress
+                if not await wait_done([call.future], secs) and call.progress == seen:
+                    self._remote = self._make_remote()  # the connections of the old one may be dead
+                    raise _MirrorStalledError(f"no progress for {secs} s")
+        finally:
+            call.left_behind = True
+        return call.future.result()
+
+
+class _Call(Generic[T]):
+    """A call in a thread of its own."""
+
+    def __init__(self, fn: Callable[[Alive], T], loop: asyncio.AbstractEventLoop) -> None:
+        self._fn = fn
+        self._loop = loop
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.future.add_done_callback(retrieve_exception)  # its caller may have been cancelled
+        self.progress = 0
+        self.left_behind = False
+
+    def run(self) -> None:
+        # No error with its traceback: the frames refer to open files, whose finalisers would block the event loop.
+        error: Exception | None = None
+        result: Any = None
+        try:
+            result = self._fn(self._note_progress)
+        except _PASSED_ON as raised:
+            error = type(raised)(*raised.args)
+        except Exception as raised:
+            error = MirrorError(f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._set_outcome, result, error)
+
+    def _set_outcome(self, result: T, error: Exception | None) -> None:
+        if self.left_behind:
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+    def _note_progress(self) -> None:
+        self.progress += 1
+        if self.left_behind:
+            raise _LeftBehindError
+
+
+class _Pipe:
+    """The files of a checkpoint on their way from the thread that reads the mirror to the one that writes them here."""
+
+    def __init__(self) -> None:
+        self._pieces: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_PIECES_AHEAD)
+        self._closed = False
+
+    def put(self, piece: bytes | None, alive: Alive) -> None:
+        """Put a piece, or None at the end of a file; wait while the writer is behind."""
+        while not self._closed and not self._room.acquire(timeout=1.0):
+            alive()  # a slow disk here is no stall of the mirror
+        if self._closed:
+            raise _LeftBehindError
+        self._pieces.put(piece)
+
+    def file(self) -> Iterator[bytes]:
+        """Iterate over the next file; raise the error of the reader."""
+        while (piece := self._pieces.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            self._room.release()
+            yield piece
+        self._room.release()
+
+    def end(self, reading: asyncio.Task[None]) -> None:
+        """End the writer, too, if the reader has failed."""
+        if reading.cancelled():
+            self._pieces.put(MirrorError("the download was cancelled"))
+        elif (error := reading.exception()) is not None:
+            self._pieces.put(error)
+
+    def close(self) -> None:
+        """End the reader."""
+        self._closed = True
+        self._room.release()
+
+
+def _upload(remote: RemoteDirectory, checkpoint: Checkpoint, alive: Alive, *, read_back: bool) -> bool:
+    """Upload a checkpoint; return False if it was there already."""
+    files, path = Files(), checkpoint.path
+    with contextlib.ExitStack() as opened:
+        try:
+            parent = opened.enter_context(files.directory(path.parent))
+            fd = opened.enter_context(files.directory(path.name, dir_fd=parent))
+            data = files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
+            manifest = _format.decode(data, Name(checkpoint.sequence, checkpoint.step))
+            # Opened now: they can be read to their end when the checkpoint is removed here meanwhile.
+            contents = {
+                file: _begun(opened.enter_context(contextlib.closing(files.read_pieces(file, dir_fd=fd, size=entry.size))))
+                for file, entry in manifest.files.items()
+            }
+        except (FileNotFoundError, DamagedError):
+            if path.exists():
+                raise
+            raise _RemovedHereError from None
+        return remote.upload(data, manifest, contents, alive, read_back=read_back)
+
+
+def _begun(pieces: Generator[bytes]) -> Iterator[bytes]:
+    """Return the same pieces; the first one has been read."""
+    return itertools.chain(tuple(itertools.islice(pieces, 1)), pieces)
+
+
+def _read(remote: RemoteDirectory, manifest: Manifest, pipe: _Pipe, alive: Alive) -> None:
+    for file, entry in manifest.files.items():
+        for piece in remote.read_file(manifest.name, file, entry, alive):
+            pipe.put(piece, alive)
+        pipe.put(None, alive)

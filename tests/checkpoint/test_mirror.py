@@ -1,0 +1,514 @@
+"""Mirrors: what is copied there and when, faults of the file system, and that a run never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]
+import pytest
+
+from aiohooks import Backoff
+from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.testing import ManualClock
+from tests.support.checkpoint_files import names, same, state_of
+from tests.support.extras import hide
+from tests.support.faulty_files import Disk
+from tests.support.waiting import until_true
+
+QUICKLY = Backoff(0, 0)
+FILES = ("arrays.safetensors", "manifest.json", "state.msgpack")
+
+
+async def reached(event: threading.Event) -> None:
+    """Wait until a thread has set an event."""
+    assert await asyncio.to_thread(event.wait, 30)
+
+
+async def restored_step(path: Path, mirror: Any, **options: Any) -> int | None:
+    """Return the step that a Saver of this directory restores, after checking its state."""
+    async with Saver(path, mirror=mirror, **options) as saver:
+        restored = await saver.restore()
+    assert restored is None or same(restored.state, state_of(restored.checkpoint.step))
+    return None if restored is None else restored.checkpoint.step
+
+
+async def mirrored(path: Path, disk: Disk, *steps: int, keep: KeepPolicy = KeepNewest(5)) -> None:
+    """Save steps and copy each one to the disk."""
+    async with Saver(path, mirror=disk.mirror(), keep=keep) as saver:
+        await saver.restore()
+        for step in steps:
+            await saver.save(state_of(step), step)
+            assert await saver.flush_mirror()
+
+
+@pytest.mark.parametrize("kind", ["memory", "directory"])
+async def test_a_lost_directory_is_restored_from_the_mirror(tmp_path: Path, kind: str) -> None:
+    """Each committed checkpoint is copied; a Saver of an empty directory continues from the newest, in the same order."""
+    url = f"memory://{tmp_path.name}/{kind}/run" if kind == "memory" else str(tmp_path / "missing" / "mirror")
+    async with Saver(tmp_path / "a", mirror=url) as saver:
+        assert await saver.restore() is None
+        for step in (10, 20, 15):
+            await saver.save(state_of(step), step, metrics={"loss": step / 2})
+            assert await saver.flush_mirror(30)
+        assert saver.mirror_status == MirrorStatus(url, latest_step=15, copied=3)
+    fs, root = fsspec.core.url_to_fs(url)
+    found = sorted(path.removeprefix(root).lstrip("/") for path in fs.find(root))
+    assert found == [f"{name}/{file}" for name in names(tmp_path / "a") for file in FILES]
+    async with Saver(tmp_path / "b", mirror=url) as saver:
+        restored = await saver.restore()
+        assert restored is not None
+        assert same(restored.state, state_of(15))
+        assert restored.checkpoint.path == tmp_path / "b" / "step-000000000015.000003"
+        assert dict(restored.checkpoint.metrics) == {"loss": 7.5}
+        assert (await saver.save(state_of(30), 30)).sequence == 4
+    for file in FILES:
+        one, other = (tmp_path / each / "step-000000000015.000003" / file for each in "ab")
+        assert one.read_bytes() == other.read_bytes()
+    if kind == "memory":
+        fs.rm(root, recursive=True)
+
+
+async def test_the_manifest_is_written_last_and_read_back(tmp_path: Path) -> None:
+    """First the files, each verified; then the manifest, which is read back: only then is it a checkpoint."""
+    disk = Disk()
+    await mirrored(tmp_path, disk, 7)
+    name = "step-000000000007.000001"
+    done = [(operation, path.removeprefix(f"{name}/")) for operation, path in disk.log if path.startswith(name)]
+    arrays, manifest, state = FILES
+    written = [("open wb", arrays), ("write", arrays), ("close", arrays), ("open wb", state), ("write", state), ("close", state)]
+    verified = [(each, file) for file in (arrays, state) for each in ("info", "open rb", "read", "read")]
+    last = [("open wb", manifest), ("write", manifest), ("close", manifest), ("open rb", manifest), ("read", manifest)]
+    assert done == [("open rb", manifest), *written, *verified, *last]
+
+
+async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -> None:
+    """By the Saver's policy, the manifest of each first; other files stay, also inside a checkpoint."""
+    disk = Disk()
+    await mirrored(tmp_path, disk, 1, 2)
+    strange = {"disk/run/notes.txt": b"mine", "disk/run/step-1/manifest.json": b"", "disk/other/step-000000000001.000001/x": b""}
+    inside = {"disk/run/step-000000000001.000001/mine": b"mine"}
+    disk.files.update({**strange, **inside})
+    disk.log.clear()
+    await mirrored(tmp_path, disk, 3, 4, keep=KeepNewest(2) | KeepEvery(100))
+    assert [name for name in disk.checkpoints() if name != "step-1"] == [
+        "step-000000000001.000001",  # by KeepEvery
+        "step-000000000003.000003",
+        "step-000000000004.000004",
+    ]
+    assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
+    removed = [path for operation, path in disk.log if operation == "remove"]
+    assert removed == [f"step-000000000002.000002/{file}" for file in ("manifest.json", "arrays.safetensors", "state.msgpack")]
+    later = disk.log[disk.log.index(("remove", removed[0])) :]
+    assert {operation for operation, path in later} == {"remove"}
+    await mirrored(tmp_path, disk, 5, keep=KeepNewest(1))
+    assert [name for name in disk.checkpoints() if name != "step-1"] == ["step-000000000005.000005"]
+    assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
+
+
+async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the copy is complete."""
+
+    class Failing(KeepPolicy):
+        def kept(self, checkpoints: Any) -> Any:
+            raise ZeroDivisionError
+
+    disk = Disk()
+    await mirrored(tmp_path, disk, 1, 2, keep=Failing())
+    assert disk.steps() == [1, 2]
+    assert "old checkpoints could not be removed (ZeroDivisionError)" in caplog.text
+
+
+async def count_of_operations(path: Path) -> int:
+    """Return how many operations a second upload and the removal of the first take."""
+    disk = Disk()
+    await mirrored(path, disk, 1)
+    disk.log.clear()
+    await mirrored(path, disk, 2, keep=KeepNewest(1))
+    return len(disk.log)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+async def test_any_operation_may_fail(tmp_path: Path, partial: bool) -> None:
+    """Whichever fails, the copy is made again until it is complete; what could not be removed is removed after the next one."""
+    total = await count_of_operations(tmp_path / "count")
+    assert total > 20
+    for number in range(total):
+        disk, path = Disk(partial=partial), tmp_path / str(number)
+        await mirrored(path, disk, 1)
+        disk.log.clear()
+        failing = len(disk.log) + number + 1
+
+        def fail_once(operation: str, where: str, disk: Disk = disk, failing: int = failing) -> None:
+            if len(disk.log) == failing:
+                raise OSError(f"{operation} {where}")
+
+        disk.before = fail_once
+        async with Saver(path, mirror=disk.mirror(backoff=QUICKLY), keep=KeepNewest(1)) as saver:
+            await saver.save(state_of(2), 2)
+            assert await saver.flush_mirror(30)
+            status = saver.mirror_status
+            assert status is not None
+            assert (status.copied, status.pending, status.error) == (1, 0, None) or status.latest_step == 2
+            disk.heal()
+            await saver.save(state_of(3), 3)
+        assert disk.steps() == [3], number
+        assert await restored_step(tmp_path / "new" / str(number), disk.mirror()) == 3
+
+
+@pytest.mark.parametrize("partial", [False, True])
+async def test_a_process_that_dies_leaves_no_half_checkpoint(tmp_path: Path, partial: bool) -> None:
+    """After each operation that may be the last: the older checkpoint is restored or the new one, and both are complete."""
+    total = await count_of_operations(tmp_path / "count")
+    seen: list[int | None] = []
+    for number in range(total + 1):
+        disk, path = Disk(partial=partial), tmp_path / str(number)
+        await mirrored(path, disk, 1)
+        last = len(disk.log) + number
+
+        def die(operation: str, where: str, disk: Disk = disk, last: int = last) -> None:
+            if len(disk.log) > last:
+                raise ConnectionError("dead")
+
+        disk.before = die
+        async with Saver(path, mirror=disk.mirror(backoff=Backoff(99, 99, False)), keep=KeepNewest(1)) as saver:
+            await saver.save(state_of(2), 2)
+            await until_true(functools.partial(is_settled, saver))
+            await saver.aclose(grace_secs=0)
+        disk.heal()
+        seen.append(await restored_step(tmp_path / "new" / str(number), disk.mirror()))
+    assert seen == sorted(seen, key=lambda step: step or 0), "once it is there it stays"
+    assert set(seen) == {1, 2}
+
+
+def no_threads() -> bool:
+    """Return whether no thread of a mirror is left."""
+    return not any("aiohooks: mirror" in thread.name for thread in threading.enumerate())
+
+
+def is_settled(saver: Saver) -> bool:
+    """Return whether an attempt has failed, or all are copied and what was old is removed."""
+    status = saver.mirror_status
+    assert status is not None
+    return bool(status.failures) or not status.pending
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("loss", ["missing", "truncated", "longer", "changed"])
+async def test_what_is_lost_in_an_upload_is_uploaded_again(tmp_path: Path, file: str, loss: str) -> None:
+    """A file that the file system took and did not keep is noticed before the manifest is written, or when that is read back."""
+    disk, lost = Disk(), False
+
+    def lose(operation: str, path: str) -> None:
+        nonlocal lost
+        found = next((each for each in disk.files if each.endswith(file)), None)
+        if found is not None and not lost and operation == ("open rb" if file == "manifest.json" else "info"):
+            lost = True
+            data = disk.files.pop(found)
+            changed = {"truncated": data[:-1], "longer": data + b"x", "changed": bytes([data[0] ^ 1]) + data[1:]}
+            if loss != "missing":
+                disk.files[found] = changed[loss]
+
+    disk.before = lose
+    async with Saver(tmp_path / "a", mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+        status = saver.mirror_status
+    assert lost
+    assert status is not None
+    assert (status.copied, status.failures) == (1, 1)
+    assert await restored_step(tmp_path / "b", disk.mirror()) == 1
+
+
+async def test_without_reading_back_sizes_are_compared(tmp_path: Path) -> None:
+    """`read_back=False` reads nothing but the manifest; a file of another size is noticed all the same."""
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(read_back=False, backoff=QUICKLY)) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+        assert {path.rpartition("/")[2] for operation, path in disk.log if operation == "read"} == {"manifest.json"}
+        disk.before = lambda operation, path: disk.files.update(
+            {each: data[:-1] for each, data in disk.files.items() if operation == "info" and len(disk.log) < 80}
+        )
+        await saver.save(state_of(2), 2)
+        assert await saver.flush_mirror(30)
+        assert saver.mirror_status is not None
+        assert saver.mirror_status.failures > 0
+
+
+async def test_a_slow_mirror_holds_nothing_up(tmp_path: Path) -> None:
+    """Saves continue while one is being copied; of those that wait the newest stays, and is copied next."""
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(), keep=KeepNewest(1)) as saver:
+        await saver.restore()
+        with disk.hang("write", once=True) as slow:
+            await saver.save(state_of(1), 1)
+            await reached(slow.reached)
+            for step in (2, 3, 4):
+                await saver.save(state_of(step), step)
+            assert names(tmp_path) == ["step-000000000004.000004"]  # the first is read to its end all the same
+            assert saver.mirror_status == MirrorStatus("faulty://disk/run", pending=2, replaced=2)
+        assert await saver.flush_mirror(30)
+        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=4, copied=2, replaced=2)
+        assert disk.steps() == [4]
+    written = [path.split("/")[0] for operation, path in disk.log if operation == "open wb"]
+    assert list(dict.fromkeys(written)) == ["step-000000000001.000001", "step-000000000004.000004"]
+
+
+async def test_more_may_wait(tmp_path: Path) -> None:
+    """Up to `max_pending`, oldest first; at the end the newest comes first, because there may be no time for the others."""
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(max_pending=3)) as saver:
+        await saver.restore()
+        with disk.hang("write", once=True) as slow:
+            await saver.save(state_of(1), 1)
+            await reached(slow.reached)
+            for step in (2, 3, 4, 5):
+                await saver.save(state_of(step), step)
+            closing = asyncio.create_task(saver.flush_mirror(30))
+            await asyncio.sleep(0)
+        assert await closing
+        assert saver.mirror_status is not None
+        assert saver.mirror_status.replaced == 1
+    written = [int(path.split("/")[0][5:17]) for operation, path in disk.log if operation == "open wb"]
+    assert list(dict.fromkeys(written)) == [1, 5, 3, 4]
+
+
+async def test_one_that_was_removed_here_before_its_upload_is_left_out(tmp_path: Path) -> None:
+    """By the policy of the Saver, or by a user: there is nothing to copy, and it is counted."""
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror()) as saver:
+        await saver.restore()
+        with disk.hang("write", once=True) as slow:
+            await saver.save(state_of(1), 1)
+            await reached(slow.reached)
+            shutil.rmtree((await saver.save(state_of(2), 2)).path)
+        assert await saver.flush_mirror(30)
+        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1, copied=1, replaced=1)
+
+
+async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:
+    """What does not fit its manifest does not become a checkpoint there; the next one does."""
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.restore()
+        with disk.hang("write", once=True) as slow:
+            await saver.save(state_of(1), 1)
+            await reached(slow.reached)
+            arrays = (await saver.save(state_of(2), 2)).path / "arrays.safetensors"
+            arrays.write_bytes(arrays.read_bytes()[:-1] + b"\xff")
+        await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
+        assert saver.mirror_status is not None
+        assert saver.mirror_status.error == "arrays.safetensors does not have the checksum in the manifest"
+        await saver.save(state_of(3), 3)
+        assert await saver.flush_mirror(30)
+    assert disk.steps() == [1, 3]
+
+
+async def test_a_mirror_that_refuses_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
+    """With its reason, which the status has too; attempts come after pauses, and the newest is copied when it works again."""
+    caplog.set_level(logging.INFO, "aiohooks")
+    disk = Disk()
+    disk.fail("open wb")
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=Backoff(10, 40, jitter=False))) as saver:
+        await saver.restore()
+        await saver.save(state_of(1), 1)
+
+        async def failures(count: int) -> None:
+            await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures == count)
+            await asyncio.sleep(0)
+
+        for count, pause in enumerate((10, 20, 40, 40), 1):
+            await failures(count)
+            clock.advance(pause - 1)
+            await asyncio.sleep(0)
+            assert saver.mirror_status == MirrorStatus(
+                "faulty://disk/run", pending=1, failures=count, error="ConnectionRefusedError: refused"
+            )
+            clock.advance(1)
+        await failures(5)
+        assert [record.message for record in caplog.records] == [
+            "mirror faulty://disk/run: the checkpoint of step 1 was not copied (ConnectionRefusedError: refused); trying again, "
+            "and training continues"
+        ]
+        await saver.save(state_of(2), 2)
+        disk.heal()
+        assert await saver.flush_mirror()  # ends the pause
+        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=2, copied=1, replaced=1, failures=5)
+    assert caplog.records[-1].message == "mirror faulty://disk/run: the checkpoint of step 2 was copied; it works again"
+
+
+@pytest.mark.parametrize("operation", ["ls", "open wb", "write", "close", "info", "open rb", "read"])
+async def test_a_mirror_that_hangs_is_left_behind(
+    tmp_path: Path, operation: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After `timeout_secs` without progress a call has failed; the next has a new connection, and the old one changes nothing."""
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror(timeout_secs=30, backoff=QUICKLY), keep=KeepNewest(1)) as saver:
+        await saver.restore()
+        with disk.hang(operation, once=True) as hang:
+            await saver.save(state_of(1), 1)
+            await reached(hang.reached)
+            await saver.save(state_of(2), 2)
+            opened = disk.opened
+            while not caplog.records:
+                clock.advance(30)
+                await asyncio.sleep(0)
+            assert "no progress for 30 s" in caplog.text
+            assert await saver.flush_mirror()
+            assert disk.opened == opened + 1
+            assert disk.steps() == [2]
+            done = len(disk.log)
+        await until_true(no_threads)
+        assert not [path for each, path in disk.log[done:] if each in ("open wb", "write", "remove")]
+        assert disk.steps() == [2]
+
+
+async def test_progress_is_no_stall(tmp_path: Path, clock: ManualClock) -> None:
+    """A long upload that moves is not left behind, however long it takes as a whole."""
+    disk, permits = Disk(), threading.Semaphore(0)
+    waiting = threading.Semaphore(0)
+
+    def slow(operation: str, path: str) -> None:
+        waiting.release()
+        assert permits.acquire(timeout=60)
+
+    async with Saver(tmp_path, mirror=disk.mirror(timeout_secs=30)) as saver:
+        await saver.restore()
+        disk.before = slow
+        await saver.save(state_of(1), 1)
+        while saver.mirror_status is not None and saver.mirror_status.pending:
+            if await asyncio.to_thread(waiting.acquire, timeout=0.05):
+                clock.advance(29)
+                permits.release()
+        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1, copied=1)
+
+
+async def test_the_end_waits_for_the_newest(tmp_path: Path) -> None:
+    """`aclose` ends the pause after a failure, and waits until the newest is there."""
+    disk = Disk()
+    disk.fail()
+    saver = Saver(tmp_path, mirror=disk.mirror(backoff=Backoff(1000, 1000, jitter=False)))
+    await saver.save(state_of(1), 1)
+    await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
+    await asyncio.sleep(0)
+    disk.heal()
+    await saver.aclose()
+    assert disk.steps() == [1]
+
+
+async def test_the_end_waits_for_a_limited_time(tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """After the grace period the steps that are missing are named; the next Saver copies the newest after its restore."""
+    disk = Disk()
+    saver = Saver(tmp_path, mirror=disk.mirror())
+    await saver.restore()
+    with disk.hang("write", once=True) as hang:
+        await saver.save(state_of(1), 1)
+        await reached(hang.reached)
+        await saver.save(state_of(2), 2)
+        closing = asyncio.create_task(saver.aclose(grace_secs=7))
+        await asyncio.sleep(0)
+        clock.advance(6)
+        await asyncio.sleep(0)
+        assert not closing.done()
+        clock.advance(1)
+        await closing
+        assert caplog.messages == [
+            "mirror faulty://disk/run: not copied within 7 s: the checkpoints of the steps 1, 2 (it is slow)"
+        ]
+    await until_true(no_threads)
+    assert disk.checkpoints() == []
+    assert await restored_step(tmp_path, disk.mirror()) == 2
+    assert disk.steps() == [2]
+
+
+@pytest.mark.parametrize("call", ["flush", "aclose"])
+async def test_waiting_can_be_cancelled(tmp_path: Path, call: str) -> None:
+    """A cancelled `flush_mirror` leaves the upload alone; a cancelled `aclose` gives it up and releases the directory."""
+    disk = Disk()
+    saver = Saver(tmp_path, mirror=disk.mirror())
+    await saver.restore()
+    with disk.hang("write", once=True) as hang:
+        await saver.save(state_of(1), 1)
+        await reached(hang.reached)
+        task = asyncio.create_task(saver.flush_mirror() if call == "flush" else saver.aclose())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if call == "aclose":
+            async with Saver(tmp_path) as other:
+                await other.save(state_of(2), 2)
+    await saver.aclose()
+    await until_true(no_threads)
+    assert disk.steps() == ([1] if call == "flush" else [])
+
+
+async def test_another_checkpoint_of_the_same_name_is_not_replaced(tmp_path: Path) -> None:
+    """Two runs that write to one mirror: the second gets an error, and what the first has written stays."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    before = dict(disk.files)
+    async with Saver(tmp_path / "b") as saver:
+        await saver.save({"other": 1}, 1)
+    async with Saver(tmp_path / "b", mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.restore()
+        await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
+        assert saver.mirror_status is not None
+        assert "another checkpoint has the name step-000000000001.000001: a mirror has one writer" in str(saver.mirror_status)
+        assert disk.files == before
+        assert (await saver.save({"other": 2}, 2)).sequence == 2
+        assert await saver.flush_mirror(30)
+    assert disk.steps() == [1, 2]
+
+
+async def test_unfinished_uploads_are_removed(tmp_path: Path) -> None:
+    """What a killed process has left is removed by the next upload; a later one may be in progress elsewhere, and stays."""
+    disk = Disk()
+    left = {f"disk/run/step-000000000001.00000{sequence}/arrays.safetensors": b"half" for sequence in (1, 9)}
+    disk.files.update(left)
+    async with Saver(tmp_path / "a") as saver:
+        for step in (1, 2):
+            await saver.save(state_of(step), step)
+    await mirrored(tmp_path / "a", disk)
+    assert [path for path in left if path in disk.files] == list(left)[1:]
+    assert await restored_step(tmp_path / "b", disk.mirror()) == 2
+
+
+def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong is said when the Saver is made."""
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: Saver(tmp_path, mirror=3), "mirror is 3; give a Mirror"),  # type: ignore[arg-type]
+        (lambda: Saver(tmp_path, mirror=""), "the URL of a mirror is ''; give a str"),
+        (lambda: Saver(tmp_path, mirror="nothing://x"), "mirror has the protocol 'nothing', which fsspec does not know"),
+        (lambda: Saver(tmp_path, mirror="memory://x", read_only=True), "read_only=True and a mirror exclude each other"),
+        (lambda: Mirror("memory://x", max_pending=0), "max_pending is 0"),
+        (lambda: Mirror("memory://x", timeout_secs=0), "timeout_secs is 0"),
+        (lambda: Mirror("memory://x", backoff=1.0), "backoff is 1.0"),  # type: ignore[arg-type]
+        (lambda: Mirror("memory://x", storage_options=3), "storage_options is 3"),  # type: ignore[arg-type]
+    ]
+    for call, message in calls:
+        with pytest.raises(InvalidArgumentError, match=message.replace("(", r"\(")):
+            call()
+    hide(monkeypatch, "fsspec", "aiohooks.checkpoint._remote")
+    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[fsspec\]'"):
+        Saver(tmp_path, mirror="memory://x")
+    Saver(tmp_path)
+
+
+def test_passwords_are_not_shown(tmp_path: Path) -> None:
+    """Neither those in the URL nor the options are in what is shown of a mirror."""
+    mirror = Mirror("ftp://me:secret@host/run", storage_options={"password": "secret"})
+    saver = Saver(tmp_path, mirror=mirror)
+    assert saver.mirror_status is not None
+    assert str(mirror) == "ftp://host/run"
+    assert "secret" not in f"{mirror} {saver.mirror_status} {saver.mirror_status!r} {saver!r}"
+    assert "secret" not in repr(mirror)

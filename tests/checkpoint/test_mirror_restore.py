@@ -1,0 +1,271 @@
+"""Restoring with a mirror: the newest checkpoint that verifies, here or there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from aiohooks.checkpoint import KeepNewest, Saver
+from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
+from aiohooks.testing import ManualClock
+from tests.checkpoint.test_mirror import FILES, QUICKLY, mirrored, no_threads, reached, restored_step
+from tests.support.checkpoint_files import WatchedFs, names, state_of
+from tests.support.faulty_files import Disk
+from tests.support.waiting import until_true
+
+
+async def damaged(disk: Disk, step: int, file: str = "arrays.safetensors") -> None:
+    """Change the last byte of a file of a checkpoint in the mirror."""
+    path = next(path for path in disk.files if f"{step:012d}." in path and path.endswith(file))
+    disk.files[path] = disk.files[path][:-1] + b"\xff"
+
+
+async def test_the_newer_one_wins(tmp_path: Path) -> None:
+    """The one in the mirror if that is later, which is downloaded; the one here if that is, which is then copied there."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1, 2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    await mirrored(tmp_path / "a", disk, 3)
+    assert await restored_step(tmp_path / "b", disk.mirror()) == 3
+    assert names(tmp_path / "b") == names(tmp_path / "a")
+    async with Saver(tmp_path / "b") as saver:
+        await saver.save(state_of(4), 4)
+    assert await restored_step(tmp_path / "b", disk.mirror()) == 4
+    assert disk.steps() == [1, 2, 3, 4]
+    disk.log.clear()
+    assert await restored_step(tmp_path / "b", disk.mirror()) == 4
+    assert not [path for operation, path in disk.log if operation == "open wb"]
+
+
+async def test_the_version_of_the_format_is_kept(tmp_path: Path) -> None:
+    """A checkpoint with tensors, which has a later version than others, comes back with the same files."""
+    disk = Disk()
+    weights = torch.arange(4, dtype=torch.bfloat16)
+    async with Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
+        await saver.restore()
+        path = (await saver.save({"weights": weights}, 1)).path
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        restored = await saver.restore()
+    assert restored is not None
+    assert torch.equal(restored.state["weights"], weights)
+    for file in FILES:
+        assert (restored.checkpoint.path / file).read_bytes() == (path / file).read_bytes()
+
+
+async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
+    """`restore(step)` downloads it if it is not here; a step that is nowhere is an error."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1, 2, 3)
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        restored = await saver.restore(2)
+        assert restored is not None
+        assert restored.checkpoint.sequence == 2
+        assert names(tmp_path / "b") == ["step-000000000002.000002"]
+        with pytest.raises(CheckpointError, match="has no checkpoint of step 7"):
+            await saver.restore(7)
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.checkpoint.step == 3
+
+
+async def test_one_that_is_damaged_here_is_restored_from_there(tmp_path: Path) -> None:
+    """It is set aside, and the same one is downloaded; `set_aside` says so. That happens in a recovery, too."""
+    disk = Disk()
+    async with Saver(tmp_path, mirror=disk.mirror()) as saver:
+        await saver.restore()
+        for step in (1, 2):
+            arrays = (await saver.save(state_of(step), step)).path / "arrays.safetensors"
+            assert await saver.flush_mirror(30)
+        arrays.write_bytes(b"nothing")
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.checkpoint.step == 2
+        assert restored.set_aside == (("step-000000000002.000002", "arrays.safetensors has 7 bytes instead of 104"),)
+    assert names(tmp_path) == ["damaged-step-000000000002.000002", "step-000000000001.000001", "step-000000000002.000002"]
+
+
+async def test_all_that_are_here_are_damaged(tmp_path: Path) -> None:
+    """Then the mirror's are restored."""
+    disk = Disk()
+    await mirrored(tmp_path, disk, 1, 2)
+    for name in names(tmp_path):
+        (tmp_path / name / "state.msgpack").unlink()
+    assert await restored_step(tmp_path, disk.mirror()) == 2
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", ["missing", "truncated", "longer", "changed"])
+async def test_one_that_is_damaged_there_is_skipped(tmp_path: Path, file: str, damage: str) -> None:
+    """Whatever is wrong with it, the one before is downloaded, nothing is left of it here, and there it stays as it is."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1, 2)
+    path = f"disk/run/step-000000000002.000002/{file}"
+    data = disk.files.pop(path)
+    if damage != "missing":
+        disk.files[path] = {"truncated": data[:-1], "longer": data + b"x", "changed": b"?" + data[1:]}[damage]
+    before = dict(disk.files)
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.checkpoint.step == 1
+        assert names(tmp_path / "b") == ["step-000000000001.000001"]
+        assert (await saver.save(state_of(3), 3)).sequence == 3  # later than the damaged one
+        assert {path: disk.files[path] for path in before} == before
+
+
+async def test_none_is_good(tmp_path: Path) -> None:
+    """Damaged checkpoints there are an error, like those here: a run does not begin again by mistake."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    await damaged(disk, 1)
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        with pytest.raises(CorruptCheckpointError, match="the mirror faulty://disk/run has checkpoints and none of them is good"):
+            await saver.restore()
+    (tmp_path / "a" / "step-000000000001.000001" / "state.msgpack").unlink()
+    async with Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
+        with pytest.raises(
+            CorruptCheckpointError, match=r"none of them is good: step-000000000001\.000001: state\.msgpack is missing"
+        ):
+            await saver.restore()
+
+
+async def test_a_mirror_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With a checkpoint here the run continues from it, and what it saves is later than what may be there; without, it fails."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    await mirrored(tmp_path / "a", disk, 2, 3)
+    disk.fail("ls")
+    async with Saver(tmp_path / "new", mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        with pytest.raises(CheckpointError, match="could not be read: ConnectionRefusedError: refused; try again") as raised:
+            await saver.restore()
+        assert raised.value.errno == errno.EIO
+    caplog.clear()
+    async with Saver(tmp_path / "b", mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.checkpoint.step == 1
+        assert caplog.messages == [
+            "the mirror faulty://disk/run could not be read (ConnectionRefusedError: refused): continuing with step 1, "
+            "the newest here"
+        ]
+        disk.log.clear()
+        assert await saver.restore() is not None
+        assert ("ls", "disk/run") not in disk.log  # a recovery does not ask again
+        disk.heal()
+        await saver.save(state_of(2), 2)
+        assert await saver.flush_mirror(30)
+    assert await restored_step(tmp_path / "c", disk.mirror()) == 2
+    assert disk.steps() == [1, 3, 2]
+
+
+async def test_reading_is_tried_again(tmp_path: Path) -> None:
+    """A link that is cut once in a download, anywhere, does not keep the newest from being restored."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1, 2)
+    disk.log.clear()
+    await restored_step(tmp_path / "count", disk.mirror())
+    for number in range(1, 12):
+        disk.log.clear()
+
+        def cut(operation: str, path: str, number: int = number) -> None:
+            if len(disk.log) == number:
+                raise ConnectionResetError("cut")
+
+        disk.before = cut
+        assert await restored_step(tmp_path / str(number), disk.mirror(backoff=QUICKLY)) == 2
+
+
+@pytest.mark.parametrize("operation", ["ls", "read"])
+async def test_a_mirror_that_hangs_is_not_waited_for(tmp_path: Path, operation: str, clock: ManualClock) -> None:
+    """After `timeout_secs` the run continues from what is here, in spite of an unfinished download, of which nothing is left."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    await mirrored(tmp_path / "a", disk, 2)
+    async with Saver(tmp_path / "b", mirror=disk.mirror(timeout_secs=30)) as saver:
+        with disk.hang(operation, "state" if operation == "read" else "") as hang:
+            restoring = asyncio.create_task(saver.restore())
+            await reached(hang.reached)
+            while not restoring.done():
+                clock.advance(30)
+                await asyncio.sleep(0)
+            restored = await restoring
+            assert restored is not None
+            assert restored.checkpoint.step == 1
+            assert names(tmp_path / "b") == ["step-000000000001.000001"]
+        await saver.flush_mirror()
+    await until_true(no_threads)
+
+
+async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
+    """A restore that is cancelled while the mirror hangs ends without it, and the directory can be used again."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        with disk.hang("read", "state") as hang:
+            restoring = asyncio.create_task(saver.restore())
+            await reached(hang.reached)
+            restoring.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await restoring
+            assert names(tmp_path / "b") == []
+        disk.heal()
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.checkpoint.step == 1
+    await until_true(no_threads)
+
+
+async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
+    """A full disk in the middle of a download is an error of the restore; the reader of the mirror ends as well."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    number = 0
+    while True:
+        number += 1
+        path = tmp_path / str(number)
+
+        class FullSaver(Saver):
+            _fs = WatchedFs(number, errno.ENOSPC)
+
+        async with FullSaver(path, mirror=disk.mirror()) as saver:
+            try:
+                restored = await saver.restore()
+            except CheckpointError as error:
+                assert error.errno == errno.ENOSPC  # noqa: PT017
+                assert not path.exists() or names(path) in ([], ["step-000000000001.000001"])
+                continue
+        assert restored is not None
+        if FullSaver._fs.failed is None:
+            break
+    assert number > 30
+    await until_true(no_threads)
+
+
+async def test_space_is_checked_and_the_lock_is_taken(tmp_path: Path) -> None:
+    """A download is refused like a save: by `min_free_bytes`, and beside another writer."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    async with Saver(tmp_path / "b", mirror=disk.mirror(), min_free_bytes=2**62) as saver:
+        with pytest.raises(CheckpointError, match="min_free_bytes"):
+            await saver.restore()
+        async with Saver(tmp_path / "b", mirror=disk.mirror()) as other:
+            with pytest.raises(CheckpointBusyError):
+                await other.restore()
+
+
+async def test_keep_applies_to_what_was_downloaded(tmp_path: Path) -> None:
+    """The next save removes it, here and there."""
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    async with Saver(tmp_path / "b", mirror=disk.mirror(), keep=KeepNewest(1)) as saver:
+        await saver.restore()
+        await saver.save(state_of(2), 2)
+    assert names(tmp_path / "b") == ["step-000000000002.000002"]
+    assert disk.steps() == [2]

@@ -1,0 +1,86 @@
+"""A session whose checkpoints are mirrored: it never waits for the mirror, except at its end and for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.checkpoint import MirrorStatus
+from aiohooks.testing import ManualClock
+from tests.checkpoint.test_mirror import reached
+from tests.support.faulty_files import Disk
+from tests.support.waiting import until_true
+
+
+def graph() -> ah.Graph:
+    graph = ah.Graph()
+    graph.variable("weights", np.zeros(3))
+
+    @graph.train_op(adds_to="weights")
+    async def train() -> object:
+        return np.ones(3)
+
+    return graph
+
+
+async def train(saver: ah.Saver, last_step: int, grace_secs: float = 10) -> MirrorStatus | None:
+    """Train to a step with a save after each; return the status of the mirror before the end."""
+    creator = ah.ChiefSessionCreator(graph(), checkpoint_dir=saver)
+    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=1), save_on_begin=False)]
+    async with ah.AsyncMonitoredSession(creator, hooks, stop_grace_period_secs=grace_secs) as session:
+        while session.global_step.latest.step < last_step:
+            await session.run("train")
+        assert (str(session.status().mirror) in str(session.status())) is (saver.mirror_status is not None)
+        status = session.status().mirror
+    return status
+
+
+async def test_a_run_continues_on_another_machine(tmp_path: Path) -> None:
+    """The end of a session waits until its newest checkpoint is there, also for a Saver that it does not close."""
+    disk = Disk()
+    async with ah.Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
+        await train(saver, 3)
+        assert disk.steps()[-1] == 3
+    async with ah.Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
+        await train(saver, 5)
+        restored = await saver.restore()
+        assert restored is not None
+        assert restored.state["variables"]["weights"].tolist() == [5, 5, 5]
+    assert disk.steps()[-1] == 5
+
+
+async def test_a_mirror_that_hangs_costs_the_grace_period(
+    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All steps are made and saved; the end waits for the grace period of the session, and names what is missing."""
+    disk = Disk()
+    async with ah.Saver(tmp_path, mirror=disk.mirror()) as saver:
+        await saver.restore()
+        with disk.hang("open wb") as hang:
+            training = asyncio.create_task(train(saver, 20, grace_secs=4))
+            await reached(hang.reached)
+            await until_true(lambda: len(saved_steps(tmp_path)) == 5 and 20 in saved_steps(tmp_path))
+            while not training.done():
+                clock.advance(1)
+                await asyncio.sleep(0)
+            status = await training
+            assert status is not None
+            assert (status.copied, status.pending > 0) == (0, True)
+            assert "not copied within 4 s: the checkpoints of the steps" in caplog.text
+    assert disk.steps()[-1] == 20  # the Saver is still open, and has waited longer
+
+
+def saved_steps(path: Path) -> list[int]:
+    """Return the steps of the checkpoints in a directory."""
+    return sorted(int(each.name[5:17]) for each in path.glob("step-*"))
+
+
+async def test_without_a_mirror_there_is_no_status(tmp_path: Path) -> None:
+    """The status of a session has None."""
+    async with ah.Saver(tmp_path) as saver:
+        assert await train(saver, 1) is None
+        assert await saver.flush_mirror()
