@@ -42,6 +42,11 @@ class Sampling:
         self._asked = False
         self._offset: float | None = None
 
+    @property
+    def started(self) -> bool:
+        """Whether `start` has been called."""
+        return self._last is not None
+
     def start(self, step: int) -> bool:
         """Count from this step at the first call, and after a recovery that moved the step back; return whether it does."""
         restarts = self._last is None or step < self._last
@@ -203,17 +208,24 @@ class BackgroundWriter(Generic[T]):
 
     async def put(self, record: T) -> None:
         """Queue a record; wait while the queue is full."""
+        await self.wait_for_room()
+        self.add(record)
+
+    async def wait_for_room(self) -> None:
+        """Wait while the queue is full."""
         self.raise_failure()
         while self.pending_count() >= self._max_queue:
             await self.wait_for_batch()
             self.raise_failure()
+
+    def add(self, record: T) -> None:
+        """Queue a record, also if the queue is full; from any thread."""
         with self._changed:
             self._queue.append(record)
             self._changed.notify_all()
-        if self._thread is None:
-            self._loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(target=self._run, name=f"writer of {self._what}", daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"writer of {self._what}", daemon=True)
+                self._thread.start()
 
     async def drain(self) -> None:
         """Wait until all records are written; raise the error of a failed write."""
@@ -239,7 +251,8 @@ class BackgroundWriter(Generic[T]):
 
     async def wait_for_batch(self) -> None:
         """Wait until the thread has written one more batch, if it has any."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         with self._changed:
             if not self._batch and not self._queue:
                 return

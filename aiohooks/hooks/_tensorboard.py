@@ -18,7 +18,7 @@ try:
     from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
     from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 except ImportError as error:
-    raise missing_extra("SummarySaverHook", "tensorboard") from error
+    raise missing_extra("writing for TensorBoard", "tensorboard") from error
 
 
 class Scalars(NamedTuple):

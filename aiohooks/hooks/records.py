@@ -66,7 +66,7 @@ class JSONLinesFormat:
     def encode(self, record: Record) -> bytes:
         """Return the record as an object of strict JSON."""
         fields = {"step": record.step, "time": record.time, **record.values}
-        return json.dumps(_strict_json(fields), ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+        return json.dumps(strict_json(fields), ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 
     def decode(self, line: bytes) -> Record:
         """Return the record of an object; raise `ValueError` if it is not one."""
@@ -135,13 +135,14 @@ def _check_tags(values: Mapping[str, Any], where: str) -> None:
             raise InvalidArgumentError(f"{where} {name!r}, which every line has anyway; give it another name")
 
 
-def _strict_json(value: Any) -> Any:
+def strict_json(value: Any) -> Any:
+    """Return a plain value with NaN and infinities as texts: strict JSON has no numbers for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _strict_json(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: strict_json(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, list):
-        return [_strict_json(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [strict_json(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
@@ -193,15 +194,79 @@ def plain_value(value: Any, tag: str) -> Any:
 Format = JSONLinesFormat | CSVFormat
 
 
-class RecordFile:
-    """A file of lines that is opened for appending."""
+class LineFile:
+    """A file of lines to which one writer appends, in one thread."""
 
-    def __init__(self, path: str, form: Format, *, fsync: bool) -> None:
+    def __init__(self, path: str, *, fsync: bool) -> None:
         self.path: str = path
-        self._format = form
         self._fsync = fsync
         self._file: BinaryIO | None = None
         self._size = 0  # up to the last whole line
+
+    def open(self) -> BinaryIO:
+        """Open the file, if it is not; create it if it is missing.
+
+        Raises:
+            InvalidArgumentError: it has another writer.
+            OSError: it cannot be opened.
+        """
+        if self._file is None:
+            file = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+            self._lock(file)
+            self._file = file
+        return self._file
+
+    def _lock(self, file: BinaryIO) -> None:
+        """Refuse a second writer of the file: each would remove the other's lines."""
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise InvalidArgumentError(
+                f"{self.path} is being written by another hook or process; give each of them a path of its own"
+            ) from None
+        except OSError as error:
+            _logger.debug("%s cannot be locked: %s", self.path, error)  # some network file systems
+
+    def continue_at(self, size: int) -> None:
+        """Remove what is behind the first `size` bytes, and append there."""
+        file = self.open()
+        file.truncate(size)
+        file.seek(size)
+        self._size = size
+
+    def append(self, lines: bytes) -> None:
+        """Append whole lines; a write that fails leaves no part of them in the file."""
+        file = self.open()
+        try:
+            rest = memoryview(lines)
+            while rest:
+                rest = rest[file.write(rest) :]
+            if self._fsync:
+                os.fsync(file.fileno())
+        except OSError:
+            self.continue_at(self._size)
+            raise
+        self._size += len(lines)
+
+    def close(self) -> None:
+        """Sync and close the file; do nothing if it is closed."""
+        file, self._file = self._file, None
+        if file is not None:
+            with file:
+                os.fsync(file.fileno())
+                if fcntl is not None:
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have it open
+
+
+class RecordFile(LineFile):
+    """A file of records in order, which a resumed run continues."""
+
+    def __init__(self, path: str, form: Format, *, fsync: bool) -> None:
+        super().__init__(path, fsync=fsync)
+        self._format = form
         self._has_header = False
 
     def open_at(self, step: int, restored: Sequence[Record] = ()) -> None:
@@ -213,9 +278,7 @@ class RecordFile:
             InvalidArgumentError: the file has other contents.
             OSError: it cannot be read or written.
         """
-        if self._file is None:
-            self._file = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
-            self._lock(self._file)
+        self.open()
         size, dropped, last = self._scan(step)
         if dropped:
             self._save_dropped(dropped)
@@ -224,27 +287,11 @@ class RecordFile:
                 "they are in %s.dropped",
                 *(self.path, dropped.count(b"\n") or 1, step + 1, self.path),
             )
-        self._size = size
-        self._file.truncate(size)
-        self._file.seek(size)
+        self.continue_at(size)
         missing = [record for record in restored if last < record.step <= step]
         for record in missing:
             self._format.check(record)
         self.write(missing)
-
-    def _lock(self, file: BinaryIO) -> None:
-        """Refuse a second writer of the file: each would remove the other's lines."""
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file = None
-            file.close()
-            raise InvalidArgumentError(
-                f"{self.path} is being written by another hook or process; give each of them a path of its own"
-            ) from None
-        except OSError as error:
-            _logger.debug("%s cannot be locked: %s", self.path, error)  # some network file systems
 
     def _scan(self, step: int) -> tuple[int, bytes, int]:
         """Return the size of the part to keep, the part to drop, and the last step that is kept."""
@@ -276,34 +323,12 @@ class RecordFile:
             os.fsync(file.fileno())
 
     def write(self, records: Sequence[Record]) -> None:
-        """Append the records; a write that fails leaves no part of a line in the file."""
+        """Append the records."""
         if not records:
             return
-        assert self._file is not None
         header = b"" if self._has_header else self._format.header(None)
-        lines = header + b"".join(map(self._format.encode, records))
-        try:
-            rest = memoryview(lines)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            if self._fsync:
-                os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(self._size)
-            self._file.seek(self._size)
-            raise
-        self._size += len(lines)
+        self.append(header + b"".join(map(self._format.encode, records)))
         self._has_header = True
-
-    def close(self) -> None:
-        """Sync and close the file; do nothing if it is closed."""
-        file, self._file = self._file, None
-        if file is not None:
-            with file:
-                os.fsync(file.fileno())
-                if fcntl is not None:
-                    with contextlib.suppress(OSError):
-                        fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have it open
 
 
 Series = dict[str, tuple[list[int], list[float]]]

@@ -37,6 +37,8 @@ EXTRAS: dict[str, str] = {
     "starlette": "aiohooks.adapters.asgi.app",
     "opentelemetry": "aiohooks.adapters.opentelemetry",
     "prometheus_client": "aiohooks.adapters.prometheus",
+    "mlflow": "aiohooks.adapters.trackers.mlflow",
+    "wandb": "aiohooks.adapters.trackers.wandb",
 }
 
 FORBIDDEN_ATTRIBUTES = {

@@ -28,6 +28,8 @@ PACKAGES = (
     *("aiohooks.distributed", "aiohooks.distributed.local", "aiohooks.distributed.ray", "aiohooks.adapters.asgi"),
     "aiohooks.adapters.opentelemetry",
     "aiohooks.adapters.prometheus",
+    *("aiohooks.adapters.trackers", "aiohooks.adapters.trackers.mlflow", "aiohooks.adapters.trackers.wandb"),
+    "aiohooks.adapters.trackers.tensorboard",
     *("aiohooks.testing", "aiohooks", "aiohooks.errors"),
 )
 INTRODUCTION = """\

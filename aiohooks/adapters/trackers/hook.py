@@ -1,0 +1,206 @@
+"""`TrackerHook`: the metrics of runs, for an experiment tracker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aiohooks._aio.cancel import to_thread, wait_done
+from aiohooks._validate import check_instance, check_int, check_secs
+from aiohooks.adapters.trackers._sender import Sender
+from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
+from aiohooks.adapters.trackers.tracker import Tracker
+from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_number, checked_path, checked_values
+from aiohooks.hooks.every import Every
+from aiohooks.hooks.records import Record
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+
+if TYPE_CHECKING:
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
+
+_logger = logging.getLogger("aiohooks.hooks")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrackerStatistics:
+    """What became of the metrics of a session, in steps.
+
+    Attributes:
+        sent: the tracker has them.
+        pending: they wait to be sent.
+        unsent: they could not be sent, and went to the file.
+        lost: of those, how many could not be written to the file either.
+        error: why the last one could not be sent; None if all were.
+    """
+
+    sent: int = 0
+    pending: int = 0
+    unsent: int = 0
+    lost: int = 0
+    error: str | None = None
+
+
+class TrackerHook(SessionRunHook):
+    """Sends metrics to an experiment tracker on each crossing of `every`: the chosen values, and `run_context.metrics`.
+
+    They are sent by a thread, so a tracker that is slow, hangs or fails neither slows nor stops the session. Metrics that could
+    not be sent, because the tracker failed or too many of them wait, are counted, reported in the log, and appended to a file,
+    from which `send_unsent` sends them later. The hook is called after the others (it has order 90), so it has what they added,
+    and before a `CheckpointSaverHook`: metrics that wait to be sent are saved in checkpoints.
+
+    A run that resumes from a checkpoint, and one that a recovery set back, repeat no step in the tracker; see `Tracker.start`.
+    """
+
+    order: ClassVar[int] = 90
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        values: Values | None = None,
+        *,
+        every: Every = Every(steps=100),
+        max_queue: int = 1000,
+        drain_secs: float = 5.0,
+        unsent_path: str | os.PathLike[str] = "unsent_metrics.jsonl",
+        name: str | None = None,
+    ) -> None:
+        """Create the hook.
+
+        Args:
+            tracker: where the metrics go; it is closed with the session.
+            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags; each is one number. A
+                value hides the metric of `run_context.metrics` with this name.
+            every: when to send.
+            max_queue: how many steps may wait to be sent; the others go to the file.
+            drain_secs: how long the end of the session waits for the tracker; what is left goes to the file. Less than the
+                grace period of the session.
+            unsent_path: the file, one for each training; it is created when it is needed.
+            name: the name of its state in checkpoints; by default the class.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid.
+        """
+        check_instance(tracker, Tracker, "tracker")
+        check_instance(every, Every, "every")
+        check_int(max_queue, "max_queue", 1)
+        check_secs(drain_secs, "drain_secs")
+        self.tracker: Tracker = tracker
+        self.unsent_path: str = checked_path(unsent_path, "unsent_path")
+        self.name: str = type(self).__name__ if name is None else name
+        self._values = checked_values(values, may_be_empty=True)
+        self._request = SessionRunArgs(self._values) if self._values else None
+        self._every = every
+        self._max_queue = max_queue
+        self._drain_secs = drain_secs
+        self._sender: Sender | None = None
+        self._sampling: Sampling
+        self._file: UnsentFile
+        self._writer: BackgroundWriter[dict[str, Any]]
+        self._restored: list[Record] = []
+        self._counting = threading.Lock()  # guards the attributes below
+        self._unsent = 0
+        self._error: str | None = None
+        self._last_unsent = -1
+        self._repeated = -1
+
+    def statistics(self) -> TrackerStatistics:
+        """Return what became of the metrics of the current or the last session."""
+        sender = self._sender
+        if sender is None:
+            return TrackerStatistics()
+        return TrackerStatistics(sender.sent, len(sender.pending()), self._unsent, self._writer.lost, self._error)
+
+    async def begin(self) -> None:
+        """Prepare for a new session; nothing is sent, and a file of unsent metrics is only read."""
+        self._sampling = Sampling(self._every, first=False)
+        self._file = UnsentFile(self.unsent_path, fsync=False)
+        self._writer = BackgroundWriter(self._file.write, what=self.unsent_path, max_queue=self._max_queue, on_write_error="log")
+        self._unsent, self._error = 0, None
+        self._last_unsent = await to_thread(self._file.last_step)
+        self._restored = []
+        self._sender = Sender(self.tracker, self._max_queue, self._note_sent, self._keep_failed, self._sender)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics that are not sent yet, so that a process that resumes after a kill does not lose them."""
+        pending = [] if self._sender is None else self._sender.pending()
+        return {"pending": [[record.step, record.time, dict(record.values)] for record in pending]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the metrics of `state_dict`."""
+        self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Continue after the step at which the session starts, or to which a recovery set it back."""
+        step = session.global_step.latest.step
+        is_first = not self._sampling.started
+        if self._sampling.start(step) and self._sender is not None:
+            self._repeated = self._last_unsent
+            self._sender.restart(step, self._restored if is_first else ())  # after a recovery the queue has them
+        self._restored = []
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the values if the run is due."""
+        return self._request if self._sampling.should_fetch(run_context.global_step) else None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Queue the metrics; raise `InvalidArgumentError` if one of them is not a single number."""
+        sender = self._sender
+        if sender is None or not self._sampling.mark_if_due(run_context.global_step):
+            return
+        metrics: dict[str, Any] = {**run_context.metrics, **(run_values.results or {})}
+        if not metrics:
+            return
+        numbers = {str(tag): float(checked_number(value, str(tag))) for tag, value in metrics.items()}
+        record = Record(run_context.global_step, self._sampling.time(), numbers)
+        if not sender.offer(record):
+            self._keep([record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}")
+            await self._writer.wait_for_room()
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Send what is left, for at most `drain_secs`; the rest goes to the file."""
+        sender = self._sender
+        if sender is None:
+            return
+        ended = sender.finish(exc)
+        try:
+            if not await wait_done([ended], self._drain_secs):
+                _logger.warning(
+                    "%r: %r %s %s s after the end of the session; continuing without it",
+                    *(self, self.tracker, sender.current_call(), self._drain_secs),
+                )
+        finally:
+            if rest := sender.abandon():
+                self._keep(rest, f"the session has ended, and the tracker did not answer for {self._drain_secs} s")
+            try:
+                await self._writer.aclose()
+            finally:
+                await to_thread(self._file.close)
+
+    def _note_sent(self, record: Record) -> None:
+        if record.step <= self._repeated:  # the file may have this step, from before the run was set back
+            self._writer.add({"sent": record.step})
+
+    def _keep_failed(self, record: Record, error: BaseException) -> None:
+        self._keep([record], f"{type(error).__name__}: {error}")
+
+    def _keep(self, records: list[Record], reason: str) -> None:
+        """Put records into the file; log the first one that could not be sent, then the tenth, the hundredth and so on."""
+        for record in records:
+            self._writer.add(metrics_line(record))
+        with self._counting:
+            before, self._unsent = self._unsent, self._unsent + len(records)
+            count, self._error = self._unsent, reason
+            self._last_unsent = max(self._last_unsent, *(record.step for record in records))
+        if before == 0 or len(str(before)) < len(str(count)):
+            _logger.warning(
+                "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s, for send_unsent",
+                *(self, count, records[-1].step, reason, self.unsent_path),
+            )
+
+    def __repr__(self) -> str:
+        return f"TrackerHook({self.tracker!r}, {list(self._values)}, every={self._every})"

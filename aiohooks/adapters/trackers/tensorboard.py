@@ -1,0 +1,38 @@
+"""TensorBoard's event files as a tracker; `SummarySaverHook` writes them too, and makes the session wait for the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from aiohooks.hooks._observing import checked_path
+from aiohooks.hooks._tensorboard import EventFile, Scalars
+
+__all__ = ["TensorBoardTracker"]
+
+
+class TensorBoardTracker:
+    """Event files in a directory. Where a run is set back, TensorBoard drops the later steps."""
+
+    def __init__(self, output_dir: str | os.PathLike[str]) -> None:
+        """Create the tracker; the directory is created if it is missing."""
+        self.output_dir: str = checked_path(output_dir, "output_dir")
+        self._file = EventFile(self.output_dir)
+        self._restart: int | None = None
+
+    def start(self, step: int) -> int:
+        """Note the step for the next event: what is there of later steps is dropped."""
+        self._restart = step + 1
+        return step
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
+        """Write the metrics, and sync the file."""
+        self._file.write([Scalars(step, time, metrics, self._restart)])
+        self._restart = None
+
+    def close(self, error: BaseException | None) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __repr__(self) -> str:
+        return f"TensorBoardTracker({self.output_dir!r})"

@@ -1,0 +1,475 @@
+"""TrackerHook: every metric reaches the tracker or the file, once, and nothing waits for the tracker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
+from aiohooks.errors import HookTimeoutError, InvalidArgumentError
+from aiohooks.testing import FaultInjectionHook, ManualClock
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook, RestoringHook
+from tests.support.sessions import NO_BACKOFF, counting_graph, train
+from tests.support.trackers import ScriptedTracker, kept
+from tests.support.waiting import until_true
+
+EACH = ah.Every(steps=1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of unsent metrics."""
+    return tmp_path / "unsent.jsonl"
+
+
+@pytest.fixture
+def hanging() -> Iterator[ScriptedTracker]:
+    """A tracker that hangs at step 2, until the test ends at the latest."""
+    tracker = ScriptedTracker()
+    tracker.hangs_at = 2
+    yield tracker
+    tracker.release()
+
+
+def hook_of(tracker: ScriptedTracker, path: Path, **options: Any) -> TrackerHook:
+    """Make a hook that sends the loss of each step."""
+    return TrackerHook(tracker, ["loss"], **{"every": EACH, "unsent_path": path, **options})
+
+
+class Adding(ah.SessionRunHook):
+    """Adds metrics in both phases."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        run_context.metrics["lr"] = 0.5
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        run_context.metrics["seen"] = np.float32(run_context.global_step)
+
+
+def set_back(store: ah.MemoryStepStore, at: int, to: int) -> FaultInjectionHook:
+    """Make a hook by which the session is recovered before step `at`, and set back to step `to`."""
+
+    async def back() -> None:
+        await store.reset(to)
+        raise ah.AbortedError("lost")
+
+    return FaultInjectionHook({("before_run", at): back})
+
+
+async def run_set_back(hook: TrackerHook, *others: ah.SessionRunHook, runs: int = 6) -> None:
+    """Make runs of a session that is set back from step 4 to step 2."""
+    store = ah.MemoryStepStore()
+    hooks = [hook, set_back(store, 5, 2), *others]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF) as session:
+        for _ in range(runs):
+            await session.run("train")
+
+
+async def close_hanging(hook: TrackerHook, tracker: ScriptedTracker, clock: ManualClock, runs: int) -> None:
+    """Make so many runs, the tracker hanging, and end the session when it has waited for that."""
+
+    async def opened() -> None:
+        await train(hook, runs=runs)
+
+    session = asyncio.create_task(opened())
+    await until_true(lambda: session.done() or (tracker.is_hanging.is_set() and clock.pending))
+    clock.advance(5.0)
+    await session
+
+
+# -- what is sent
+
+
+async def test_values_and_metrics_of_due_runs_are_sent(path: Path, clock: ManualClock) -> None:
+    """The tracker gets the fetched values and what other hooks added, with step and time, and is closed."""
+    tracker = ScriptedTracker()
+    hook = TrackerHook(tracker, {"train/loss": "loss"}, every=ah.Every(steps=2), unsent_path=path)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Adding()]) as session:
+        for _ in range(5):
+            clock.advance(10)
+            await session.run("train")
+    assert tracker.metrics == [(step, {"lr": 0.5, "seen": step, "train/loss": 10.0}) for step in (2, 4)]
+    assert tracker.times[1] - tracker.times[0] == 20
+    assert tracker.calls == ["start 0", "log 2", "log 4", "close"]
+    assert tracker.closed == [None]
+    assert hook.statistics() == TrackerStatistics(sent=2)
+    assert kept(path) is None
+
+
+async def test_metrics_alone_are_enough(path: Path) -> None:
+    """Without values the metrics of other hooks are sent, and a run without any sends nothing."""
+    tracker = ScriptedTracker()
+    await train(TrackerHook(tracker, every=EACH, unsent_path=path), runs=2)
+    assert tracker.calls == ["close"]
+    await train(TrackerHook(tracker, every=EACH, unsent_path=path), Adding(), runs=1)
+    assert tracker.metrics == [(1, {"lr": 0.5, "seen": 1.0})]
+
+
+async def test_a_value_hides_the_metric_of_its_name(path: Path) -> None:
+    """What the hook itself fetches wins."""
+    tracker = ScriptedTracker()
+    await train(TrackerHook(tracker, {"lr": "loss"}, every=EACH, unsent_path=path), Adding(), runs=1)
+    assert tracker.metrics == [(1, {"lr": 10.0, "seen": 1.0})]
+
+
+async def test_what_is_not_a_number_is_refused(path: Path) -> None:
+    """A metric that is not one number is an error of the run, which names it."""
+
+    async def add(context: ah.SessionRunContext) -> None:
+        context.metrics["gradient"] = np.zeros(3)
+
+    with refused(InvalidArgumentError, "'gradient'", "shape (3,)"):
+        await train(hook_of(ScriptedTracker(), path), PhaseHook("before_run", add), runs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tracker": object()}, "tracker"),
+        ({"every": 10}, "every"),
+        ({"max_queue": 0}, "max_queue"),
+        ({"drain_secs": -1}, "drain_secs"),
+        ({"unsent_path": ""}, "unsent_path"),
+        ({"values": "loss"}, "values"),
+    ],
+)
+def test_invalid_arguments_are_refused(options: dict[str, Any], says: str) -> None:
+    """The error names the argument."""
+    with refused(InvalidArgumentError, says):
+        TrackerHook(**{"tracker": ScriptedTracker(), **options})
+
+
+# -- a tracker that hangs, fails, loses
+
+
+async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
+    hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All runs are made while it hangs; what does not fit into the queue, and what is left at the end, is in the file."""
+    hook = hook_of(hanging, path, max_queue=3)
+    await close_hanging(hook, hanging, clock, runs=20)
+    assert hanging.steps == [1]
+    assert kept(path) == list(range(2, 21))
+    found = hook.statistics()
+    assert (found.sent, found.pending, found.unsent, found.lost) == (1, 0, 19, 0)
+    assert found.error == "the session has ended, and the tracker did not answer for 5.0 s"
+    assert clock.now() == 5.0
+    messages = [record.getMessage() for record in caplog.records if "could not be sent" in record.getMessage()]
+    assert len(messages) == 2
+    assert "3 wait already, and the tracker " in messages[0]
+    assert "of 10 steps" in messages[1]
+    hanging.release()
+
+
+async def test_the_thread_of_a_tracker_that_hangs_ends_with_its_call(
+    hanging: ScriptedTracker, path: Path, clock: ManualClock
+) -> None:
+    """It sends nothing more, and closes the tracker; what it was sending counts as unsent."""
+    hook = hook_of(hanging, path)
+    await close_hanging(hook, hanging, clock, runs=5)
+    hanging.release()
+    assert hanging.calls == ["start 0", "log 1", "log 2", "close"]
+    assert hook.statistics().sent == 1
+    assert kept(path) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("where", [-1, 0])
+async def test_start_and_close_may_hang(where: int, path: Path, clock: ManualClock) -> None:
+    """Nothing waits for them longer than for a step."""
+    tracker = ScriptedTracker()
+    tracker.hangs_at = where
+    try:
+        await close_hanging(hook_of(tracker, path), tracker, clock, runs=3)
+        assert kept(path) == ([1, 2, 3] if where == -1 else None)
+    finally:
+        tracker.release()
+
+
+async def test_a_slow_tracker_is_waited_for_at_the_end(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
+    """What it still accepts within the time of the end is sent."""
+    session = asyncio.create_task(train(hook_of(hanging, path), runs=5))
+    await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
+    clock.advance(4.9)
+    hanging.release()
+    await session
+    assert hanging.steps == [1, 2, 3, 4, 5]
+    assert hanging.closed == [None]
+    assert kept(path) is None
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), SystemExit(1)], ids=["an error", "SystemExit"])
+async def test_a_tracker_that_fails_stops_nothing(error: BaseException, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What it does not take is counted, kept in the file, and reported at the first, the tenth and the hundredth step."""
+    tracker = ScriptedTracker()
+    tracker.failures[0] = error
+    hook = hook_of(tracker, path)
+    await train(hook, runs=120)
+    assert kept(path) == list(range(1, 121))
+    assert hook.statistics() == TrackerStatistics(unsent=120, error=f"{type(error).__name__}: {error}")
+    messages = [record.getMessage() for record in caplog.records if "could not be sent" in record.getMessage()]
+    assert [message.split("the metrics of ")[1].split(" steps")[0] for message in messages] == ["1", "10", "100"]
+    assert all(str(error) in message and str(path) in message for message in messages)
+
+
+async def test_what_a_tracker_loses_in_between_is_in_the_file(path: Path) -> None:
+    """Each step is in the tracker or in the file, and in one of them only."""
+    tracker = ScriptedTracker()
+    tracker.failures = {2: OSError("lost"), 5: OSError("lost")}
+    await train(hook_of(tracker, path), runs=6)
+    assert tracker.steps == [1, 3, 4, 6]
+    assert kept(path) == [2, 5]
+
+
+async def test_start_is_tried_again_with_the_next_metrics(path: Path) -> None:
+    """A tracker that cannot be reached at first gets what comes when it can be."""
+    tracker = ScriptedTracker()
+    tracker.failures[-1] = ConnectionError("not yet")
+    hook = hook_of(tracker, path)
+
+    async def reach(context: ah.SessionRunContext, values: object) -> None:
+        if context.global_step == 3:
+            await until_true(lambda: hook.statistics().unsent == 2)
+            del tracker.failures[-1]
+
+    await train(hook, PhaseHook("after_run", reach), runs=4)
+    assert tracker.steps == [3, 4]
+    assert kept(path) == [1, 2]
+
+
+async def test_a_close_that_fails_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The session has ended well all the same."""
+    tracker = ScriptedTracker()
+    tracker.failures[0] = OSError("no room")
+    await train(hook_of(tracker, path), runs=0)
+    assert "ScriptedTracker() was not closed: OSError('no room')" in caplog.text
+
+
+async def test_what_cannot_be_kept_either_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that cannot be written stops nothing."""
+    tracker = ScriptedTracker()
+    tracker.failures[0] = ConnectionError("refused")
+    hook = hook_of(tracker, tmp_path / "missing" / "unsent.jsonl")
+    await train(hook, runs=3)
+    assert (hook.statistics().unsent, hook.statistics().lost) == (3, 3)
+    assert "3 records were lost" in caplog.text
+
+
+# -- how sessions end
+
+
+async def test_a_tracker_learns_how_the_session_ended(path: Path) -> None:
+    """`close` gets the error that ended it."""
+    tracker, error = ScriptedTracker(), ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        await train(hook_of(tracker, path), FaultInjectionHook({("before_run", 3): error}), runs=5)
+    assert tracker.steps == [1, 2]
+    assert tracker.closed == [error]
+
+
+@pytest.mark.every_python
+async def test_a_cancelled_session_keeps_what_is_left(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
+    """A cancellation passes through, waits as long for a tracker that hangs as a clean end, and loses nothing."""
+    parked = asyncio.Event()
+
+    async def wait() -> None:
+        parked.set()
+        await asyncio.Event().wait()
+
+    session = asyncio.create_task(train(hook_of(hanging, path), FaultInjectionHook({("before_run", 5): wait}), runs=9))
+    await parked.wait()
+    session.cancel()
+    await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
+    clock.advance(5.0)
+    with pytest.raises(asyncio.CancelledError):
+        await session
+    assert kept(path) == [2, 3, 4]
+    hanging.release()
+    assert isinstance(hanging.closed[0], asyncio.CancelledError)
+
+
+@pytest.mark.every_python
+async def test_a_second_cancellation_loses_nothing(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
+    """Also when it comes while the end waits for the tracker."""
+    session = asyncio.create_task(train(hook_of(hanging, path), runs=4))
+    await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
+    session.cancel()
+    await asyncio.sleep(0)
+    session.cancel()
+    await asyncio.sleep(0)
+    clock.advance(5.0)
+    with pytest.raises(asyncio.CancelledError):
+        await session
+    assert kept(path) == [2, 3, 4]
+    hanging.release()
+
+
+async def test_a_grace_period_that_is_too_short_loses_nothing(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
+    """The end of the hook is cut off, which is an error of the session; the file is complete."""
+
+    async def run() -> None:
+        hooks = [hook_of(hanging, path, drain_secs=60)]
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks, stop_grace_period_secs=1) as session:
+            for _ in range(4):
+                await session.run("train")
+
+    session = asyncio.create_task(run())
+    await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
+    clock.advance(1.0)
+    with pytest.raises(HookTimeoutError):
+        await session
+    assert kept(path) == [2, 3, 4]
+    hanging.release()
+
+
+async def test_sessions_in_turn_use_the_tracker_in_turn(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
+    """While it still hangs with an earlier session's metrics, it is not called for a later one."""
+    hook = hook_of(hanging, path)
+    await close_hanging(hook, hanging, clock, runs=3)
+    later = asyncio.create_task(train(hook, runs=2, start=3))
+    await until_true(lambda: clock.pending)
+    hanging.release()
+    await later
+    assert hanging.calls == ["start 0", "log 1", "log 2", "close", "start 3", "log 4", "log 5", "close"]
+
+
+async def test_a_session_that_did_not_begin_closes_the_hook(path: Path) -> None:
+    """Without a session there is no thread, and the tracker is not used."""
+    tracker = ScriptedTracker()
+    with pytest.raises(ZeroDivisionError):
+        await train(hook_of(tracker, path), FaultInjectionHook({("begin", 1): ZeroDivisionError()}), runs=1)
+    assert not tracker.threads
+
+
+# -- recoveries and restarts
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
+async def test_a_recovery_repeats_no_step(replaces: bool, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps that are made again are sent again only to a tracker that has dropped them."""
+    tracker = ScriptedTracker(replaces=replaces)
+    hook = hook_of(tracker, path)
+
+    async def all_sent(session: ah.Session, coord: ah.Coordinator) -> None:
+        await until_true(lambda: not hook.statistics().pending)
+
+    await run_set_back(hook, PhaseHook("after_create_session", all_sent), runs=8)
+    assert tracker.steps == [1, 2, 3, 4, 5, 6]
+    again = ["log 3", "log 4"] if replaces else []
+    assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "start 2", *again, "log 5", "log 6", "close"]
+    assert kept(path) is None
+    assert ("steps up to 4 are not sent again" in caplog.text) is not replaces
+
+
+async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTracker, path: Path) -> None:
+    """What waits when a recovery sets the run back is sent once."""
+
+    async def release(session: ah.Session, coord: ah.Coordinator) -> None:
+        if hanging.is_hanging.is_set():
+            hanging.hangs_at = None
+            hanging.released.set()
+
+    class Waits(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            await until_true(lambda: run_context.global_step < 3 or hanging.is_hanging.is_set())
+
+    await run_set_back(hook_of(hanging, path), Waits(), PhaseHook("after_create_session", release))
+    assert hanging.steps == [1, 2, 3, 4]
+    assert kept(path) is None
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
+async def test_unsent_steps_that_are_made_again_and_sent_are_not_kept(replaces: bool, path: Path) -> None:
+    """A step is in the tracker or in the file, also when it was not sent the first time."""
+    tracker = ScriptedTracker(replaces=replaces)
+    tracker.failures = {3: OSError("lost"), 4: OSError("lost")}
+    hook = hook_of(tracker, path)
+
+    async def mended(session: ah.Session, coord: ah.Coordinator) -> None:
+        await until_true(lambda: not hook.statistics().pending)
+        if hook.statistics().unsent:
+            del tracker.failures[3]
+
+    await run_set_back(hook, PhaseHook("after_create_session", mended), runs=8)
+    assert tracker.steps == [1, 2, 3, 5, 6]
+    assert kept(path) == [4]
+
+
+async def test_a_process_that_resumes_repeats_no_step(path: Path) -> None:
+    """Killed at step 7, resumed from the checkpoint of step 5: what was sent stays, what was not is in the checkpoint."""
+    tracker, hook_state = ScriptedTracker(), {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]}
+    tracker.metrics = [(step, {}) for step in (1, 2, 3)]
+    hook = hook_of(tracker, path)
+    await train(hook, RestoringHook(hook, hook_state), runs=2, start=5)
+    assert tracker.steps == [1, 2, 3, 4, 5, 6, 7]
+    assert tracker.metrics[3:5] == [(4, {"loss": 40.0}), (5, {"loss": 50.0})]
+    assert tracker.times[:2] == [1.0, 2.0]
+    await train(hook, RestoringHook(hook, hook_state), runs=3, start=5)
+    assert tracker.steps == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+async def test_a_process_that_resumes_voids_what_it_sends_now(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps that an earlier process could not send, and that are made again, are not sent twice."""
+    tracker = ScriptedTracker()
+    tracker.failures = {step: OSError("lost") for step in (2, 4, 5)}
+    await train(hook_of(tracker, path), runs=5)
+    tracker.failures.clear()
+    tracker.metrics.pop()
+    await train(hook_of(tracker, path), runs=4, start=3)
+    assert tracker.steps == [1, 4, 5, 6, 7]
+    assert kept(path) == [2]
+    assert "has the metrics of 3 steps, which were not sent" in caplog.text
+
+
+async def test_a_checkpoint_has_what_is_not_sent(
+    hanging: ScriptedTracker, path: Path, tmp_path: Path, clock: ManualClock
+) -> None:
+    """The metrics of the saved step included: the hook comes before the one that saves."""
+    hook = hook_of(hanging, path)
+    states: list[Any] = []
+
+    class Saving(ah.CheckpointSaverListener):
+        async def before_save(self, session: ah.Session, global_step: int) -> None:
+            states.append([step for step, _, _ in hook.state_dict()["pending"]])
+
+    saver = ah.CheckpointSaverHook(
+        tmp_path / "checkpoints", every=ah.Every(steps=3), listeners=[Saving()], save_on_begin=False, background=False
+    )
+
+    async def run() -> None:
+        async with ah.AsyncMonitoredSession(counting_graph(), [saver, hook]) as session:
+            await session.run("train")
+            await until_true(lambda: hook.statistics().sent == 1)
+            for _ in range(2):
+                await session.run("train")
+
+    session = asyncio.create_task(run())
+    await until_true(lambda: session.done() or (hanging.is_hanging.is_set() and clock.pending))
+    clock.advance(5.0)
+    await session
+    assert states[0] == [2, 3]
+    hanging.release()
+
+
+def test_the_hook_is_stateful_by_its_name() -> None:
+    """Two hooks in a session need names of their own."""
+    assert TrackerHook(ScriptedTracker()).name == "TrackerHook"
+    assert TrackerHook(ScriptedTracker(), name="second").name == "second"
+    assert repr(TrackerHook(ScriptedTracker(), ["loss"])).startswith("TrackerHook(ScriptedTracker(), ['loss'], every=")
+    assert TrackerHook(ScriptedTracker()).statistics() == TrackerStatistics()
+
+
+def test_the_threads_are_daemons(path: Path) -> None:
+    """A tracker that hangs does not keep the process from ending."""
+    tracker = ScriptedTracker()
+    asyncio.run(train(hook_of(tracker, path), runs=1))
+    assert tracker.threads
+    assert all(thread.daemon for thread in tracker.threads)
+    assert threading.main_thread() not in tracker.threads
