@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from aiohooks.checkpoint import KeepNewest, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
@@ -40,21 +39,6 @@ async def test_the_newer_one_wins(tmp_path: Path) -> None:
     disk.log.clear()
     assert await restored_step(tmp_path / "b", disk.mirror()) == 4
     assert not [path for operation, path in disk.log if operation == "open wb"]
-
-
-async def test_the_version_of_the_format_is_kept(tmp_path: Path) -> None:
-    """A checkpoint with tensors, which has a later version than others, comes back with the same files."""
-    disk = Disk()
-    weights = torch.arange(4, dtype=torch.bfloat16)
-    async with Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
-        await saver.restore()
-        path = (await saver.save({"weights": weights}, 1)).path
-    async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
-        restored = await saver.restore()
-    assert restored is not None
-    assert torch.equal(restored.state["weights"], weights)
-    for file in FILES:
-        assert (restored.checkpoint.path / file).read_bytes() == (path / file).read_bytes()
 
 
 async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
