@@ -162,6 +162,7 @@ class Copier:
         self._pending: deque[Checkpoint] = deque()
         self._current: Checkpoint | None = None
         self._task: asyncio.Task[None] | None = None
+        self._attempt = 0
         self._pause: asyncio.Future[None] | None = None
 
     def after_fork(self) -> None:
@@ -203,22 +204,22 @@ class Copier:
             self._replaced += 1
 
     async def _copy_pending(self) -> None:
-        attempt = 0
+        self._attempt = 0
         while self._pending:
             checkpoint = self._current = self._pending.popleft()
             try:
                 await self._copy(checkpoint)
             except (MirrorError, DamagedError) as error:
-                attempt += 1
-                self._note_failure(checkpoint, str(error), first=attempt == 1)
+                self._attempt += 1
+                self._note_failure(checkpoint, str(error))
                 self._pending.appendleft(checkpoint)
                 self._drop_replaced()
             else:
-                attempt = 0
+                self._attempt = 0
             finally:
                 self._current = None
-            if attempt:
-                await self._wait_before(attempt)
+            if self._attempt:
+                await self._wait_for_next_attempt()
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
         remote, keep, read_back = self._remote, self._keep, self.mirror.read_back
@@ -240,10 +241,10 @@ class Copier:
         except MirrorError as error:
             _logger.warning("mirror %s: old checkpoints could not be removed (%s); the next copy tries again", self.mirror, error)
 
-    def _note_failure(self, checkpoint: Checkpoint, reason: str, *, first: bool) -> None:
+    def _note_failure(self, checkpoint: Checkpoint, reason: str) -> None:
+        is_first, self._error = self._error is None, reason
         self._failures += 1
-        self._error = reason
-        if first:
+        if is_first:
             _logger.warning(
                 "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and training continues",
                 self.mirror,
@@ -251,10 +252,10 @@ class Copier:
                 reason,
             )
 
-    async def _wait_before(self, attempt: int) -> None:
-        """Wait before the next attempt; `flush` ends the pause."""
+    async def _wait_for_next_attempt(self) -> None:
+        """Wait as long as the backoff says; `flush` ends the pause."""
         self._pause = asyncio.get_running_loop().create_future()
-        timer = wake_after(self._pause, self.mirror.backoff.pause_secs(attempt))
+        timer = wake_after(self._pause, self.mirror.backoff.pause_secs(self._attempt))
         try:
             await self._pause
         finally:
@@ -263,6 +264,7 @@ class Copier:
 
     async def flush(self, secs: float | None) -> bool:
         """Wait until all pending checkpoints have been copied, at most `secs`; return whether they have."""
+        self._attempt = 0  # the pauses that follow are short again
         if self._pause is not None:
             wake(self._pause)
         if self._task is None:

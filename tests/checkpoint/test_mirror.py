@@ -404,6 +404,33 @@ async def test_the_end_waits_for_the_newest(tmp_path: Path) -> None:
     assert disk.steps() == [1]
 
 
+async def test_the_end_tries_often(tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """From `flush_mirror` on the pauses between attempts begin with the shortest again; the failure is not logged again."""
+    disk = Disk()
+    disk.fail("open wb")
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=Backoff(10, 1000, jitter=False))) as saver:
+        await saver.restore()
+        await saver.save(state_of(1), 1)
+
+        async def failures(count: int) -> None:
+            await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures == count)
+            await asyncio.sleep(0)
+
+        for count, pause in enumerate((10, 20, 40, 80), 1):
+            await failures(count)
+            clock.advance(pause)
+        await failures(5)
+        flushing = asyncio.create_task(saver.flush_mirror())
+        await failures(6)
+        clock.advance(10)
+        await failures(7)
+        disk.heal()
+        clock.advance(20)
+        assert await flushing
+    assert len(caplog.messages) == 1
+    assert disk.steps() == [1]
+
+
 async def test_the_end_waits_for_a_limited_time(tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """After the grace period the steps that are missing are named; the next Saver copies the newest after its restore."""
     disk = Disk()

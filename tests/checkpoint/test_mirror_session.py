@@ -58,7 +58,8 @@ async def test_a_mirror_that_hangs_costs_the_grace_period(
 ) -> None:
     """All steps are made and saved; the end waits for the grace period of the session, and names what is missing."""
     disk = Disk()
-    async with ah.Saver(tmp_path, mirror=disk.mirror()) as saver:
+    mirror = disk.mirror(timeout_secs=1e9)  # the clock may be moved far while the last save is written
+    async with ah.Saver(tmp_path, mirror=mirror) as saver:
         await saver.restore()
         with disk.hang("open wb") as hang:
             training = asyncio.create_task(train(saver, 20, grace_secs=4))
