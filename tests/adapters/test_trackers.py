@@ -13,13 +13,16 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
+from aiohooks.adapters.trackers._sender import Sender
+from aiohooks.adapters.trackers._unsent import UnsentFile
 from aiohooks.errors import HookTimeoutError, InvalidArgumentError
+from aiohooks.hooks.records import Record
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RestoringHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, train
 from tests.support.trackers import ScriptedTracker, kept
-from tests.support.waiting import until_true
+from tests.support.waiting import ticks, until_true
 
 EACH = ah.Every(steps=1)
 
@@ -170,11 +173,12 @@ async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
 
 
 async def test_the_thread_of_a_tracker_that_hangs_ends_with_its_call(
-    hanging: ScriptedTracker, path: Path, clock: ManualClock
+    hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It sends nothing more, and closes the tracker; what it was sending counts as unsent."""
     hook = hook_of(hanging, path)
     await close_hanging(hook, hanging, clock, runs=5)
+    assert "ScriptedTracker() is busy with step 2 5.0 s after the end of the session" in caplog.text
     hanging.release()
     assert hanging.calls == ["start 0", "log 1", "log 2", "close"]
     assert hook.statistics().sent == 1
@@ -193,7 +197,9 @@ async def test_start_and_close_may_hang(where: int, path: Path, clock: ManualClo
         tracker.release()
 
 
-async def test_a_slow_tracker_is_waited_for_at_the_end(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
+async def test_a_slow_tracker_is_waited_for_at_the_end(
+    hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """What it still accepts within the time of the end is sent."""
     session = asyncio.create_task(train(hook_of(hanging, path), runs=5))
     await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
@@ -202,6 +208,7 @@ async def test_a_slow_tracker_is_waited_for_at_the_end(hanging: ScriptedTracker,
     await session
     assert hanging.steps == [1, 2, 3, 4, 5]
     assert hanging.closed == [None]
+    assert "after the end of the session" not in caplog.text
     assert kept(path) is None
 
 
@@ -260,6 +267,35 @@ async def test_what_cannot_be_kept_either_is_counted(tmp_path: Path, caplog: pyt
     await train(hook, runs=3)
     assert (hook.statistics().unsent, hook.statistics().lost) == (3, 3)
     assert "3 records were lost" in caplog.text
+
+
+async def test_memory_is_bounded_when_the_disk_hangs_too(
+    hanging: ScriptedTracker, path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session waits for the disk of the file, not for the tracker, when as many lines wait as may be queued."""
+    disk, write = threading.Event(), UnsentFile.write
+
+    def wait_and_write(file: UnsentFile, lines: list[dict[str, Any]]) -> None:
+        disk.wait()
+        write(file, lines)
+
+    monkeypatch.setattr(UnsentFile, "write", wait_and_write)
+    made: list[int] = []
+
+    async def count(context: ah.SessionRunContext) -> None:
+        made.append(context.global_step)
+        await until_true(lambda: context.global_step != 3 or hanging.is_hanging.is_set())
+
+    session = asyncio.create_task(train(hook_of(hanging, path, max_queue=3), PhaseHook("before_run", count), runs=30))
+    await until_true(lambda: len(made) == 8)
+    await ticks(100)
+    assert made[-1] == 8  # 1 was sent, 2 is being sent, 3 to 5 wait for that, and 6 to 8 for the disk
+    disk.set()
+    await until_true(lambda: clock.pending)
+    clock.advance(5.0)
+    await session
+    assert kept(path) == list(range(2, 31))
+    hanging.release()
 
 
 # -- how sessions end
@@ -334,7 +370,8 @@ async def test_sessions_in_turn_use_the_tracker_in_turn(hanging: ScriptedTracker
     hook = hook_of(hanging, path)
     await close_hanging(hook, hanging, clock, runs=3)
     later = asyncio.create_task(train(hook, runs=2, start=3))
-    await until_true(lambda: clock.pending)
+    await until_true(lambda: hook.statistics().pending + hook.statistics().unsent == 2)
+    await ticks(100)
     hanging.release()
     await later
     assert hanging.calls == ["start 0", "log 1", "log 2", "close", "start 3", "log 4", "log 5", "close"]
@@ -366,6 +403,17 @@ async def test_a_recovery_repeats_no_step(replaces: bool, path: Path, caplog: py
     assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "start 2", *again, "log 5", "log 6", "close"]
     assert kept(path) is None
     assert ("steps up to 4 are not sent again" in caplog.text) is not replaces
+    assert caplog.text.count("not sent again") == (not replaces)
+
+
+async def test_a_recovery_that_does_not_set_back_changes_nothing(path: Path) -> None:
+    """The tracker is not started again."""
+    tracker = ScriptedTracker()
+    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook_of(tracker, path), faults], recovery=NO_BACKOFF) as session:
+        for _ in range(4):
+            await session.run("train")
+    assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "close"]
 
 
 async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTracker, path: Path) -> None:
@@ -376,12 +424,16 @@ async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTra
             hanging.hangs_at = None
             hanging.released.set()
 
-    class Waits(ah.SessionRunHook):
+    class Counts(ah.SessionRunHook):
+        runs = 0
+
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
             await until_true(lambda: run_context.global_step < 3 or hanging.is_hanging.is_set())
+            self.runs += 1
+            run_context.metrics["run"] = self.runs
 
-    await run_set_back(hook_of(hanging, path), Waits(), PhaseHook("after_create_session", release))
-    assert hanging.steps == [1, 2, 3, 4]
+    await run_set_back(hook_of(hanging, path), Counts(), PhaseHook("after_create_session", release))
+    assert [(step, metrics["run"]) for step, metrics in hanging.metrics] == [(1, 1), (2, 2), (3, 5), (4, 6)]
     assert kept(path) is None
 
 
@@ -426,6 +478,62 @@ async def test_a_process_that_resumes_voids_what_it_sends_now(path: Path, caplog
     assert tracker.steps == [1, 4, 5, 6, 7]
     assert kept(path) == [2]
     assert "has the metrics of 3 steps, which were not sent" in caplog.text
+
+
+async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing(path: Path) -> None:
+    """What an earlier process had sent behind its checkpoint is replaced from the first step that this one has to send."""
+    tracker, store = ScriptedTracker(replaces=True), ah.MemoryStepStore(5)
+    tracker.metrics = [(step, {}) for step in range(1, 10)]
+    tracker.failures[-1] = ConnectionError("not yet")
+    hook = hook_of(tracker, path)
+
+    async def back() -> None:
+        await until_true(lambda: hook.statistics().unsent == 4)
+        del tracker.failures[-1]
+        await store.reset(5)
+        raise ah.AbortedError("lost")
+
+    state = {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]}
+    hooks = [hook, RestoringHook(hook, state), FaultInjectionHook({("before_run", 3): back})]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF) as session:
+        for _ in range(4):
+            await session.run("train")
+    assert tracker.calls == ["start 3", "log 6", "log 7", "close"]
+    assert tracker.steps == [1, 2, 3, 6, 7]
+    assert kept(path) == [4, 5]
+
+
+def test_what_was_abandoned_is_reported_before_or_never(path: Path) -> None:
+    """`abandon` waits for a report that is under way: no record comes out of both, and none after it."""
+    tracker = ScriptedTracker()
+    tracker.failures[0] = ConnectionError("refused")
+    reporting, go = threading.Event(), threading.Event()
+    order: list[object] = []
+
+    def report(record: Record, error: BaseException) -> None:
+        reporting.set()
+        go.wait()
+        order.append(record.step)
+
+    sender = Sender(tracker, 10, order.append, report, None)
+    sender.restart(0)
+    for step in (1, 2):
+        sender.offer(Record(step, 0.0, {}))
+    reporting.wait()
+    thread = threading.Thread(target=lambda: order.append([record.step for record in sender.abandon()]))
+    thread.start()
+    while not (order or vars(sender._changed)["_waiters"]):
+        pass
+    go.set()
+    thread.join()
+    asyncio.run(ended(sender))
+    assert order == [1, [2]]
+
+
+async def ended(sender: Sender) -> None:
+    """Wait for the end of the thread."""
+    await sender.finish(None)
+    sender.join()
 
 
 async def test_a_checkpoint_has_what_is_not_sent(

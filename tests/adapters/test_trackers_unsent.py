@@ -105,6 +105,16 @@ async def test_a_torn_line_does_not_damage_the_next_one(torn: Path) -> None:
     assert kept(torn) == [1, 6, 7]
 
 
+async def test_sessions_append_to_one_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A later session leaves the lines of an earlier one as they are, and nothing between them."""
+    for start in (0, 2):
+        tracker = ScriptedTracker()
+        tracker.failures[0] = ConnectionError("refused")
+        await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=path), runs=2, start=start)
+    assert kept(path) == [1, 2, 3, 4]
+    assert "is left out" not in caplog.text
+
+
 def test_a_file_that_a_session_writes_is_refused(path: Path) -> None:
     """Nothing is sent, nothing removed, and the tracker is not used."""
     path.write_text(line(1))

@@ -117,13 +117,12 @@ class Sender:
     def abandon(self) -> list[Record]:
         """Return the records that are not sent, among them the one that is being sent; from now on the thread reports none."""
         with self._changed:
-            while self._reporting:  # it logs at most
-                self._changed.wait()
             rest = self.pending()
             self._abandoned = True
             self._sending = None
             self._queue.clear()
-            self._changed.notify_all()
+            while self._reporting:  # it logs at most
+                self._changed.wait()
         return rest
 
     def join(self) -> None:

@@ -40,7 +40,7 @@ def send_unsent(path: str | os.PathLike[str], tracker: Tracker) -> int:
     """
     name = checked_path(path, "path")
     os.stat(name)  # opening would create it
-    file = LineFile(name, fsync=True)
+    file = LineFile(name, fsync=False)
     file.open()
     sent = 0
     error: BaseException | None = None
@@ -103,14 +103,10 @@ class UnsentFile(LineFile):
 
     def last_step(self) -> int:
         """Return the last step of the metrics in the file; -1 if there are none."""
-        try:
-            records = read_unsent(self.path)
-        except FileNotFoundError:
-            return -1
-        if not records:
-            return -1
-        _logger.warning("%s has the metrics of %d steps, which were not sent; send_unsent sends them", self.path, len(records))
-        return records[-1].step
+        steps = [record.step for record in read_unsent(self.path)] if os.path.exists(self.path) else []
+        if steps:
+            _logger.warning("%s has the metrics of %d steps, which were not sent; send_unsent sends them", self.path, len(steps))
+        return max(steps, default=-1)
 
     def write(self, lines: list[dict[str, Any]]) -> None:
         """Append the lines."""

@@ -103,10 +103,10 @@ class TrackerHook(SessionRunHook):
         self._writer: BackgroundWriter[dict[str, Any]]
         self._restored: list[Record] = []
         self._counting = threading.Lock()  # guards the attributes below
-        self._unsent = 0
-        self._error: str | None = None
-        self._last_unsent = -1
-        self._repeated = -1
+        self._unsent: int
+        self._error: str | None
+        self._last_unsent: int
+        self._repeated: int
 
     def statistics(self) -> TrackerStatistics:
         """Return what became of the metrics of the current or the last session."""
@@ -141,7 +141,6 @@ class TrackerHook(SessionRunHook):
         if self._sampling.start(step) and self._sender is not None:
             self._repeated = self._last_unsent
             self._sender.restart(step, self._restored if is_first else ())  # after a recovery the queue has them
-        self._restored = []
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the values if the run is due."""
@@ -159,7 +158,7 @@ class TrackerHook(SessionRunHook):
         record = Record(run_context.global_step, self._sampling.time(), numbers)
         if not sender.offer(record):
             self._keep([record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}")
-            await self._writer.wait_for_room()
+            await self._writer.wait_for_room()  # of the disk, not of the tracker: memory is bounded
 
     async def close(self, exc: BaseException | None) -> None:
         """Send what is left, for at most `drain_secs`; the rest goes to the file."""
