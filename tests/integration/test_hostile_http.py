@@ -41,7 +41,7 @@ async def _ignore_disconnect(receive: _events.Receive) -> None:
     [
         (_events, "_wait_disconnected", _ignore_disconnect, "tasks, waiters"),
         (app, "_STEP", re.compile(".*", re.DOTALL), "a bad status"),
-        (AccessPolicy, "check_request", lambda self, scope: None, "it was served"),
+        (AccessPolicy, "check_request", lambda self, scope, *, controls: None, "it was served"),
         (app, "safe_text", lambda text, max_length: f"{text} in app.py", ".py is in a reply"),
     ],
     ids=["ignores disconnects", "accepts any step", "serves any host", "shows its source files"],

@@ -41,9 +41,9 @@ def test_a_difference_at_the_end_is_found(weight: float, losses: Sequence[str], 
 
     async def save(name: str, value: float, recorded: Sequence[str]) -> None:
         async with Saver(tmp_path / name) as saver:
-            best = {"accuracy": 0.99}
-            state: dict[str, Any] = {"model": {"weight": torch.tensor([value], dtype=torch.float64)}, "best": best}
-            await saver.save({"tracked": state}, 2)
+            weights: dict[str, Any] = {"model": {"weight": torch.tensor([value], dtype=torch.float64)}}
+            best = {"best": 0.99, "best_step": 1, "best_states": {}}
+            await saver.save({"tracked": weights, "hooks": {"EarlyStoppingHook": best}}, 2)
         lines = [f"{min(number, 2)},0,{loss},1" for number, loss in enumerate(recorded, 1)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["step,time,loss,rate", *lines, ""]))
 
