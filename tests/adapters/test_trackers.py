@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -345,6 +346,33 @@ async def test_a_second_cancellation_loses_nothing(hanging: ScriptedTracker, pat
         await session
     assert kept(path) == [2, 3, 4]
     hanging.release()
+
+
+class Suspending(ah.SessionRunHook):
+    """Suspends once in each phase of a run."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.every_python
+async def test_a_session_cancelled_anywhere_has_each_step_once(tmp_path: Path) -> None:
+    """In the tracker or in the file, up to the last one; the tracker is closed, unless the session was never created."""
+    for turns in range(60):
+        tracker, path = ScriptedTracker(), tmp_path / f"{turns}.jsonl"
+        tracker.failures = {2: OSError("lost"), 5: OSError("lost")}
+        session = asyncio.create_task(train(hook_of(tracker, path), Suspending(), runs=8))
+        await ticks(turns)
+        session.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await session
+        steps = sorted([*tracker.steps, *(kept(path) or [])])
+        assert steps == list(range(1, len(steps) + 1))
+        assert len(tracker.closed) == bool(tracker.threads)
+        assert steps == [] or tracker.closed
 
 
 async def test_a_grace_period_that_is_too_short_loses_nothing(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:

@@ -25,7 +25,7 @@ from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.extras import hide
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, train
+from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import until_true
 
 Points = list[tuple[int, float]]
@@ -47,6 +47,14 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def hook_of(tracker: Any, folder: Path) -> TrackerHook:
     """Make a hook that sends the loss and the total of each step."""
     return TrackerHook(tracker, ["loss", "total"], every=ah.Every(steps=1), unsent_path=folder / "unsent.jsonl", drain_secs=60)
+
+
+async def train(*hooks: ah.SessionRunHook, runs: int, start: int = 0) -> None:
+    """Make so many runs; the end waits for a package on a busy machine."""
+    store = ah.MemoryStepStore(start)
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, stop_grace_period_secs=90) as session:
+        for _ in range(runs):
+            await session.run("train")
 
 
 async def run_set_back(hook: TrackerHook) -> None:
