@@ -32,7 +32,7 @@ The packages, each of which imports only from those above it:
     adapters        bridges to other software
     testing         helpers for people who write hooks and stores
 
-The docstring of each package lists its modules. `docs/architecture.md` walks through a run.
+The docstring of each package lists its modules. `docs/explanations/architecture.md` walks through a run.
 """
 
 import importlib

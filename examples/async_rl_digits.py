@@ -10,7 +10,7 @@ In each run one worker crashes half-way: the session recovers from its newest ch
 before the crash are refused. The learning rate and the clip were chosen with the validation images and seeds 0 to 2; the test
 images are used once, after each run.
 
-Usage: python examples/async_rl_digits.py [--plot docs/async-rl-digits.png]   (see --help)
+Usage: python examples/async_rl_digits.py [--plot docs/images/async-rl-digits.png]   (see --help)
 """
 
 import argparse

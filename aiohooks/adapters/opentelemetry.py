@@ -3,7 +3,7 @@
     session = AsyncMonitoredSession(step, [OpenTelemetryHook(), ...], name="trainer")
 
 The span of the run is the current one in the hooks and in the step, so spans and log records made there belong to it.
-docs/telemetry.md lists the attributes and metrics.
+docs/guides/telemetry.md lists the attributes and metrics.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     timing = HookTimingHook()
     hooks = [PrometheusHook(timing=timing), *timing.watch([saver, MyHook()])]
 
-docs/telemetry.md lists the metrics.
+docs/guides/telemetry.md lists the metrics.
 """
 
 from __future__ import annotations

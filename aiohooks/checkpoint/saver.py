@@ -113,7 +113,7 @@ class Saver:
         Args:
             state: a mapping of None, bool, int, float, complex, str, bytes, list, tuple, dict (keys: str or int), Counter, numpy
                 arrays and scalars, and tensors of PyTorch, nested to any depth up to 64. They come back equal to the last bit;
-                an OrderedDict comes back as a dict, unless it is the state of a module; docs/pytorch.md says more of tensors.
+                an OrderedDict comes back as a dict, unless it is the state of a module; see docs/guides/pytorch.md for tensors.
             step: the global step of the state. An existing checkpoint of the same step is removed once the new one is
                 durable.
             metrics: numbers by name, for `KeepBest` and for readers of the checkpoint.

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m examples.before_after", description=__doc__.split("\n")[0] if __doc__ else ""
     )
     parser.add_argument("--bound", type=float, default=2.0, metavar="SECS", help="how long a program may run after the fault")
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/replace-polling.md")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/guides/replace-polling.md")
     options = parser.parse_args(arguments)
     if not 0 < options.bound < 3600:
         parser.error(f"--bound is {options.bound}: give seconds, above 0")

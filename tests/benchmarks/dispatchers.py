@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.dispatchers
     python -m tests.benchmarks.dispatchers --markdown
-    python -m tests.benchmarks.dispatchers --page docs/benchmarks.md
+    python -m tests.benchmarks.dispatchers --page docs/reference/benchmarks.md
 
 Each one calls the same hooks through its own package. The times are medians of rounds in which all take turns.
 """

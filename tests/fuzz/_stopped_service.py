@@ -35,7 +35,7 @@ GRACE_SECS = 2.0
 SERVER_SECS = 10
 """How long a server waits for its clients."""
 LIMIT_SECS = SERVER_SECS + 2 * GRACE_SECS
-"""How long the end of the process may take, from the signal on: see "Ending" in docs/services.md."""
+"""How long the end of the process may take, from the signal on: see "Ending" in docs/guides/services.md."""
 BACKLOG = 4096
 
 SIGTERM = "the session makes no more steps: the server received SIGTERM"

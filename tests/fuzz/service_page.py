@@ -1,6 +1,6 @@
-"""Make docs/service-page.png: the page of examples/service.py in a headless Chromium, in the middle of a run.
+"""Make docs/images/service-page.png: the page of examples/service.py in a headless Chromium, in the middle of a run.
 
-python -m tests.fuzz.service_page docs/service-page.png
+python -m tests.fuzz.service_page docs/images/service-page.png
 """
 
 from __future__ import annotations

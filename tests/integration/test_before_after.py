@@ -21,7 +21,7 @@ shapes = pytest.mark.parametrize("shape", compare.SHAPES, ids=lambda shape: shap
 
 @shapes
 def test_ours_notices_and_names_the_dead_side(shape: Shape) -> None:
-    """Ours ends with an error that names the dead side; without a death it continues. docs/replace-polling.md has the times."""
+    """Ours ends with an error that names the dead side; without a death it continues (times: docs/guides/replace-polling.md)."""
     outcome = compare.observe(shape.ours, 30)
     assert not outcome.hangs, outcome
     assert bool(outcome.error) == bool(shape.names)
@@ -54,8 +54,8 @@ def test_the_table_is_printed() -> None:
 
 
 def test_the_page_has_all_rows() -> None:
-    """The table of docs/replace-polling.md has the code of every shape, as the programs have it."""
-    page = (ROOT / "docs" / "replace-polling.md").read_text(encoding="utf-8")
+    """The table of docs/guides/replace-polling.md has the code of every shape, as the programs have it."""
+    page = (ROOT / "docs" / "guides" / "replace-polling.md").read_text(encoding="utf-8")
     for shape in compare.SHAPES:
         row = f"| {shape.name} | {shape.fault} | `{shape.old_code}` |"
         assert row in page

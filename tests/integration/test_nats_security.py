@@ -213,10 +213,10 @@ async def test_a_missing_right(tmp_path: Path, user: str, denied: str, opens: bo
         store = store_of(server, user=f"{user}:w@")
         if opens:
             async with store:
-                with pytest.raises(StoreRefusedError, match=r"aiohooks\.run\..*give the user the rights in docs/engine-nats.md"):
+                with pytest.raises(StoreRefusedError, match=r"aiohooks\.run\..*rights in docs/guides/engine-nats.md"):
                     await store.advance()
         else:
-            await refused(store, "permissions violation .* give the user the rights in docs/engine-nats.md")
+            await refused(store, "permissions violation .* give the user the rights in docs/guides/engine-nats.md")
 
 
 @asynccontextmanager

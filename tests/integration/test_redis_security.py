@@ -17,7 +17,7 @@ from tests.support.redis_servers import KINDS
 from tests.support.source import ROOT
 from tests.support.store_servers import Server, available, first_stream, running
 
-PAGE = (ROOT / "docs" / "engine-redis.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "engine-redis.md").read_text(encoding="utf-8")
 USERS = re.search(r"^user default off\nuser aiohooks .*\n", PAGE, flags=re.MULTILINE)
 
 

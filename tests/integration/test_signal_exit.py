@@ -135,7 +135,7 @@ CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
     ("run", "result", "numbers", "wanted", "loop"), [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)]
 )
 def test_the_exit_code(run: str, result: object, numbers: list[signal.Signals], wanted: tuple[int, str], loop: str) -> None:
-    """The exit code is the one of docs/signals.md: 128 + n, unless the program chooses another; stderr is empty."""
+    """The exit code is the one of docs/guides/signals.md: 128 + n, unless the program chooses another; stderr is empty."""
     code, output, errors = send_signals(program(run, loop, result, len(numbers)), *numbers)
     assert (code, output, errors) == (*wanted, "")
 

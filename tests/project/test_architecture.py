@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.source import PACKAGE, ROOT, Import, defined_names, imports, modules, python_files, tree
 
-# In this order: each imports from those above it and from itself. docs/architecture.md says what is in each.
+# In this order: each imports from those above it and from itself. docs/explanations/architecture.md says what is in each.
 PACKAGES = (
     *("errors", "_validate", "_aio", "dispatch", "stores", "version_gate", "checkpoint", "graph", "session", "hooks", "training"),
     *("distributed", "adapters", "testing", "__init__", "__main__"),

@@ -22,7 +22,7 @@ from tests.benchmarks.rows import DISPATCH, GROUPS, OF_EACH_STORE, ROWS, SECTION
 from tests.support.hooks import HOOKS, five_hooks
 from tests.support.source import ROOT
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
 OTHERS = ("ignite", "tensorflow", "aiosignal")
 METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run", "end", "close"})
 
@@ -124,7 +124,7 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
 
 
 def test_the_page_explains_every_row() -> None:
-    """docs/benchmarks.md has a line for each row by name, and a place for the figures of each section."""
+    """docs/reference/benchmarks.md has a line for each row by name, and a place for the figures of each section."""
     text = PAGE.read_text(encoding="utf-8")
     rows = [*SESSION, *DISPATCH, *(f"*-{name}" for name in OF_EACH_STORE), "local-redis"]
     assert [name for name in rows if f"| `{name}` |" not in text] == []

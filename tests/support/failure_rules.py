@@ -2,7 +2,7 @@
 
 `RULES` defines the expected calls of each cell; `tests.support.failure_cells` runs a cell, and
 `tests/session/test_failure_matrix.py` compares the two.
-`python -m tests.support.failure_rules --write docs/failure-matrix.md` writes the page.
+`python -m tests.support.failure_rules --write docs/explanations/failure-matrix.md` writes the page.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ DOING = {
 INTRO = f"""\
 # Which methods are called on which kind of end
 
-<!-- Written by `python -m tests.support.failure_rules --write docs/failure-matrix.md`; change the rules there. -->
+<!-- Written by `python -m tests.support.failure_rules --write docs/explanations/failure-matrix.md`; change the rules there. -->
 
 Each row is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop is requested.
 Hook *i* misbehaves in its first call of the phase; for *run*, an operation that hook *i* fetches does. The columns

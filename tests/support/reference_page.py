@@ -38,7 +38,7 @@ INTRODUCTION = """\
 <!-- Written by `python -m tests.support.reference_page --write docs/reference.md` from the docstrings; change those. -->
 
 Each heading is the path below `aiohooks`: `AsyncMonitoredSession` is `aiohooks.AsyncMonitoredSession`, and `hooks.Stall` is
-`aiohooks.hooks.Stall`. [The lifecycle](lifecycle.md) describes what is called when."""
+`aiohooks.hooks.Stall`. [The lifecycle](explanations/lifecycle.md) describes what is called when."""
 LONGEST_LINE = 100
 
 

@@ -1,4 +1,4 @@
-"""docs/tensorflow-tests.md is whole: every test and oddity of the original has a row, and every test that a row names exists."""
+"""The table is whole: every test and oddity of the original has a row, and every test that a row names exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.source import ROOT, tree
 
 pytestmark = pytest.mark.every_python
 
-PAGE = ROOT / "docs" / "tensorflow-tests.md"
+PAGE = ROOT / "docs" / "reference" / "tensorflow-tests.md"
 NOT_APPLICABLE = "not applicable: "
 REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 

@@ -9,7 +9,8 @@
     training = SessionService(session, train)
     app = Starlette(routes=[Mount("/training", training), ...], lifespan=training.lifespan)
 
-Everything is read-only, unless `controls=True` lets clients pause the session. docs/services.md says which clients are served.
+Everything is read-only, unless `controls=True` lets clients pause the session. docs/guides/services.md says which clients are
+served.
 """
 
 from __future__ import annotations

@@ -409,7 +409,7 @@ class NatsConnection:
             )
         if "permissions violation" in low:
             return StoreRefusedError(
-                f"{self._address} does not allow it ({text}); give the user the rights in docs/engine-nats.md"
+                f"{self._address} does not allow it ({text}); give the user the rights in docs/guides/engine-nats.md"
             )
         return StoreUnavailableError(f"no connection to {self._address} ({text}); is a `nats-server -js -sd DIR` running there?")
 

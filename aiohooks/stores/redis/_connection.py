@@ -13,7 +13,7 @@ from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.remote import CERTIFICATE_HINTS
 
 # Each hint belongs to the first of these that is the name of an error's class, or part of its text.
-_NO_RIGHTS = "the user may not do that; give it the rights in docs/engine-redis.md (ACL SETUSER)"
+_NO_RIGHTS = "the user may not do that; give it the rights in docs/guides/engine-redis.md (ACL SETUSER)"
 _OTHER_NODE = (
     "it is a node of a cluster, and the run is on another one: give the address of that node, or use a server that is not "
     "part of a cluster, as a store does not follow a slot that is moved"

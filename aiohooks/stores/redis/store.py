@@ -57,7 +57,7 @@ class RedisStepStore(RemoteStepStore):
 
     A process has two connections. One waits in a blocking read, which the server ends when the lowest step that this
     process waits for is reached, and not before; the other sends requests. Each request is one call of one script, done
-    exactly once. docs/engine-redis.md lists the rights that a user needs, and the promises for when a server fails.
+    exactly once. docs/guides/engine-redis.md lists the rights that a user needs, and the promises for when a server fails.
     """
 
     def __init__(
