@@ -35,8 +35,7 @@ The packages, each of which imports only from those above it:
 The docstring of each package lists its modules. `docs/explanations/architecture.md` walks through a run.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohooks import errors as errors
 from aiohooks.errors import (
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from aiohooks._aio.backoff import Backoff
     from aiohooks._aio.clock import Clock, current_clock
     from aiohooks.checkpoint import Saver
-    from aiohooks.checkpoint.checkpoint import Stateful
+    from aiohooks.checkpoint.stateful import Stateful
     from aiohooks.dispatch.group import HookGroup, compose
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.lifecycle import point
@@ -179,74 +178,61 @@ __all__ = [
     "run",
 ]
 
-_MODULES = {
-    "aiohooks._aio.backoff": ("Backoff",),
-    "aiohooks._aio.clock": ("Clock", "current_clock"),
-    "aiohooks.checkpoint": ("Saver",),
-    "aiohooks.checkpoint.checkpoint": ("Stateful",),
-    "aiohooks.dispatch.group": ("HookGroup", "compose"),
-    "aiohooks.dispatch.hook": ("configure", "in_order"),
-    "aiohooks.dispatch.lifecycle": ("point",),
-    "aiohooks.graph.graph": ("Graph", "Operation", "Placeholder", "Variable", "get_default_graph", "in_thread"),
-    "aiohooks.graph.session": ("Session",),
-    "aiohooks.graph.variables": ("Variables",),
-    "aiohooks.hooks": (
-        "BlockingHook",
-        "CheckpointSaverHook",
-        "CheckpointSaverListener",
-        "CSVHook",
-        "EarlyStoppingHook",
-        "EvaluatorHook",
-        "FeedFnHook",
-        "FinalOpsHook",
-        "GlobalStepWaiterHook",
-        "HistoryHook",
-        "HookTimingHook",
-        "JSONLinesHook",
-        "LambdaHook",
-        "LoggingHook",
-        "NanHook",
-        "ProfilerHook",
-        "ProgressHook",
-        "StepCounterHook",
-        "StopAtStepHook",
-        "StopAtTimeHook",
-        "SummarySaverHook",
-        "TimelineHook",
-        "VersionGateHook",
-        "WatchdogHook",
-        "hook",
-    ),
-    "aiohooks.hooks.every": ("Every",),
-    "aiohooks.session.coordinator": ("Coordinator",),
-    "aiohooks.session.creators": ("ChiefSessionCreator", "Scaffold", "SessionCreator", "WorkerSessionCreator"),
-    "aiohooks.session.hook": ("SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"),
-    "aiohooks.session.monitored": ("AsyncMonitoredSession", "AsyncSingularMonitoredSession"),
-    "aiohooks.session.program": ("run",),
-    "aiohooks.session.recovery": ("RecoveryPolicy",),
-    "aiohooks.session.signals": ("SignalPolicy",),
-    "aiohooks.stores": ("MemoryStepStore", "Position", "StepStore", "open_step_store"),
-    "aiohooks.training": ("monitored_training_session",),
-    "aiohooks.version_gate": ("VersionGate",),
-}
-"""Where each public name is defined; it is imported when the name is first used."""
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-_PACKAGES = ("checkpoint", "dispatch", "hooks", "session", "stores", "version_gate")
+if not TYPE_CHECKING:
+    from aiohooks._lazy import lazy_names
 
-
-if not TYPE_CHECKING:  # or type checkers would take any name for one that exists
-
-    def __getattr__(name: str) -> Any:
-        """Import what is used for the first time: who uses hook groups or step stores alone loads no session."""
-        if name in _PACKAGES:
-            return importlib.import_module(f"aiohooks.{name}")
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        public = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        public.__module__ = __name__  # so that tracebacks and docs name `aiohooks.Graph`
-        globals()[name] = public
-        return public
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "aiohooks._aio.backoff": ("Backoff",),
+            "aiohooks._aio.clock": ("Clock", "current_clock"),
+            "aiohooks.checkpoint": ("Saver",),
+            "aiohooks.checkpoint.stateful": ("Stateful",),
+            "aiohooks.dispatch.group": ("HookGroup", "compose"),
+            "aiohooks.dispatch.hook": ("configure", "in_order"),
+            "aiohooks.dispatch.lifecycle": ("point",),
+            "aiohooks.graph.graph": ("Graph", "Operation", "Placeholder", "Variable", "get_default_graph", "in_thread"),
+            "aiohooks.graph.session": ("Session",),
+            "aiohooks.graph.variables": ("Variables",),
+            "aiohooks.hooks": (
+                "BlockingHook",
+                "CheckpointSaverHook",
+                "CheckpointSaverListener",
+                "CSVHook",
+                "EarlyStoppingHook",
+                "EvaluatorHook",
+                "FeedFnHook",
+                "FinalOpsHook",
+                "GlobalStepWaiterHook",
+                "HistoryHook",
+                "HookTimingHook",
+                "JSONLinesHook",
+                "LambdaHook",
+                "LoggingHook",
+                "NanHook",
+                "ProfilerHook",
+                "ProgressHook",
+                "StepCounterHook",
+                "StopAtStepHook",
+                "StopAtTimeHook",
+                "SummarySaverHook",
+                "TimelineHook",
+                "VersionGateHook",
+                "WatchdogHook",
+                "hook",
+            ),
+            "aiohooks.hooks.every": ("Every",),
+            "aiohooks.session.coordinator": ("Coordinator",),
+            "aiohooks.session.creators": ("ChiefSessionCreator", "Scaffold", "SessionCreator", "WorkerSessionCreator"),
+            "aiohooks.session.hook": ("SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"),
+            "aiohooks.session.monitored": ("AsyncMonitoredSession", "AsyncSingularMonitoredSession"),
+            "aiohooks.session.program": ("run",),
+            "aiohooks.session.recovery": ("RecoveryPolicy",),
+            "aiohooks.session.signals": ("SignalPolicy",),
+            "aiohooks.stores": ("MemoryStepStore", "Position", "StepStore", "open_step_store"),
+            "aiohooks.training": ("monitored_training_session",),
+            "aiohooks.version_gate": ("VersionGate",),
+        },
+        packages=("checkpoint", "dispatch", "hooks", "session", "stores", "version_gate"),
+    )
+    del lazy_names

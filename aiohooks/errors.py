@@ -44,11 +44,12 @@ A class also derives from the builtin that a caller would expect. No other modul
 from __future__ import annotations
 
 import copy
-import difflib
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+if TYPE_CHECKING:
+    from pathlib import Path  # takes longer to import than all of this module
 
 __all__ = [
     "AbortedError",
@@ -400,6 +401,8 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
     names = sorted(map(str, known))
     if not names:
         return "nothing is known by name here"
+    import difflib  # only for a message
+
     near = difflib.get_close_matches(name, names, n=1)
     listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return (f"did you mean {near[0]!r}? " if near else "") + f"known are: {listed}"

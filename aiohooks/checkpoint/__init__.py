@@ -3,7 +3,8 @@
     saver.py         Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
     policies.py      which checkpoints are kept
     mirror.py        copies in another file system, made in the background
-    checkpoint.py    Checkpoint, Restored, Stateful
+    checkpoint.py    Checkpoint, Restored
+    stateful.py      Stateful
     random_state.py  RandomState
     _format.py       names and manifests
     _encoding.py     a state to bytes and back
@@ -29,11 +30,15 @@ only then removes old checkpoints. The newest checkpoint is the one with the hig
 pointer that could be wrong. The same state gives the same bytes on every Python. There is no pickle.
 """
 
-from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
-from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
-from aiohooks.checkpoint.policies import KeepBest, KeepEvery, KeepNewest, KeepPolicy
-from aiohooks.checkpoint.random_state import RandomState
-from aiohooks.checkpoint.saver import Saver
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
+    from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
+    from aiohooks.checkpoint.policies import KeepBest, KeepEvery, KeepNewest, KeepPolicy
+    from aiohooks.checkpoint.random_state import RandomState
+    from aiohooks.checkpoint.saver import Saver
+    from aiohooks.checkpoint.stateful import Stateful
 
 __all__ = [
     "Checkpoint",
@@ -49,5 +54,18 @@ __all__ = [
     "Stateful",
 ]
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__
+if not TYPE_CHECKING:  # a session needs the protocol of states; the saver is imported when there is a checkpoint directory
+    from aiohooks._lazy import lazy_names
+
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "aiohooks.checkpoint.checkpoint": ("Checkpoint", "Restored"),
+            "aiohooks.checkpoint.mirror": ("Mirror", "MirrorStatus"),
+            "aiohooks.checkpoint.policies": ("KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy"),
+            "aiohooks.checkpoint.random_state": ("RandomState",),
+            "aiohooks.checkpoint.saver": ("Saver",),
+            "aiohooks.checkpoint.stateful": ("Stateful",),
+        },
+    )
+    del lazy_names

@@ -1,4 +1,4 @@
-"""The values that describe checkpoints, and the protocol of objects whose state is saved."""
+"""The values that describe checkpoints."""
 
 from __future__ import annotations
 
@@ -6,28 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
-
-
-class Stateful(Protocol):
-    """An object whose state is saved in checkpoints: tracked by a `Scaffold`, or a hook.
-
-    The state is plain data: None, bool, int, float, str, bytes, numpy arrays, tensors of PyTorch, and lists, tuples and dicts
-    of these.
-    """
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return everything needed to continue from here; a copy of it is saved."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> object:
-        """Continue from a state returned by `state_dict`."""
-        ...
-
-
-def is_stateful(value: object) -> bool:
-    """Return whether `value` has both methods of `Stateful`."""
-    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
 from aiohooks.checkpoint._tensors import torch_support
-from aiohooks.checkpoint.checkpoint import Checkpoint, Restored, Stateful
+from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
 from aiohooks.checkpoint.mirror import Copier, Mirror, MirrorError, MirrorStatus
 from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy, not_kept
+from aiohooks.checkpoint.stateful import Stateful
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
 _logger = logging.getLogger("aiohooks")

@@ -15,7 +15,7 @@ from aiohooks._aio.observers import Kind, Observer, observed_call, observing
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
-from aiohooks.checkpoint.checkpoint import Stateful
+from aiohooks.checkpoint.stateful import Stateful
 from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import (
     FetchError,

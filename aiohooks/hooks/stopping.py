@@ -21,7 +21,7 @@ from aiohooks._validate import (
     shown,
 )
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
-from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean
 from aiohooks.graph.graph import Node
 from aiohooks.hooks._observing import scalar

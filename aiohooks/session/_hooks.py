@@ -19,7 +19,7 @@ from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.observers import Observer
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_mapping
-from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.hook import HookRegistration

@@ -9,10 +9,10 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from aiohooks import checkpoint
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
 from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
-from aiohooks.checkpoint import Saver
-from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, add_note, did_you_mean
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
@@ -236,7 +236,7 @@ class ChiefSessionCreator:
         graph: Graph | Callable[..., Awaitable[Any]],
         *,
         scaffold: Scaffold | None = None,
-        checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
+        checkpoint_dir: str | os.PathLike[str] | checkpoint.Saver | None = None,
         global_step: StepStore | None = None,
         variables: Variables | None = None,
         lead: bool = True,
@@ -261,7 +261,11 @@ class ChiefSessionCreator:
         self._scaffold = Scaffold() if scaffold is None else scaffold
         self._variables = Variables() if variables is None else variables
         self._session_factory = session_factory
-        self._saver = checkpoint_dir if checkpoint_dir is None or isinstance(checkpoint_dir, Saver) else Saver(checkpoint_dir)
+        self._saver: checkpoint.Saver | None
+        if checkpoint_dir is None or isinstance(checkpoint_dir, checkpoint.Saver):
+            self._saver = checkpoint_dir
+        else:
+            self._saver = checkpoint.Saver(checkpoint_dir)
         self._own_saver = self._saver is not checkpoint_dir
         self._created = False
         self._lead: contextlib.AbstractAsyncContextManager[Term] | None = None

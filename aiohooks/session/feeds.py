@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from aiohooks._aio.cancel import CancelScope, to_thread, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.observers import observing
-from aiohooks.checkpoint.checkpoint import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import StopRequestedError, raise_unchanged
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
-    from aiohooks.checkpoint.checkpoint import Stateful
+    from aiohooks.checkpoint.stateful import Stateful
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.feeds import FeedsAhead
 

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from aiohooks import checkpoint
 from aiohooks._aio.await_chain import task_wait
-from aiohooks.checkpoint.mirror import MirrorStatus
 from aiohooks.dispatch.calls import HookCalls
 from aiohooks.errors import safe_repr
 from aiohooks.session.hook import SessionRunHook
@@ -93,7 +93,7 @@ class SessionStatus:
     steps: StoreStatistics | None = None
     feeds_unused: int = 0
     pause_reason: str | None = None
-    mirror: MirrorStatus | None = None
+    mirror: checkpoint.MirrorStatus | None = None
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"

@@ -23,14 +23,17 @@ notification goes to `_observe` there. A wait goes wait_for -> WaitRegistry.wait
 lowest step with a waiter to `_subscribe`.
 """
 
-from aiohooks.stores._protocol import Position
-from aiohooks.stores._waiting import Changes
-from aiohooks.stores.base import StepStore, StoreStatistics, Term
-from aiohooks.stores.memory import MemoryStepStore
-from aiohooks.stores.open import open_step_store
-from aiohooks.stores.publishers import Publisher, current_publisher
-from aiohooks.stores.remote import RemoteStepStore
-from aiohooks.stores.shared import SharedStepStore
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiohooks.stores._protocol import Position
+    from aiohooks.stores._waiting import Changes
+    from aiohooks.stores.base import StepStore, StoreStatistics, Term
+    from aiohooks.stores.memory import MemoryStepStore
+    from aiohooks.stores.open import open_step_store
+    from aiohooks.stores.publishers import Publisher, current_publisher
+    from aiohooks.stores.remote import RemoteStepStore
+    from aiohooks.stores.shared import SharedStepStore
 
 __all__ = [
     "Changes",
@@ -46,5 +49,20 @@ __all__ = [
     "open_step_store",
 ]
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__
+if not TYPE_CHECKING:  # a session of one process needs no more than the memory store
+    from aiohooks._lazy import lazy_names
+
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "aiohooks.stores._protocol": ("Position",),
+            "aiohooks.stores._waiting": ("Changes",),
+            "aiohooks.stores.base": ("StepStore", "StoreStatistics", "Term"),
+            "aiohooks.stores.memory": ("MemoryStepStore",),
+            "aiohooks.stores.open": ("open_step_store",),
+            "aiohooks.stores.publishers": ("Publisher", "current_publisher"),
+            "aiohooks.stores.remote": ("RemoteStepStore",),
+            "aiohooks.stores.shared": ("SharedStepStore",),
+        },
+    )
+    del lazy_names

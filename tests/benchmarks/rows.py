@@ -17,6 +17,7 @@ from tests.benchmarks.rows_dispatch import (
 )
 from tests.benchmarks.rows_engines import against_ignite, against_tensorflow
 from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks, suspending_hooks, waiting_hooks
+from tests.benchmarks.rows_import import imports
 from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
 from tests.benchmarks.rows_telemetry import opentelemetry_spans, timeline
@@ -48,6 +49,7 @@ SESSION: Mapping[str, Row] = {
     "memory": checkpoint_memory,
     "torch-loop": torch_loop,
     "torch-checkpoint": torch_checkpoint,
+    "import": imports,
 }
 """In one process."""
 

@@ -1,0 +1,27 @@
+"""The protocol of objects whose state is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Stateful(Protocol):
+    """An object whose state is saved in checkpoints: tracked by a `Scaffold`, or a hook.
+
+    The state is plain data: None, bool, int, float, str, bytes, numpy arrays, tensors of PyTorch, and lists, tuples and dicts
+    of these.
+    """
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return everything needed to continue from here; a copy of it is saved."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Continue from a state returned by `state_dict`."""
+        ...
+
+
+def is_stateful(value: object) -> bool:
+    """Return whether `value` has both methods of `Stateful`."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
