@@ -52,6 +52,7 @@ class FeedsAhead(AsyncIterator[Any]):
         """The element that was asked for last, and the state before it."""
         self._failure: Exception | None = None
         self._ended = False
+        self._restoring = False
         self._taking = False
         """Whether a thread takes an element."""
         self._reader: asyncio.Task[None] | None = None
@@ -64,17 +65,16 @@ class FeedsAhead(AsyncIterator[Any]):
         return [one.element for one in self._taken]
 
     async def __anext__(self) -> Any:
-        if self._reader is None and not self._ended:
-            self._used = self._state()
-            if self not in self._supervisor.feeds:
-                self._supervisor.feeds.append(self)
-            self._reader = self._supervisor.root.start_soon(self._read, name="feeds taken ahead")
         while not self._taken:
             if self._failure is not None:
                 error, self._failure = self._failure, None
                 raise_unchanged(error)
             if self._ended:
+                if self in self._supervisor.feeds:
+                    self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
                 raise StopAsyncIteration
+            if self._reader is None and not self._restoring:
+                self._start_reading()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             self._wake_reader()
@@ -109,12 +109,29 @@ class FeedsAhead(AsyncIterator[Any]):
         return self._used
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
-        if self._reader is not None and self._stateful is not None:
+        """Stop reading feeds whose state is about to be restored; they are read anew from there, after `continue_reading`."""
+        if self._stateful is None:
+            return
+        self._restoring = True
+        if self._reader is not None:
             self._reader.cancel()
             await wait_done([self._reader], self._supervisor.grace_secs)
+            self._ended, self._failure = False, None
+
+    def continue_reading(self, restored: Iterable[object]) -> None:
+        """Read on for those who wait, from the state that these objects have been given."""
+        self._restoring = False
+        if any(one is self._feeds for one in restored):
+            self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
+        self._wake_waiters()
 
     # -- the task
+
+    def _start_reading(self) -> None:
+        self._used = self._state()
+        if self not in self._supervisor.feeds:
+            self._supervisor.feeds.append(self)
+        self._reader = self._supervisor.root.start_soon(self._read, name="feeds taken ahead")
 
     async def _read(self) -> None:
         iterator: Any = None
@@ -129,9 +146,7 @@ class FeedsAhead(AsyncIterator[Any]):
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
-            if drained:
-                self._supervisor.feeds.remove(self)
-            elif self._stateful is not None:
+            if not drained and self._stateful is not None:
                 self._stateful.load_state_dict(self._used)
                 self._taken.clear()
             await self._close(iterator)

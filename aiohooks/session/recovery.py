@@ -353,6 +353,9 @@ class SessionSupervisor:
             created.inherit_grace_secs(self.grace_secs)
             restore_hooks(created)
         await self._hooks.after_create_session(session, self.coord)
+        restored = created.tracked.values() if isinstance(created, Session) and created.restored is not None else ()
+        for feeds in self.feeds:
+            feeds.continue_reading(restored)
 
     def _state_of(self, one: Stateful) -> Any:
         """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.session.steps import Steps
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph
@@ -309,6 +310,88 @@ async def test_a_recovery_reads_restored_feeds_anew(tmp_path: Path) -> None:
     # Restored at step 4, the run that failed is repeated with its own element, and the feeds continue behind step 4.
     assert used == [0, 1, 2, 3, 4, 5, 4, 5, 6]
     assert loader.position == 7
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3, 10])
+@pytest.mark.parametrize("failing", [5, 7])
+async def test_a_recovery_behind_the_end_of_the_feeds(tmp_path: Path, prefetch: int, failing: int) -> None:
+    """Feeds that were read to their end, some elements of which were not used yet, are read anew from the restored state."""
+    loader, used, failures = Loader(8), list[int](), [ah.AbortedError("lost")]
+
+    async def step(batch: int) -> int:
+        await ticks(20)
+        if len(used) == failing and failures:
+            raise failures.pop()
+        used.append(batch)
+        return batch
+
+    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=4), background=False)]
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
+        async for _ in session.steps("step", feeds=loader, prefetch=prefetch):
+            pass
+        assert session.status().recoveries == 1
+    # The run that failed is repeated with its own element.
+    assert used == [*range(failing), failing, 4, 5, 6, 7]
+    assert loader.position == 8
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+async def test_a_recovery_begins_no_other_pass(prefetch: int) -> None:
+    """Feeds that begin again when they are iterated over, as data loaders do, end after one pass if nothing restores them."""
+    used, failures = list[int](), [ah.AbortedError("lost")]
+
+    class Passes(Loader):
+        async def __aiter__(self) -> AsyncIterator[int]:
+            self.position %= self.count
+            async for number in super().__aiter__():
+                yield number
+
+    async def step(batch: int) -> int:
+        await ticks(20)
+        if len(used) == 3 and failures:
+            raise failures.pop()
+        used.append(batch)
+        return batch
+
+    async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
+        async for _ in session.steps("step", feeds=Passes(4), prefetch=prefetch):
+            pass
+        assert session.status().recoveries == 1
+    assert used == [0, 1, 2, 3]
+
+
+async def test_a_recovery_during_the_wait_for_restored_feeds(tmp_path: Path) -> None:
+    """The wait continues with the feeds that are read anew; the loop does not hang."""
+    gate, used = asyncio.Event(), list[int]()
+
+    class Held(Loader):
+        async def __aiter__(self) -> AsyncIterator[int]:
+            async for number in super().__aiter__():
+                if number == 3:
+                    await gate.wait()
+                yield number
+
+    async def fail() -> None:
+        raise ah.AbortedError("lost")
+
+    async def use(steps: Steps) -> None:
+        async for batch in steps:
+            used.append(batch)
+
+    loader = Held(6)
+    creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2), background=False)]
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
+        loop = asyncio.ensure_future(use(session.steps("same", feeds=loader, prefetch=1)))
+        await until_true(lambda: used == [0, 1, 2])
+        await ticks(20)
+        failed = session.coord
+        failed.start_soon(fail)
+        await until_true(lambda: session.coord is not failed)
+        gate.set()
+        await loop
+    assert used == [0, 1, 2, 2, 3, 4, 5]
 
 
 # -- steps in a thread
