@@ -63,6 +63,8 @@ class _Observations:
 
 
 def _started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
+    if len(observers) == 1:
+        return observers[0].started(kind, what)
     return _Observations([one.started(kind, what) for one in observers])
 
 
@@ -94,7 +96,7 @@ def observed_call(
     call: Callable[..., Awaitable[Any]], kind: Kind, what: str, observers: Sequence[Observer], /, *args: Any, **keywords: Any
 ) -> Generator[Any, Any, Any]:
     """Await `call(*args, **keywords)`, and notify `observers` of it."""
-    observation = observers[0].started(kind, what) if len(observers) == 1 else _started(observers, kind, what)
+    observation = _started(observers, kind, what)
     error: BaseException | None = None
     suspended = False
     try:

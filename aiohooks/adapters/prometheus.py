@@ -12,7 +12,7 @@ import asyncio
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
@@ -204,49 +204,34 @@ class _Families:
         self.all: list[Metric] = []
         of_session, of_hook, of_gate = ["session"], ["session", "hook", "method"], ["session", "versions"]
         add = self._add
-        self.runs: CounterMetricFamily = add(CounterMetricFamily("aiohooks_runs", "Runs begun.", labels=of_session))
-        self.recoveries: CounterMetricFamily = add(
-            CounterMetricFamily("aiohooks_recoveries", "Raw sessions replaced.", labels=of_session)
-        )
-        self.step: GaugeMetricFamily = add(
-            GaugeMetricFamily("aiohooks_global_step", "Latest step known here.", labels=of_session)
-        )
-        self.rate: GaugeMetricFamily = add(
-            GaugeMetricFamily("aiohooks_steps_per_second", "Steps over the last 10 s.", labels=of_session)
-        )
-        self.step_seconds: HistogramMetricFamily = add(
-            HistogramMetricFamily("aiohooks_step_seconds", "Successful runs.", labels=of_session)
-        )
-        self.hook_seconds: HistogramMetricFamily = add(
-            HistogramMetricFamily("aiohooks_hook_seconds", "Calls of hooks.", labels=of_hook)
-        )
+        self.runs: CounterMetricFamily = add(CounterMetricFamily, "runs", "Runs begun.", of_session)
+        self.recoveries: CounterMetricFamily = add(CounterMetricFamily, "recoveries", "Raw sessions replaced.", of_session)
+        self.step: GaugeMetricFamily = add(GaugeMetricFamily, "global_step", "Latest step known here.", of_session)
+        self.rate: GaugeMetricFamily = add(GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", of_session)
+        self.step_seconds: HistogramMetricFamily = add(HistogramMetricFamily, "step_seconds", "Successful runs.", of_session)
+        self.hook_seconds: HistogramMetricFamily = add(HistogramMetricFamily, "hook_seconds", "Calls of hooks.", of_hook)
         self.hook_blocking: CounterMetricFamily = add(
-            CounterMetricFamily("aiohooks_hook_blocking_seconds", "How long hooks held the event loop.", labels=of_hook)
+            CounterMetricFamily, "hook_blocking_seconds", "How long hooks held the event loop.", of_hook
         )
-        self.waiters: GaugeMetricFamily = add(GaugeMetricFamily("aiohooks_step_waiters", "Waits for a step.", labels=of_session))
-        self.saved: CounterMetricFamily = add(
-            CounterMetricFamily("aiohooks_checkpoints_saved", "Checkpoints written.", labels=of_session)
-        )
-        self.failed: CounterMetricFamily = add(
-            CounterMetricFamily("aiohooks_checkpoints_failed", "Saves that failed.", labels=of_session)
-        )
+        self.waiters: GaugeMetricFamily = add(GaugeMetricFamily, "step_waiters", "Waits for a step.", of_session)
+        self.saved: CounterMetricFamily = add(CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", of_session)
+        self.failed: CounterMetricFamily = add(CounterMetricFamily, "checkpoints_failed", "Saves that failed.", of_session)
         self.checkpoint_age: GaugeMetricFamily = add(
-            GaugeMetricFamily("aiohooks_checkpoint_age_seconds", "Time since the last checkpoint was written.", labels=of_session)
+            GaugeMetricFamily, "checkpoint_age_seconds", "Time since the last checkpoint was written.", of_session
         )
         self.checkpoint_size: GaugeMetricFamily = add(
-            GaugeMetricFamily("aiohooks_checkpoint_size_bytes", "Size of the last checkpoint.", labels=of_session)
+            GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", of_session
         )
         self.checkpoint_step: GaugeMetricFamily = add(
-            GaugeMetricFamily("aiohooks_checkpoint_step", "Step of that checkpoint.", labels=of_session)
+            GaugeMetricFamily, "checkpoint_step", "Step of that checkpoint.", of_session
         )
-        self.lag: GaugeMetricFamily = add(
-            GaugeMetricFamily("aiohooks_version_lag", "Versions published during the last run.", labels=of_gate)
-        )
+        self.lag: GaugeMetricFamily = add(GaugeMetricFamily, "version_lag", "Versions published during the last run.", of_gate)
         self.ahead: GaugeMetricFamily = add(
-            GaugeMetricFamily("aiohooks_versions_ahead", "Versions ahead when the last run began.", labels=of_gate)
+            GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began.", of_gate
         )
 
-    def _add(self, family: Family) -> Family:
+    def _add(self, kind: Callable[..., Family], name: str, text: str, labels: list[str]) -> Family:
+        family = kind(f"aiohooks_{name}", text, labels=labels)
         self.all.append(family)
         return family
 

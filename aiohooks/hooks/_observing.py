@@ -124,6 +124,11 @@ def checked_number(value: Any, tag: str) -> int | float:
     return found
 
 
+def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers by tag; raise `InvalidArgumentError` for anything else."""
+    return {str(tag): float(checked_number(value, str(tag))) for tag, value in values.items()}
+
+
 def scalar(value: Any) -> int | float | None:
     """Return the number that an object of any library converts to, or None."""
     try:

@@ -17,7 +17,7 @@ from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import InvalidArgumentError, add_note, safe_repr
-from aiohooks.hooks._observing import checked_number
+from aiohooks.hooks._observing import checked_numbers
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -276,7 +276,7 @@ class CheckpointSaverHook(SessionRunHook):
         # State and step without an await between: other sessions may change shared variables while a listener is awaited.
         state = session.state_dict()
         self._epoch, step = session.global_step.latest
-        metrics = {name: float(checked_number(value, name)) for name, value in self._results.items()}
+        metrics = checked_numbers(self._results)
         self._timer.mark(step, self._now())
         self._last_step = step
         self._write_task = asyncio.get_running_loop().create_task(

@@ -22,7 +22,7 @@ from aiohooks.hooks._observing import (
     OnWriteError,
     Sampling,
     Values,
-    checked_number,
+    checked_numbers,
     checked_path,
     checked_values,
     describe_value,
@@ -601,10 +601,6 @@ def _checked_columns(columns: Iterable[str] | None) -> tuple[str, ...] | None:
     return texts
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(tag): float(checked_number(value, str(tag))) for tag, value in values.items()}
-
-
 class SummaryWriter:
     """Writes numbers as event files for TensorBoard, in a thread: for hooks of one's own, and without a session.
 
@@ -674,7 +670,7 @@ class SummaryWriter:
             OSError: an earlier write has failed.
         """
         self._check_open()
-        numbers = _numbers(values)
+        numbers = checked_numbers(values)
         restart, self._restart = self._restart, None
         await self._writer.put(self._record(step, self._time_offset + self._clock.now(), numbers, restart))
 
@@ -773,7 +769,7 @@ class SummarySaverHook(_WritingHook):
         if values is not None and self._writer is not None:
             restart, self._restart = self._restart, None
             step = run_context.global_step
-            await self._writer.put(self._tensorboard.Scalars(step, self._sampling.time(), _numbers(values), restart))
+            await self._writer.put(self._tensorboard.Scalars(step, self._sampling.time(), checked_numbers(values), restart))
 
     def __repr__(self) -> str:
         return f"SummarySaverHook({self.output_dir!r}, {list(self._values)}, every={self._every})"

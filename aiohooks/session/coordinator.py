@@ -243,9 +243,8 @@ class Coordinator:
                 clean end of a session.
             BaseException: the error of the background task, or the producer, that failed, the same object.
         """
-        if not self.observers:
-            return await self.until_in(CancelScope, awaitable, producer)
-        with observing(self.observers, "wait", describe_awaitable(awaitable)):
+        what = describe_awaitable(awaitable) if self.observers else ""
+        with observing(self.observers, "wait", what):
             return await self.until_in(CancelScope, awaitable, producer)
 
     async def until_in(

@@ -208,17 +208,20 @@ def _check_arguments(scaffold: object, global_step: object, variables: object, s
     check_instance(variables, Variables, "variables", optional=True)
 
 
-def _check_session(session: object, factory: object, graph: Graph, global_step: StepStore, variables: Variables) -> None:
-    """Refuse what a `session_factory` returned, unless it is a session of these parts."""
+async def _make_session(factory: Callable[..., Session], graph: Graph, global_step: StepStore, variables: Variables) -> Session:
+    """Call a `session_factory`; refuse what it returns, unless it is a session of these parts."""
+    session: object = factory(graph, global_step=global_step, variables=variables)
     if not isinstance(session, Session):
         raise InvalidArgumentError(
             f"session_factory={factory!r} returned {session!r}; return a Session, or give a subclass of it"
         )
     for name, part in {"graph": graph, "global_step": global_step, "variables": variables}.items():
         if getattr(session, name) is not part:
+            await session.aclose()
             raise InvalidArgumentError(
                 f"session_factory={factory!r} returned a session with another {name} than it was given; pass it to Session"
             )
+    return session
 
 
 class ChiefSessionCreator:
@@ -291,8 +294,7 @@ class ChiefSessionCreator:
         first = await variables.claim()
         session: Session | None = None
         try:
-            session = self._session_factory(self.graph, global_step=self.global_step, variables=variables)
-            _check_session(session, self._session_factory, self.graph, self.global_step, variables)
+            session = await _make_session(self._session_factory, self.graph, self.global_step, variables)
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
             if session.saver is not None and (first or self._created):
@@ -305,7 +307,7 @@ class ChiefSessionCreator:
         except BaseException:
             if first:
                 variables.discard()
-            if isinstance(session, Session):
+            if session is not None:
                 await session.aclose()
             raise
         if first:
@@ -393,11 +395,10 @@ class WorkerSessionCreator:
         await self.global_step.value()  # so that the latest position is known
         session: Session | None = None
         try:
-            session = self._session_factory(self.graph, global_step=self.global_step, variables=variables)
-            _check_session(session, self._session_factory, self.graph, self.global_step, variables)
+            session = await _make_session(self._session_factory, self.graph, self.global_step, variables)
             await self._scaffold.local_init(session, "the chief's initialisation")
         except BaseException:
-            if isinstance(session, Session):
+            if session is not None:
                 await session.aclose()
             raise
         return session

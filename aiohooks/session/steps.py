@@ -207,12 +207,8 @@ class Steps:
         elif self._queue is not None:
             feed = await self._wait_for_feed(self._queue.get())
         elif self._feeds is not None:
-            observers = self._supervisor.root.observers
             try:
-                if observers:
-                    with observing(observers, "feed", "next feed"):
-                        feed = next(self._feeds)
-                else:
+                with observing(self._supervisor.root.observers, "feed", "next feed"):
                     feed = next(self._feeds)
             except StopIteration:
                 raise StopAsyncIteration from None

@@ -67,7 +67,8 @@ class AccessPolicy:
 
     def check_request(self, scope: Mapping[str, Any], *, controls: bool = False) -> JsonReply | None:
         """Check method, host and origin: the rules for every path; `controls` is for one that changes the session."""
-        if controls != (scope["method"] == "POST") or scope["method"] not in ("GET", "HEAD", "POST"):
+        allowed = ("POST",) if controls else ("GET", "HEAD")
+        if scope["method"] not in allowed:
             return CONTROL_METHOD if controls else _METHOD
         headers = _headers(scope)
         hosts = headers.get(b"host", [])

@@ -14,7 +14,7 @@ from aiohooks._validate import check_instance, check_int, check_secs
 from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
 from aiohooks.adapters.trackers.tracker import Tracker
-from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_number, checked_path, checked_values
+from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_numbers, checked_path, checked_values
 from aiohooks.hooks.every import Every
 from aiohooks.hooks.records import Record
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -154,8 +154,7 @@ class TrackerHook(SessionRunHook):
         metrics: dict[str, Any] = {**run_context.metrics, **(run_values.results or {})}
         if not metrics:
             return
-        numbers = {str(tag): float(checked_number(value, str(tag))) for tag, value in metrics.items()}
-        record = Record(run_context.global_step, self._sampling.time(), numbers)
+        record = Record(run_context.global_step, self._sampling.time(), checked_numbers(metrics))
         if not sender.offer(record):
             self._keep([record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}")
             await self._writer.wait_for_room()  # of the disk, not of the tracker: memory is bounded
