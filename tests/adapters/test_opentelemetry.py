@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
 from aiohooks.errors import AbortedError
 from tests.support.extras import hide
+from tests.support.hooks import Stubborn
 from tests.support.sessions import NO_BACKOFF, double
 from tests.support.waiting import parked, ticks
 
@@ -220,23 +220,17 @@ async def test_runs_in_a_step_function(telemetry: Telemetry) -> None:
 
 async def test_a_hook_that_is_left_running(telemetry: Telemetry) -> None:
     """The span of a hook that ignores its cancellation ends with the run; its own end is no further span."""
-    done = asyncio.Event()
-
-    class Stubborn(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            while not done.is_set():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await done.wait()
+    stubborn = Stubborn()
 
     class Yields(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
             await asyncio.sleep(0)
 
-    hooks: list[Any] = [telemetry.hook, Yields(), ah.configure(Stubborn(), timeout=0.01, on_error="log")]
+    hooks: list[Any] = [telemetry.hook, Yields(), ah.configure(stubborn, timeout=0.01, on_error="log")]
     async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.01) as session:
         await session.run("loss")
         spans = telemetry.tree()
-        done.set()
+        stubborn.released.set()
         await ticks()
     assert ("Stubborn.before_run", "run") in spans
     assert telemetry.tree() == spans

@@ -11,12 +11,15 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 Lane = Callable[[int], Awaitable[float]]
 """Does its work so many times; returns the seconds that took."""
@@ -217,3 +220,21 @@ def _result(row: str, figure: Figure, rounds: Sequence[Times]) -> Result:
         rounds=len(rounds),
         unit=figure.unit,
     )
+
+
+def blocking_writes(directory: Path, write: Callable[[IO[bytes]], object]) -> Lane:
+    """Return a lane that calls `write` with a new file, and syncs it, while nothing else runs."""
+
+    async def lane(times: int) -> float:
+        secs = 0.0
+        for _ in range(times):
+            path, began = directory / "state", time.perf_counter()
+            with path.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            secs += time.perf_counter() - began
+            path.unlink()
+        return secs
+
+    return lane

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import tempfile
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from operator import itemgetter
@@ -21,7 +20,7 @@ import numpy.typing as npt
 import aiohooks as ah
 from aiohooks.checkpoint import Saver
 from aiohooks.testing import ManualClock
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup
+from tests.benchmarks.measure import Counts, Figure, Setup, blocking_writes
 
 Array = npt.NDArray[np.float64]
 BATCH = 4096
@@ -151,9 +150,11 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
         yield Setup(
             {
                 "one core": one_core.lost,
-                "savez": _savez(one_core.variables.snapshot, directory),
+                "savez": blocking_writes(directory, lambda file: np.savez(file, **dict[str, Any](one_core.variables.snapshot()))),
                 "all cores": all_cores.lost,
-                "savez of layers": _savez(all_cores.variables.snapshot, directory),
+                "savez of layers": blocking_writes(
+                    directory, lambda file: np.savez(file, **dict[str, Any](all_cores.variables.snapshot()))
+                ),
             },
             [
                 Figure(f"{work} / a blocking np.savez and fsync", 0.15, itemgetter("one core"), itemgetter("savez")),
@@ -167,23 +168,6 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
             most_times=1,
             most_rounds=15,
         )
-
-
-def _savez(state: Callable[[], Mapping[str, Array]], directory: Path) -> Lane:
-    async def lane(times: int) -> float:
-        secs = 0.0
-        for _ in range(times):
-            path, arrays = directory / "state.npz", dict[str, Any](state())
-            began = time.perf_counter()
-            with path.open("wb") as file:
-                np.savez(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            secs += time.perf_counter() - began
-            path.unlink()
-        return secs
-
-    return lane
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, imported
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, blocking_writes, imported
 from tests.benchmarks.rows_checkpoint import Training, opened_training
 
 STEPS = 500
@@ -131,7 +130,7 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
         yield Setup(
             {
                 "hook": training.lost,
-                "torch.save": _torch_save(torch, state, directory),
+                "torch.save": blocking_writes(directory, lambda file: torch.save(state(), file)),
                 "async_save": _async_save(state, training, directory, min(20, counts.rounds)),
             },
             [
@@ -143,22 +142,6 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
             most_times=1,
             most_rounds=15,
         )
-
-
-def _torch_save(torch: Any, state: Callable[[], dict[str, Any]], directory: Path) -> Lane:
-    async def lane(times: int) -> float:
-        secs = 0.0
-        for _ in range(times):
-            path, began = directory / "state.pt", time.perf_counter()
-            with path.open("wb") as file:
-                torch.save(state(), file)
-                file.flush()
-                os.fsync(file.fileno())
-            secs += time.perf_counter() - began
-            path.unlink()
-        return secs
-
-    return lane
 
 
 @contextlib.contextmanager

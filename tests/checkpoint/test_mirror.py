@@ -32,6 +32,12 @@ async def reached(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, 30)
 
 
+async def failures(saver: Saver, count: int) -> None:
+    """Wait until so many attempts to copy have failed, and the next one is waited for."""
+    await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures == count)
+    await asyncio.sleep(0)
+
+
 async def restored_step(path: Path, mirror: Any, **options: Any) -> int | None:
     """Return the step that a Saver of this directory restores, after checking its state."""
     async with Saver(path, mirror=mirror, **options) as saver:
@@ -321,19 +327,15 @@ async def test_a_mirror_that_refuses_is_logged_once(tmp_path: Path, caplog: pyte
         await saver.restore()
         await saver.save(state_of(1), 1)
 
-        async def failures(count: int) -> None:
-            await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures == count)
-            await asyncio.sleep(0)
-
         for count, pause in enumerate((10, 20, 40, 40), 1):
-            await failures(count)
+            await failures(saver, count)
             clock.advance(pause - 1)
             await asyncio.sleep(0)
             assert saver.mirror_status == MirrorStatus(
                 "faulty://disk/run", pending=1, failures=count, error="ConnectionRefusedError: refused"
             )
             clock.advance(1)
-        await failures(5)
+        await failures(saver, 5)
         assert [record.message for record in caplog.records] == [
             "mirror faulty://disk/run: the checkpoint of step 1 was not copied (ConnectionRefusedError: refused); trying again, "
             "and training continues"
@@ -412,18 +414,14 @@ async def test_the_end_tries_often(tmp_path: Path, clock: ManualClock, caplog: p
         await saver.restore()
         await saver.save(state_of(1), 1)
 
-        async def failures(count: int) -> None:
-            await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures == count)
-            await asyncio.sleep(0)
-
         for count, pause in enumerate((10, 20, 40, 80), 1):
-            await failures(count)
+            await failures(saver, count)
             clock.advance(pause)
-        await failures(5)
+        await failures(saver, 5)
         flushing = asyncio.create_task(saver.flush_mirror())
-        await failures(6)
+        await failures(saver, 6)
         clock.advance(10)
-        await failures(7)
+        await failures(saver, 7)
         disk.heal()
         clock.advance(20)
         assert await flushing

@@ -24,7 +24,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -226,9 +226,21 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
     began = time.perf_counter()
     tally = Tally(mode, (kills + 1) * INTERVALS_PER_KILL * INTERVAL)
     alone = digits_process(directory / "alone", tally.steps, mode)  # runs while the other one is killed
-    position = 0  # the step of the killed run
-    for kill_point in [*kill_points(kills, seed), None]:
-        run = digits_process(directory / "killed", tally.steps, mode).run_until(kill_point)
+    run_killed(lambda: digits_process(directory / "killed", tally.steps, mode), kill_points(kills, seed), tally, verbose=verbose)
+    end = alone.run_until(None)
+    tally.violations += [f"left alone: {one}" for one in violations(end, None, 0, tally)]
+    tally.violations += differences(directory / "alone", directory / "killed", tally.steps)
+    tally.secs = time.perf_counter() - began
+    return tally
+
+
+def run_killed(
+    start_again: Callable[[], TrainingProcess], kill_points: Sequence[KillPoint], tally: Tally, *, verbose: bool
+) -> None:
+    """Kill a run at each point and start it again; then let it end."""
+    position = 0  # the step that it had reached
+    for kill_point in [*kill_points, None]:
+        run = start_again().run_until(kill_point)
         if kill_point is not None:
             tally.kills += run.status == -9
             tally.inside_saves += run.inside_save
@@ -236,16 +248,10 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
             tally.restarts += 1
             tally.lost.append(position - run.first)
         if verbose:
-            print(
-                f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{' inside a save' * run.inside_save}", flush=True
-            )
+            inside = " inside a save" * run.inside_save
+            print(f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{inside}", flush=True)
         tally.violations += violations(run, kill_point, position, tally)
         position = position if run.reached is None else run.reached
-    end = alone.run_until(None)
-    tally.violations += [f"left alone: {one}" for one in violations(end, None, 0, tally)]
-    tally.violations += differences(directory / "alone", directory / "killed", tally.steps)
-    tally.secs = time.perf_counter() - began
-    return tally
 
 
 def violations(run: ProcessRun, kill_point: KillPoint | None, position: int, tally: Tally) -> Iterator[str]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aiohooks.checkpoint import Restored, Saver
-from tests.fuzz.kill_training import INTERVAL, INTERVALS_PER_KILL, Tally, TrainingProcess, kill_points, violations
+from tests.fuzz.kill_training import INTERVAL, INTERVALS_PER_KILL, Tally, TrainingProcess, kill_points, run_killed, violations
 from tests.support.tensors import same_tensors
 
 
@@ -36,20 +36,7 @@ def torch_kills(directory: Path, *, count: int, seed: int, verbose: bool = False
     tally = Tally("background", (count + 1) * INTERVALS_PER_KILL * INTERVAL)
     end = torch_process(directory / "alone", tally.steps).run_until(None)
     tally.violations += [f"left alone: {one}" for one in violations(end, None, 0, tally)]
-    position = 0  # the step of the killed run
-    for kill_point in [*kill_points(count, seed), None]:
-        run = torch_process(directory / "killed", tally.steps).run_until(kill_point)
-        if kill_point is not None:
-            tally.kills += run.status == -9
-            tally.inside_saves += run.inside_save
-        if run.first is not None:
-            tally.restarts += 1
-            tally.lost.append(position - run.first)
-        if verbose:
-            inside = " inside a save" * run.inside_save
-            print(f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{inside}", flush=True)
-        tally.violations += violations(run, kill_point, position, tally)
-        position = position if run.reached is None else run.reached
+    run_killed(lambda: torch_process(directory / "killed", tally.steps), kill_points(count, seed), tally, verbose=verbose)
     tally.violations += differences(directory / "alone", directory / "killed", tally.steps)
     tally.secs = time.perf_counter() - began
     return tally

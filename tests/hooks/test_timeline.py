@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import logging
@@ -21,6 +20,7 @@ from aiohooks._aio.clock import sleep
 from aiohooks.errors import AbortedError
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
+from tests.support.hooks import Stubborn
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double
 from tests.support.traces import Slow, checked_events, played, trace_lanes
@@ -310,15 +310,9 @@ async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
 async def test_a_hook_that_is_left_running(clock: ManualClock) -> None:
     """A hook that ignores its cancellation has a bar up to its own end, or none; its next call gets a second lane."""
     timeline = ah.TimelineHook()
-    done = asyncio.Event()
+    stubborn = Stubborn()
 
-    class Stubborn(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            while not done.is_set():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await done.wait()
-
-    hooks: list[Any] = [timeline, Upload(before=1), ah.configure(Stubborn(), timeout=0.002, on_error="log")]
+    hooks: list[Any] = [timeline, Upload(before=1), ah.configure(stubborn, timeout=0.002, on_error="log")]
     found: list[dict[str, list[float | None]]] = []
 
     async def loop() -> None:
@@ -328,13 +322,13 @@ async def test_a_hook_that_is_left_running(clock: ManualClock) -> None:
             for _ in range(2):
                 lanes = [lane for lane in timeline.lanes().lanes if "Stubborn" in lane.name]
                 found.append({lane.name: [lane.bars[0].began, lane.bars[0].secs] for lane in lanes})
-                done.set()
+                stubborn.released.set()
                 await ticks()
 
     try:
         await played(clock, loop())
     finally:
-        done.set()
+        stubborn.released.set()
     assert found == [
         {"Stubborn": [0, None], "Stubborn (2)": [pytest.approx(0.003), None]},
         {"Stubborn": [0, pytest.approx(0.006)], "Stubborn (2)": [pytest.approx(0.003), pytest.approx(0.003)]},

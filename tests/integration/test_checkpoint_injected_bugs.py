@@ -115,53 +115,36 @@ def through(kind: type[WithoutSync]) -> Bug:
 Contents = Mapping[str, Iterable[bytes | memoryview]]
 
 
-def commit_that_renames_first(
-    self: CheckpointDirectory,
-    dir_fd: int,
-    names: set[str],
-    name: _format.Name,
-    metrics: Mapping[str, float],
-    contents: Contents,
-    version: int,
-) -> _format.Manifest:
-    names.add(str(name))
-    return _commit(self._files, dir_fd, name, metrics, contents, version, f".tmp-{name}")
+def commits_through(written_as: str) -> Bug:
+    """Write a checkpoint under this name, which has the final one as {}, rename it, and sync last of all."""
 
+    def commit(
+        self: CheckpointDirectory,
+        dir_fd: int,
+        names: set[str],
+        name: _format.Name,
+        metrics: Mapping[str, float],
+        contents: Contents,
+        version: int,
+    ) -> _format.Manifest:
+        names.add(str(name))
+        files, directory = self._files, written_as.format(name)
+        unsynced = Files(WithoutSync(files.fs))
+        files.make_directory(directory, dir_fd=dir_fd)
+        with files.directory(directory, dir_fd=dir_fd) as fd:
+            entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
+            manifest = _format.Manifest(name, metrics, entries, version)
+            unsynced.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
+            if directory != str(name):
+                files.rename(directory, str(name), dir_fd=dir_fd)
+            for file in (*contents, _format.MANIFEST):
+                each = files.fs.open(file, os.O_RDONLY, dir_fd=fd)
+                files.sync(each)
+                files.close_quietly(each)
+            files.sync(fd)
+        files.sync(dir_fd)
+        return manifest
 
-def commit_in_place(
-    self: CheckpointDirectory,
-    dir_fd: int,
-    names: set[str],
-    name: _format.Name,
-    metrics: Mapping[str, float],
-    contents: Contents,
-    version: int,
-) -> _format.Manifest:
-    names.add(str(name))
-    return _commit(self._files, dir_fd, name, metrics, contents, version, str(name))
-
-
-def _commit(
-    files: Files, dir_fd: int, name: _format.Name, metrics: Mapping[str, float], contents: Contents, version: int, written_as: str
-) -> _format.Manifest:
-    unsynced = Files(WithoutSync(files.fs))
-    files.make_directory(written_as, dir_fd=dir_fd)
-    with files.directory(written_as, dir_fd=dir_fd) as fd:
-        entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
-        manifest = _format.Manifest(name, metrics, entries, version)
-        unsynced.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
-        if written_as != str(name):
-            files.rename(written_as, str(name), dir_fd=dir_fd)
-        for file in (*contents, _format.MANIFEST):
-            each = files.fs.open(file, os.O_RDONLY, dir_fd=fd)
-            files.sync(each)
-            files.close_quietly(each)
-        files.sync(fd)
-    files.sync(dir_fd)
-    return manifest
-
-
-def commits_by(commit: Callable[..., _format.Manifest]) -> Bug:
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
 
@@ -297,9 +280,9 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("no sync", through(WithoutSync), crash_states, 200, "lost|torn"),
     ("no sync, real disk", through(WithoutSync), power, 40, "lost|torn"),
     ("files synced, directories not", through(WithoutDirectorySync), crash_states, 400, "lost"),
-    ("rename before sync", commits_by(commit_that_renames_first), crash_states, 300, "torn"),
-    ("rename before sync, real disk", commits_by(commit_that_renames_first), power, 60, "torn"),
-    ("written in place", commits_by(commit_in_place), kill, 60, "torn"),
+    ("rename before sync", commits_through(".tmp-{}"), crash_states, 300, "torn"),
+    ("rename before sync, real disk", commits_through(".tmp-{}"), power, 60, "torn"),
+    ("written in place", commits_through("{}"), kill, 60, "torn"),
     ("removed before saved", removes_too_early, kill, 60, "lost"),
     ("removed before saved, any state", removes_too_early, crash_states, 200, "lost"),
     ("a pointer that is trusted", trusts_a_pointer, crash_states, 200, "restored|lost"),

@@ -21,7 +21,7 @@ from moto.server import ThreadedMotoServer
 from aiohooks import Backoff
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from tests.support.source import ROOT
-from tests.support.store_proxy import Proxy
+from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.waiting import until_true
 
 # The client's threads and pooled connections live as long as the process.
@@ -112,7 +112,7 @@ async def test_a_missing_bucket_is_not_made(server: int, tmp_path: Path) -> None
             await saver.aclose(grace_secs=0)
 
 
-@pytest.mark.parametrize("fault", ["cut", "cut in an answer", "black hole"])
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_a_link_that_fails_in_an_upload(server: int, proxy: Proxy, tmp_path: Path, fault: str) -> None:
     """It is not taken for a checkpoint; when the link is back the newest is copied, and restored elsewhere."""
     async with asyncio.timeout(HANG_SECS):
@@ -126,12 +126,7 @@ async def test_a_link_that_fails_in_an_upload(server: int, proxy: Proxy, tmp_pat
             objects = await asyncio.to_thread(found_in, fs, f"{name}/run")
             await saver.save(state_of(2), 2)
             await until_true(lambda: proxy.connections > 0)
-            if fault == "cut":
-                proxy.cut()
-            elif fault == "black hole":
-                proxy.black_hole()
-            else:
-                proxy.cut_in_message(7)
+            proxy.fail(fault)
             if fault != "cut in an answer":  # after which s3fs itself tries again
                 await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
                 assert not [each for each in await asyncio.to_thread(found_in, fs, f"{name}/run") if "002/manifest" in each]

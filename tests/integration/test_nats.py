@@ -19,7 +19,7 @@ from aiohooks.errors import StoreUnavailableError, WrongLoopError
 from aiohooks.stores import Position, open_step_store
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.source import ROOT
-from tests.support.store_proxy import Proxy
+from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, available, first_stream, running
 
 pytest.importorskip("nats")
@@ -183,19 +183,14 @@ async def test_a_lost_answer_is_not_counted_twice(server: Server, name: str) -> 
         assert (await store.value()).step == 5
 
 
-@pytest.mark.parametrize("fault", ["cut", "black hole", "in mid-message"])
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_a_broken_connection_is_replaced(server: Server, fault: str, name: str) -> None:
     """A step crossed while the waiter's connection is broken, in three ways, wakes it when the connection is back."""
     async with Proxy.to(server.port) as proxy, store_of(proxy.port, run=name) as b, store_of(server.port, run=name) as a:
         wait = asyncio.ensure_future(b.wait_for(5))
         await a.advance(2)
         await b.wait_for(2)
-        if fault == "cut":
-            proxy.cut()
-        elif fault == "black hole":
-            proxy.black_hole()
-        else:
-            proxy.cut_in_message(7)
+        proxy.fail(fault)
         await a.advance(3)
         proxy.heal()
         assert await wait == 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -34,6 +36,18 @@ class RestoringHook(ah.SessionRunHook):
 
     async def begin(self) -> None:
         self.hook.load_state_dict(self.state)
+
+
+class Stubborn(ah.SessionRunHook):
+    """Ignores its cancellation in `before_run`, until it is `released`."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        while not self.released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.released.wait()
 
 
 class PhaseHook(ah.SessionRunHook):

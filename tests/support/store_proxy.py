@@ -19,6 +19,9 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
+FAULTS = ("cut", "black hole", "cut in an answer")
+"""How a link can fail: `Proxy.fail`."""
+
 
 class _End(asyncio.Protocol):
     """One end of a connection through the proxy; passes its data to the other end."""
@@ -199,6 +202,10 @@ class Proxy:
     def cut_in_message(self, most_bytes: int) -> None:
         """Cut the next answer off after so many bytes."""
         self.most_bytes = most_bytes
+
+    def fail(self, fault: str) -> None:
+        """Begin one of `FAULTS`."""
+        {"cut": self.cut, "black hole": self.black_hole, "cut in an answer": lambda: self.cut_in_message(7)}[fault]()
 
     def drop_answer(self, request: bytes = b"") -> None:
         """Let the next request that contains `request` reach the server, and lose its answer."""
