@@ -82,6 +82,7 @@ class Session:
         self.committed_step: int = self.global_step.latest.step
         """The global step after the latest run of this session."""
         self.grace_secs: float = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
+        """How long a cancelled run waits for what does not end immediately."""
         self._has_own_grace = grace_secs is not None
         self.tracked: Mapping[str, Stateful] = {}
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""

@@ -1,0 +1,160 @@
+"""Configuration of Sphinx for the site; `python -m tests.support.site FOLDER` writes the sources and runs it.
+
+Every public object has one entry, at its public path. A name in backticks, in a docstring or on a page, links to its entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import sys
+from collections import defaultdict
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util.nodes import make_refnode
+
+from tests.support.site import entries, public_bases
+from tests.support.source import defined_names, modules
+
+project = "aiohooks"
+author = "The aiohooks authors"
+copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx"]
+
+myst_heading_anchors = 6
+# Where there is a network: `python -m tests.support.site --inventories FOLDER`.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", None),
+    "anyio": ("https://anyio.readthedocs.io/en/stable", None),
+    "torch": ("https://docs.pytorch.org/docs/stable", None),
+}
+if "AIOHOOKS_SITE_INVENTORIES" not in os.environ:
+    intersphinx_mapping = {}
+
+default_role = "py:obj"  # of backticks in docstrings
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 100
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Attributes", "params_style")]
+
+html_theme = "furo"
+html_title = "aiohooks"
+html_copy_source = False
+pygments_style, pygments_dark_style = "a11y-light", "a11y-dark"  # all of whose colors have enough contrast
+html_show_sphinx = False
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the functions below."""
+    name_defining_modules()
+    app.connect("autodoc-process-docstring", mark_code, priority=400)  # before the sections of Google's form are read
+    app.connect("autodoc-process-signature", hide_constructor)
+    app.connect("autodoc-process-signature", show_constants)
+    app.connect("autodoc-process-bases", show_public_bases)
+    app.connect("autodoc-skip-member", skip_member)
+    app.connect("doctree-read", refer_to_names)
+    app.connect("missing-reference", resolve_name)
+
+
+# -- docstrings
+
+
+def name_defining_modules() -> None:
+    """Set the module of each public class to the one of its source: there autodoc finds the docstrings of attributes."""
+    for package, things in entries().items():
+        for thing in filter(inspect.isclass, things.values()):
+            thing.__module__ = next(
+                module for module in modules() if module.startswith(package) and thing.__name__ in defined_names(module)
+            )
+
+
+def mark_code(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Show indented text as it is if the paragraph above it ends in a colon and is no heading of a section."""
+    for number, (line, empty, below) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
+        deeper = len(below) - len(below.lstrip()) > len(line) - len(line.lstrip())
+        if line.endswith(":") and not empty.strip() and deeper:
+            lines[number] = f"{line}:"
+
+
+def show_constants(
+    app: Sphinx, what: str, name: str, thing: Any, options: object, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """Show the value of a default that is a constant, which the source names."""
+    names = vars(sys.modules[thing.__module__]) if signature and hasattr(thing, "__module__") else {}
+    shown = re.sub(r"(?<== )[A-Z][A-Z_]+\b", lambda match: repr(names.get(match[0], match[0])), signature or "")
+    return (shown, returns) if shown != signature and signature else None
+
+
+def show_public_bases(app: Sphinx, name: str, cls: type[Any], options: object, bases: list[type[Any]]) -> None:
+    """Name those bases that have an entry."""
+    bases[:] = public_bases(cls)
+
+
+def hide_constructor(
+    app: Sphinx, what: str, name: str, thing: Any, options: object, signature: str | None, returns: str | None
+) -> tuple[str, None] | None:
+    """Show no parameters of what users do not make: protocols, errors, and classes whose docstring names their creator."""
+    made = re.search(r"\b(made|created|returned) by\b", inspect.getdoc(thing) or "", flags=re.IGNORECASE)
+    hidden = what == "exception" or (what == "class" and (made or getattr(thing, "_is_protocol", False)))
+    return ("", None) if hidden and signature else None
+
+
+def skip_member(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: object) -> bool | None:
+    """Leave out what is internal, and methods that say nothing else than those that they override."""
+    text = thing.__doc__ or ""
+    internal = text.startswith(("Internal:", "Alias for field number"))
+    return True if internal or (inspect.isroutine(thing) and not text) else None
+
+
+# -- links from names to entries
+
+
+def refer_to_names(app: Sphinx, doctree: nodes.document) -> None:
+    """Make a reference of each literal that may name a class or a member of one, once in each section."""
+    seen: set[tuple[int, str]] = set()
+    for literal in list(doctree.findall(nodes.literal)):
+        name = re.sub(r"^ah\.", "aiohooks.", literal.astext()).removesuffix("()")
+        above: list[nodes.Node] = []
+        while (node := above[-1].parent if above else literal.parent) is not None:
+            above.append(node)
+        section = next((id(node) for node in above if isinstance(node, nodes.section | addnodes.desc)), 0)
+        linked = any(isinstance(node, nodes.reference | nodes.title | addnodes.pending_xref) for node in above)
+        if not linked and (section, name) not in seen and re.fullmatch(r"aiohooks\.[\w.]+|([a-z_]+\.)?[A-Z]\w+(\.\w+)?", name):
+            seen.add((section, name))
+            reference = addnodes.pending_xref("", refdomain="py", reftype="obj", reftarget=name, refdoc=app.env.docname)
+            literal.replace_self(reference)
+            reference += literal
+
+
+def resolve_name(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.TextElement) -> nodes.Node | None:
+    """Refer to the one object whose path ends in the name."""
+    if node.get("refdomain") != "py":
+        return None
+    objects = env.domains["py"].objects
+    name = node["reftarget"].removeprefix("aiohooks.").removesuffix("()")
+    paths = endings(frozenset(objects)).get(name, set())
+    if len(paths) != 1:
+        return None
+    (path,) = paths
+    return make_refnode(app.builder, node["refdoc"], objects[path].docname, objects[path].node_id, content, path)
+
+
+@functools.cache
+def endings(paths: frozenset[str]) -> dict[str, set[str]]:
+    """Return the paths that end in each name."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        parts = path.split(".")
+        for start in range(len(parts)):
+            found[".".join(parts[start:])].add(path)
+    return found

@@ -1,0 +1,234 @@
+"""The site: its sources, which are the pages of docs/ with pages for what they link to, built by Sphinx and checked.
+
+    python -m tests.support.site FOLDER
+
+builds it; `FOLDER/index.html` is its first page. Sphinx, its theme and its reader of Markdown are the extra `docs`.
+
+A link of a page to a file outside of docs/ works in the repository. On the site it leads to a page with that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.site_checks import problems
+from tests.support.source import ROOT, imports
+
+DOCS = ROOT / "docs"
+# The public packages and modules, by the page of the API reference that has their names, in reading order.
+API_PAGES = {
+    "session": ("aiohooks.session",),
+    "dispatch": ("aiohooks.dispatch",),
+    "graph": ("aiohooks.graph",),
+    "hooks": ("aiohooks.hooks",),
+    "checkpoint": ("aiohooks.checkpoint",),
+    "stores": tuple(f"aiohooks.stores{each}" for each in ("", ".local", ".redis", ".nats", ".ray")),
+    "version_gate": ("aiohooks.version_gate",),
+    "distributed": ("aiohooks.distributed", "aiohooks.distributed.local", "aiohooks.distributed.ray"),
+    "adapters.asgi": ("aiohooks.adapters.asgi",),
+    "adapters.opentelemetry": ("aiohooks.adapters.opentelemetry",),
+    "adapters.prometheus": ("aiohooks.adapters.prometheus",),
+    "adapters.trackers": tuple(f"aiohooks.adapters.trackers{each}" for each in ("", ".mlflow", ".wandb", ".tensorboard")),
+    "testing": ("aiohooks.testing",),
+    "aiohooks": ("aiohooks",),
+    "errors": ("aiohooks.errors",),
+}
+PACKAGES = tuple(package for packages in API_PAGES.values() for package in packages)
+# Pages of the repository's root that the site has; README.md is not among them, for the first page says the same.
+ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?=[^)]*\))")
+
+
+# -- the API reference
+
+
+@functools.cache
+def entries() -> dict[str, dict[str, Any]]:
+    """Return the public objects of each package by their import path.
+
+    Each object is in one package, the one that it is defined in, also if it is imported from `aiohooks`.
+    """
+    defined_in = {one.name: one.module for one in imports("aiohooks") if one.name is not None}
+    found: dict[str, dict[str, Any]] = {package: {} for package in PACKAGES}
+    modules = {package: importlib.import_module(package) for package in PACKAGES}
+    for name in modules["aiohooks"].__all__:
+        getattr(modules["aiohooks"], name)  # which gives each its public path
+    for package, module in modules.items():
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                home = package if package != "aiohooks" else package_of(defined_in[name])
+                found[home][f"{thing.__module__}.{name}"] = thing
+    return {package: dict(sorted(things.items(), key=_order)) for package, things in found.items()}
+
+
+def _order(item: tuple[str, Any]) -> tuple[bool, str]:
+    # The base of all errors comes first.
+    return not item[0].endswith("AiohooksError"), item[0].rpartition(".")[2].lower()
+
+
+def package_of(module: str) -> str:
+    """Return the public package that a module belongs to: `aiohooks` for those in none of the others."""
+    return max((package for package in PACKAGES if f"{module}.".startswith(f"{package}.")), key=len)
+
+
+def api_page(name: str) -> str:
+    """Return the source of one page of the API reference."""
+    lines: list[str] = []
+    for number, package in enumerate(API_PAGES[name]):
+        words, _, rest = (inspect.getdoc(importlib.import_module(package)) or "").partition("\n\n")
+        lines += [package, ("-" if number else "=") * len(package), "", f".. py:module:: {package}", "", words, ""]
+        if package == "aiohooks.errors":  # whose docstring draws the tree
+            lines += ["::", "", rest, ""]
+        for path, thing in entries()[package].items():
+            lines += [*_directive(path, thing), ""]
+    return "\n".join(lines)
+
+
+def _directive(path: str, thing: Any) -> Iterator[str]:
+    if not inspect.isclass(thing):
+        yield f".. autofunction:: {path}"
+        return
+    yield f".. auto{'exception' if issubclass(thing, BaseException) else 'class'}:: {path}"
+    yield "   :members:"
+    if not issubclass(thing, BaseException) and public_bases(thing):
+        yield "   :show-inheritance:"
+    # The members of bases that have no entry of their own are shown here.
+    private = [base for base in thing.__mro__[1:] if base.__module__.startswith("aiohooks.") and base not in documented()]
+    if private:
+        yield f"   :inherited-members: {', '.join(base.__name__ for base in thing.__mro__[1:] if base not in private)}"
+
+
+@functools.cache
+def documented() -> frozenset[Any]:
+    """Return all objects with an entry."""
+    return frozenset(thing for things in entries().values() for thing in things.values())
+
+
+def public_bases(cls: type[Any]) -> list[type[Any]]:
+    """Return the bases of a class that have an entry."""
+    return [base for base in cls.__bases__ if base in documented()]
+
+
+# -- the other pages
+
+
+def write_sources(folder: Path) -> None:
+    """Write what Sphinx reads: the pages, those that they link to outside of docs/, and the API reference."""
+    waiting = [*DOCS.rglob("*.md"), *(ROOT / name for name in ROOT_PAGES)]
+    written: set[Path] = set()
+    while waiting:
+        page = waiting.pop()
+        if page in written or page == ROOT / "README.md":
+            continue
+        written.add(page)
+        place = folder / place_of(page)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if page.suffix in (".png", ".svg"):
+            shutil.copy(page, place)
+        else:
+            text, targets = with_links(page, text_of(page))
+            place.write_text(text + contents_of(page, text), encoding="utf-8")
+            waiting += targets
+    for name in API_PAGES:
+        place = folder / "reference" / "api" / f"{name}.rst"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(api_page(name), encoding="utf-8")
+
+
+def place_of(path: Path) -> Path:
+    """Return where the site has the page of a file or folder of the repository."""
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS)
+    if path == ROOT / "README.md":
+        return Path("index.md")
+    if path.parent == ROOT and path.name in ROOT_PAGES:
+        return Path("project", path.name.lower())
+    place = Path("source", path.relative_to(ROOT))
+    return place / "index.md" if path.is_dir() else place.with_name(f"{path.name}.md")
+
+
+def text_of(path: Path) -> str:
+    """Return a page's text; for a folder its files, for another file the whole of it."""
+    if path.suffix == ".md":
+        return path.read_text(encoding="utf-8")
+    title = f"---\norphan: true\n---\n\n# {path.relative_to(ROOT)}\n\n"
+    if path.is_dir():
+        return title + "".join(f"- [{each.name}]({each.name})\n" for each in sorted(path.glob("[!_]*.py")))
+    return f"{title}```python\n{path.read_text(encoding='utf-8')}```\n"
+
+
+def with_links(page: Path, text: str) -> tuple[str, list[Path]]:
+    """Return the text with its links as the site needs them, and the files that they name."""
+    targets: list[Path] = []
+
+    def as_on_the_site(match: re.Match[str]) -> str:
+        if re.match(r"[a-z]+:", match["target"]) or not match["target"]:
+            return match[0]
+        target = (page.parent if page.is_file() else page).joinpath(match["target"]).resolve()
+        targets.append(target)
+        return os.path.relpath(place_of(target), place_of(page).parent) + (match["anchor"] or "")
+
+    parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if number % 2 else LINK.sub(as_on_the_site, part) for number, part in enumerate(parts)), targets
+
+
+def contents_of(page: Path, text: str) -> str:
+    """Return the directives that put the pages below this one into the navigation: what its lists link to, in that order."""
+    if page == DOCS / "reference" / "api.md":
+        return toctree("", [f"api/{name}" for name in API_PAGES])
+    if page == DOCS / "decisions" / "README.md":
+        return toctree("", re.findall(r"^- .*\]\((\S+)\.md\)", text, flags=re.MULTILINE))
+    if page == DOCS / "index.md":
+        sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)[1:]
+        return "".join(
+            toctree(caption, list(dict.fromkeys(re.findall(r"\]\(([^)\s#:]+)\.md\)", body))))
+            for caption, body in zip(sections[::2], sections[1::2], strict=True)
+        )
+    return ""
+
+
+def toctree(caption: str, pages: list[str]) -> str:
+    """Return the directive for a part of the navigation."""
+    return "\n".join(["", "```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *pages, "```", ""])
+
+
+def build(folder: Path, *, inventories: bool = False) -> int:
+    """Build the site; return the exit code. Warnings are errors."""
+    environment = os.environ | ({"AIOHOOKS_SITE_INVENTORIES": "1"} if inventories else {})
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as work:
+        sources = Path(work, "sources")
+        write_sources(sources)
+        sphinx = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-E"]
+        command = [*sphinx, "-d", f"{work}/doctrees", "-c", str(DOCS), str(sources), str(folder)]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def main() -> int:
+    """Build the site and check it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.site", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the site is written")
+    parser.add_argument("--inventories", action="store_true", help="link to the documentation of Python, anyio and torch")
+    options = parser.parse_args()
+    code = build(options.folder, inventories=options.inventories)
+    wrong = problems(options.folder) if code == 0 else []
+    print(*wrong, sep="\n", end="\n" * bool(wrong))
+    return code or bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
