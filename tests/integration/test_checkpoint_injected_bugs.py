@@ -236,13 +236,14 @@ def keeps_leftovers(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_the_lock(patch: pytest.MonkeyPatch) -> None:
-    """Remove the file of the lock, which another process may have opened already."""
+    """Remove the file of the lock once it is free; another process may have it by then."""
     sound = DirectoryLock.release
 
     def release(self: DirectoryLock) -> None:
-        if self._directory is not None:
-            self._files.fs.unlink(_format.LOCK, dir_fd=self._directory)
         sound(self)
+        os.sched_yield()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path / _format.LOCK)
 
     patch.setattr(DirectoryLock, "release", release)
 
