@@ -23,14 +23,11 @@ import os
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
 import pytest
-from pytest_asyncio import is_async_test
 
-from aiohooks.testing import ManualClock
-from aiohooks.testing.leaks import no_leaks
+from aiohooks.testing import ManualClock, no_leaks, pytest_plugin
 
 # A guard against hanging, not a measurement.
 HANG_SECS = 45
@@ -45,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
     parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the library's own plugin, as pytest does where the library is installed."""
+    if not config.pluginmanager.has_plugin("aiohooks"):
+        config.pluginmanager.register(pytest_plugin, "aiohooks")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -137,23 +140,17 @@ async def with_time_limit(item: pytest.Item) -> AsyncIterator[None]:
         timer.cancel()
 
 
+@contextlib.asynccontextmanager
+async def checked(item: pytest.Item) -> AsyncIterator[None]:
+    """Limit the time of a test, and check that it leaks nothing."""
+    async with with_time_limit(item), no_leaks():
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Run the body of an async test inside `no_leaks`; fixtures close what they opened."""
-    if not is_async_test(item) or item.get_closest_marker("may_leak"):
+    if item.get_closest_marker("may_leak"):
         return (yield)
-    # Hypothesis keeps the coroutine function that it calls for each example; pytest-asyncio finds it there, too.
-    hypothesis = getattr(item.obj, "hypothesis", None)
-    holder, name = (item, "obj") if hypothesis is None else (hypothesis, "inner_test")
-    test: Callable[..., Coroutine[Any, Any, None]] = getattr(holder, name)
-
-    @functools.wraps(test)
-    async def checked(*args: Any, **kwargs: Any) -> None:
-        async with with_time_limit(item), no_leaks():
-            await test(*args, **kwargs)
-
-    setattr(holder, name, checked)
-    try:
+    with pytest_plugin.inside(item, functools.partial(checked, item)):
         return (yield)
-    finally:
-        setattr(holder, name, test)

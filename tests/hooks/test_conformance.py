@@ -1,0 +1,84 @@
+"""Every built-in hook passes the conformance suite of hooks, with a step or a graph that has what it asks for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import aiohooks as ah
+import aiohooks.hooks._tensorboard  # before what exists is frozen for quick collections
+from aiohooks.adapters.opentelemetry import OpenTelemetryHook
+from aiohooks.adapters.prometheus import PrometheusHook
+from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.testing import RecordingHook, check_hook, hook_checks
+
+# The loops differ in what the checks of the library itself are about.
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+EVERY_RUN = ah.Every(steps=1)
+
+
+class Plain:
+    """An object with plain methods."""
+
+    def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        return ah.SessionRunArgs("loss")
+
+    def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        assert run_values.results == 1.0
+
+    def close(self, exc: BaseException | None) -> None:
+        pass
+
+
+async def evaluate(_: object) -> dict[str, float]:
+    return {"accuracy": 0.5}
+
+
+def versions() -> ah.MemoryStepStore:
+    return ah.MemoryStepStore(10)
+
+
+HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
+    "BlockingHook": lambda _: ah.BlockingHook(Plain()),
+    "CSVHook": lambda folder: ah.CSVHook(folder / "losses.csv", ["loss"]),
+    "CheckpointSaverHook": lambda folder: ah.CheckpointSaverHook(folder, every=EVERY_RUN),
+    "EarlyStoppingHook": lambda _: ah.EarlyStoppingHook("loss", patience=5),
+    "EvaluatorHook": lambda _: EvaluatorHook(evaluate, every=EVERY_RUN),
+    "EvaluatorHook in the background": lambda _: EvaluatorHook(evaluate, every=EVERY_RUN, mode="background", snapshot=dict),
+    "FeedFnHook": lambda _: ah.FeedFnHook(dict),
+    "FinalOpsHook": lambda _: ah.FinalOpsHook("loss"),
+    "GlobalStepWaiterHook": lambda _: ah.GlobalStepWaiterHook(wait_until_step=0),
+    "HistoryHook": lambda _: ah.HistoryHook(["loss"]),
+    "HookTimingHook": lambda _: ah.HookTimingHook(),
+    "JSONLinesHook": lambda folder: ah.JSONLinesHook(folder / "losses.jsonl", ["loss"]),
+    "LambdaHook": lambda _: ah.LambdaHook(after_run=lambda *_: None),
+    "LoggingHook": lambda _: ah.LoggingHook(["loss"], every=EVERY_RUN),
+    "NanHook": lambda _: ah.NanHook("loss"),
+    "OpenTelemetryHook": lambda _: OpenTelemetryHook(),
+    "ProfilerHook": lambda folder: ah.ProfilerHook(folder, every=EVERY_RUN),
+    "ProgressHook": lambda _: ah.ProgressHook(["loss"], display="plain"),
+    "PrometheusHook": lambda _: PrometheusHook(),
+    "RecordingHook": lambda _: RecordingHook(fetches="loss", suspend=True),
+    "StepCounterHook": lambda _: ah.StepCounterHook(EVERY_RUN),
+    "StopAtStepHook": lambda _: ah.StopAtStepHook(num_steps=2),
+    "StopAtTimeHook": lambda _: ah.StopAtTimeHook(secs=3600),
+    "SummarySaverHook": lambda folder: ah.SummarySaverHook(folder, ["loss"], every=EVERY_RUN),
+    "TimelineHook": lambda folder: ah.TimelineHook(folder / "timeline.json"),
+    "VersionGateHook": lambda _: ah.VersionGateHook(versions(), max_lag=10),
+    "WatchdogHook": lambda _: ah.WatchdogHook(3600),
+}
+
+
+@pytest.mark.parametrize("check", hook_checks())
+@pytest.mark.parametrize("name", HOOKS)
+async def test_it_passes(name: str, check: str, tmp_path: Path) -> None:
+    """It works in sessions however they end, alone and beside others, passes on cancels, and leaves nothing behind."""
+
+    def make() -> ah.SessionRunHook:
+        return HOOKS[name](Path(tempfile.mkdtemp(dir=tmp_path)))
+
+    await check_hook(make, check)

@@ -1,0 +1,262 @@
+"""The conformance suite of hooks: a hook that breaks a rule fails the check that is about it, and good hooks pass all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.dispatch import HookRegistration
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.testing import RecordingHook, check_hook, hook_checks
+from tests.support.sessions import counting_graph, double
+
+pytestmark = pytest.mark.every_python
+
+current: contextvars.ContextVar[str] = contextvars.ContextVar("current", default="none")
+
+
+class Losses(ah.SessionRunHook):
+    """Does all that a hook may do: it waits, asks for a value, has a task of its own, a state and a context variable."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.best = float("inf")
+
+    async def begin(self) -> None:
+        self.losses.clear()
+        await asyncio.sleep(0)
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        coord.start_soon(coord.wait_for_stop)
+        await asyncio.sleep(0)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        token = current.set("in a run")
+        await asyncio.sleep(0)
+        current.reset(token)
+        return ah.SessionRunArgs("loss")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await asyncio.sleep(0)
+        self.losses.append(run_values.results)
+        self.best = min(self.best, run_values.results)
+
+    async def end(self, session: ah.Session) -> None:
+        await asyncio.sleep(0)
+
+    async def close(self, exc: BaseException | None) -> None:
+        await asyncio.sleep(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": list(self.losses), "best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses, self.best = list(state["losses"]), state["best"]
+
+
+class PlainError(Exception):
+    """Cannot be made again from its args."""
+
+    def __init__(self, *, step: int) -> None:
+        super().__init__(f"at step {step}")
+
+
+@pytest.mark.parametrize("check", hook_checks())
+async def test_a_good_hook_passes(check: str) -> None:
+    """A hook that waits in each method, starts a task and has a state, and errors of the library's tree, pass each check."""
+    errors = [
+        ah.StepTimeoutError("late", wanted=2, seen=1, waited_secs=3.0),
+        ah.errors.TaskDiedError("gone", task_id=3, exit_code=-9),
+        ValueError("plain"),
+    ]
+    await check_hook(Losses, check, errors=errors)
+
+
+async def test_all_checks_run_on_a_graph() -> None:
+    """Without a name all checks are run; the author's own graph, fetches and feeds are used, and registrations are hooks."""
+    made: list[Losses] = []
+
+    def make() -> HookRegistration:
+        made.append(Losses())
+        return ah.configure(made[-1], timeout=60)
+
+    await check_hook(make, make_source=counting_graph, fetches="train", feed_dict={"x": 3})
+    assert {loss for hook in made for loss in hook.losses} == {30}
+    assert len(made) > 50
+
+
+class FailsInEnd(Losses):
+    async def end(self, session: ah.Session) -> None:
+        raise OSError("in end")
+
+
+class NeedsARun(Losses):
+    async def end(self, session: ah.Session) -> None:
+        assert self.losses[-1] == 1.0
+
+
+class NeedsTwoRuns(Losses):
+    async def end(self, session: ah.Session) -> None:
+        assert len(self.losses) != 1, "one run is too few"
+
+
+class BeginsOnce(Losses):
+    begun = False
+
+    async def begin(self) -> None:
+        assert not self.begun, "begun again"
+        self.begun = True
+
+
+class IsCreatedOnce(Losses):
+    created = False
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        assert not self.created, "created again"
+        self.created = True
+
+
+class NeedsItsSession(Losses):
+    session: ah.Session
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.session = session
+
+    async def close(self, exc: BaseException | None) -> None:
+        assert self.session.closed
+
+
+class AnswersErrors(Losses):
+    async def close(self, exc: BaseException | None) -> None:
+        if isinstance(exc, OSError):
+            raise RuntimeError("instead")
+
+
+class SwallowsCancels(Losses):
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+class LeavesATask(Losses):
+    tasks: list[asyncio.Task[Any]] = []  # noqa: RUF012 - of all of them, to be ended by the test
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        self.tasks.append(asyncio.create_task(asyncio.Event().wait(), name="forgotten"))
+        return await super().before_run(run_context)
+
+
+class SetsAVariable(Losses):
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        current.set("left behind")
+
+
+class HasNoName(Losses):
+    label: str
+
+    async def begin(self) -> None:
+        self.label = "known"
+
+    def __repr__(self) -> str:
+        return f"HasNoName({self.label})"
+
+
+class HasALongRepr(Losses):
+    def __repr__(self) -> str:
+        return "Losses:\n" * len(self.losses)
+
+
+class ForgetsTheBest(Losses):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = list(state["losses"])
+
+
+class IsRenamed(Losses):
+    """Two objects of it have another name in the checkpoint, so that nothing is ever loaded."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).count += 1
+        self.name = f"losses {self.count}"
+
+
+@pytest.mark.parametrize(
+    ("make", "check", "why"),
+    [
+        (FailsInEnd, "ends_cleanly", "in end"),
+        (NeedsARun, "ends_without_a_run", "list index out of range"),
+        (NeedsTwoRuns, "ends_at_a_stop", "one run is too few"),
+        (BeginsOnce, "works_again", "begun again"),
+        (IsCreatedOnce, "recovers", "created again"),
+        (NeedsItsSession, "leaves_errors_alone", "OSError.'of another hook, in begin'. was to be raised alone"),
+        (AnswersErrors, "leaves_errors_alone", "RuntimeError.'instead'"),
+        (
+            SwallowsCancels,
+            "passes_on_cancels",
+            "in its after_run: the cancel did not reach the caller, the session ended with None",
+        ),
+        (SetsAVariable, "restores_context_variables", "context variable 'current' was 'none', and is 'left behind'"),
+        (HasNoName, "has_a_repr", "fails before its session: AttributeError"),
+        (HasALongRepr, "has_a_repr", "more than one line"),
+        (ForgetsTheBest, "restores_its_state", "'best': 1.0}, and is .*'best': inf}"),
+        (IsRenamed, "restores_its_state", r"and is {'losses': \[\], 'best': inf}"),
+    ],
+)
+async def test_a_bad_hook_fails(make: Callable[[], ah.SessionRunHook], check: str, why: str) -> None:
+    """The check for what the hook gets wrong fails, says what it was, and has the name of the check as a note."""
+    with pytest.raises((AssertionError, LookupError, OSError), match=why) as caught:
+        await check_hook(make, check)
+    assert any(f"this fails the check {check}:" in note for note in caught.value.__notes__)
+
+
+@pytest.fixture
+def _ends_forgotten_tasks() -> Iterator[None]:
+    yield
+    LeavesATask.tasks.clear()
+
+
+@pytest.mark.may_leak
+@pytest.mark.usefixtures("_ends_forgotten_tasks")
+@pytest.mark.parametrize(("check", "why"), [("ends_cleanly", "leaks:"), ("passes_on_cancels", "it left the tasks forgotten")])
+async def test_a_hook_that_leaks_fails(check: str, why: str) -> None:
+    """What a hook leaves behind is found after each check, and after each cancel."""
+    with pytest.raises(AssertionError, match=why):
+        await check_hook(LeavesATask, check)
+    for task in LeavesATask.tasks:
+        task.cancel()
+
+
+async def test_a_hook_that_never_ends_fails() -> None:
+    """A hook that hangs fails after the limit, by the name of the check."""
+
+    class Hangs(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            await asyncio.Event().wait()
+
+    with pytest.raises(AssertionError, match=r"ends_cleanly: stuck for 0\.05 s"):
+        await check_hook(Hangs, "ends_cleanly", limit_secs=0.05)
+
+
+async def test_an_error_that_does_not_pickle_fails() -> None:
+    """An error whose `__init__` does not take its args is named."""
+    with pytest.raises(AssertionError, match=r"PlainError\('at step 3'\) cannot be pickled: TypeError"):
+        await check_hook(RecordingHook, "raises_errors_that_pickle", errors=[PlainError(step=3)])
+
+
+async def test_an_unknown_check_is_refused() -> None:
+    """The error lists known ones."""
+    with pytest.raises(InvalidArgumentError, match=r"unknown check 'cancels'; .*known are: .*passes_on_cancels"):
+        await check_hook(RecordingHook, "cancels")
+
+
+async def test_a_hook_may_stop_the_session() -> None:
+    """A hook that stops the session after its first run passes all checks."""
+    await check_hook(lambda: ah.StopAtStepHook(num_steps=1), make_source=lambda: double)
