@@ -2,6 +2,7 @@
 
     _protocol       what stores and engines exchange: Position, Snapshot, requests and answers, damaged_error
     _run_state      RunState: the effect of each request on the state of a run, without I/O
+    report          RunReport: what an engine has of a run, for someone outside of it
     publishers      Publisher: what may advance a store, which of them still could, how the last one left
     _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a minute
     base            StepStore: the contract, and what is the same on every engine
@@ -33,14 +34,18 @@ if TYPE_CHECKING:
     from aiohooks.stores.open import open_step_store
     from aiohooks.stores.publishers import Publisher, current_publisher
     from aiohooks.stores.remote import RemoteStepStore
+    from aiohooks.stores.report import ExitReport, PublisherReport, RunReport
     from aiohooks.stores.shared import SharedStepStore
 
 __all__ = [
     "Changes",
+    "ExitReport",
     "MemoryStepStore",
     "Position",
     "Publisher",
+    "PublisherReport",
     "RemoteStepStore",
+    "RunReport",
     "SharedStepStore",
     "StepStore",
     "StoreStatistics",
@@ -62,6 +67,7 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
             "aiohooks.stores.open": ("open_step_store",),
             "aiohooks.stores.publishers": ("Publisher", "current_publisher"),
             "aiohooks.stores.remote": ("RemoteStepStore",),
+            "aiohooks.stores.report": ("ExitReport", "PublisherReport", "RunReport"),
             "aiohooks.stores.shared": ("SharedStepStore",),
         },
     )

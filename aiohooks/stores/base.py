@@ -14,6 +14,7 @@ from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopErr
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
 from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
+from aiohooks.stores.report import RunReport
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"
@@ -119,6 +120,16 @@ class StepStore(abc.ABC):
         """Begin a new epoch at `step`, which may be lower or higher than the current step.
 
         Waiters for a step above it keep waiting, or get `StepResetError` if they asked for that.
+        """
+
+    @abc.abstractmethod
+    async def inspect(self) -> RunReport | None:
+        """Read what the engine has of the run, for someone who looks at it from outside.
+
+        This changes nothing: it does not open the store, makes no run, and registers nothing that others would notice.
+
+        Returns:
+            The run; None if there is none of this name.
         """
 
     @abc.abstractmethod

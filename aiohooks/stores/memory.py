@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
+import socket
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
+from aiohooks.errors import safe_str
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step
 from aiohooks.stores.base import StepStore, Term
+from aiohooks.stores.report import ExitReport, PublisherReport, RunReport
 
 
 class MemoryStepStore(StepStore):
@@ -62,6 +66,26 @@ class MemoryStepStore(StepStore):
         if not self._lead.locked():
             raise self._not_leading_error()
         self._waits.set_initialised(True)
+
+    async def inspect(self) -> RunReport | None:
+        """See `StepStore.inspect`; does not suspend."""
+        self._enter()
+        waits, process = self._waits, f"{socket.gethostname()}:{os.getpid()}"
+        left = waits.publishers.last_exit
+        error = None if left is None or left.error is None else f"{type(left.error).__name__}: {safe_str(left.error)}"
+        return RunReport(
+            run=self.run,
+            epoch=waits.latest.epoch,
+            step=waits.latest.step,
+            term=self._terms,
+            chief=process if self._lead.locked() else None,
+            initialised=waits.is_initialised,
+            publishers=tuple(
+                PublisherReport(each.name, process, each.waits_for or None, None, 0) for each in waits.publishers.here
+            ),
+            last_exit=None if left is None else ExitReport(left.name, left.step, error, lost=False),
+            waiting=(waits.waiters.lowest,) if waits.waiters.count else (),
+        )
 
     def advance_nowait(self, by: int = 1) -> int:
         # Once per step of every session: written to be quick.

@@ -17,6 +17,7 @@ from aiohooks._validate import check_secs
 from aiohooks.errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, WriteKind, logger
 from aiohooks.stores._waiting import resolve
+from aiohooks.stores.report import RunReport
 from aiohooks.stores.shared import SharedStepStore
 
 CERTIFICATE_HINTS = (
@@ -120,6 +121,10 @@ class RemoteStepStore(SharedStepStore):
         """Read the run once."""
 
     @abc.abstractmethod
+    async def _inspect_once(self) -> RunReport | None:
+        """Read the run over a connection of its own, which is closed afterwards; change nothing."""
+
+    @abc.abstractmethod
     async def _delete_run_once(self) -> None:
         """Delete the run once, whatever it holds."""
 
@@ -135,21 +140,36 @@ class RemoteStepStore(SharedStepStore):
         return None if self._disconnected_at is None else self._clock.now() - self._disconnected_at
 
     async def _open(self) -> None:
+        async def connect() -> Snapshot:
+            try:
+                return await self._connect()
+            except StoreUnavailableError:
+                await self._close_connection()
+                raise
+
+        self._observe_snapshot(await self._retry_connecting(connect))
+        self._keeping_connection = self._spawn(self._keep_connection(), "connection")
+
+    async def _inspect(self) -> RunReport | None:
+        async def inspect() -> RunReport | None:
+            self._check_not_closing()
+            return await self._inspect_once()
+
+        return await self._retry_connecting(inspect)
+
+    async def _retry_connecting(self, connect: Callable[[], Awaitable[T]]) -> T:
+        """Call `connect` until it succeeds, within `connect_timeout` seconds; the last error is raised."""
         began, attempt = self._clock.now(), 0
         while True:
             try:
-                snapshot = await self._connect()
-                break
+                return await connect()
             except StoreUnavailableError as error:
-                await self._close_connection()
                 attempt += 1
                 pause = _BACKOFF.pause_secs(attempt)
                 if isinstance(error, StoreRefusedError) or self._clock.now() + pause - began > self._connect_timeout:
                     raise
                 logger.info("run %s: %s; trying again", self.run, error)
-                await self._backoff_sleep(pause)
-        self._observe_snapshot(snapshot)
-        self._keeping_connection = self._spawn(self._keep_connection(), "connection")
+            await self._backoff_sleep(pause)
 
     async def _keep_connection(self) -> None:
         attempt, connected = 0, True

@@ -47,6 +47,7 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores._waiting import ChangeWaiter
 from aiohooks.stores.base import OPEN_BY_URL, StepStore, Term
 from aiohooks.stores.publishers import Publisher
+from aiohooks.stores.report import RunReport
 
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
@@ -141,7 +142,27 @@ class SharedStepStore(StepStore):
     async def _delete_run(self) -> None:
         """Delete the run from the engine, also a damaged one; `_disconnect` follows, and must not bring it back."""
 
+    @abc.abstractmethod
+    async def _inspect(self) -> RunReport | None:
+        """Read the run, also while the store is not open; release all that this takes, and change nothing.
+
+        Raises:
+            StoreUnavailableError: the engine is unavailable or refuses.
+            StoreDamagedError: what is there is no run.
+        """
+
     # The contract.
+
+    async def inspect(self) -> RunReport | None:
+        """See `StepStore.inspect`.
+
+        Raises:
+            StoreUnavailableError: the engine is unavailable or refuses.
+            StoreDamagedError: what is there is no run.
+        """
+        self._enter()
+        self._check_not_closing()
+        return await self._inspect()
 
     async def value(self) -> Position:
         await self._ensure_open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import subprocess
@@ -84,6 +85,21 @@ async def test_it_is_opened_by_its_url(server: Server, name: str) -> None:
     assert isinstance(store, NatsStepStore)
     async with store:
         assert await store.advance(3) == 3
+
+
+async def test_a_look_from_outside_leaves_no_trace(server: Server, name: str) -> None:
+    """`inspect` makes no stream where there is none, and writes no message."""
+    async with contextlib.aclosing(NatsStepStore(server.url, run=name, stream=name)) as outside:
+        assert await outside.inspect() is None
+        assert "error" in await request_api(server, f"STREAM.INFO.{name}")
+        async with NatsStepStore(server.url, run=name, stream=name) as store:
+            assert await outside.inspect() is None
+            await store.advance(2)
+            before = (await request_api(server, f"STREAM.INFO.{name}"))["state"]
+            found = await outside.inspect()
+            assert found is not None
+            assert (found.step, found.waiting) == (2, None)
+            assert (await request_api(server, f"STREAM.INFO.{name}"))["state"] == before
 
 
 async def test_runs_of_strange_names_never_meet(server: Server, name: str) -> None:

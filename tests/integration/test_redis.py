@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator
@@ -60,6 +61,25 @@ async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
         assert await store.value() == Position(1, 2)
         await store.forget()
     assert not await execute(server, "KEYS", f"aiohooks:{{{run}}}*")
+
+
+async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> None:
+    """`inspect` writes no key, of a run that is there and of one that is not, and its connection is closed."""
+    async with RedisStepStore(server.url, run=run) as store, contextlib.aclosing(RedisStepStore(server.url, run=run)) as outside:
+        await store.advance(2)
+        keys = sorted(await execute(server, "KEYS", "*"))
+        clients = len((await execute(server, "CLIENT", "LIST")).splitlines())
+        await execute(server, "CONFIG", "RESETSTAT")
+        found = await outside.inspect()
+        assert found is not None
+        assert (found.run, found.step, found.waiting) == (run, 2, None)
+        missing = RedisStepStore(server.url, run=f"{run} missing")
+        assert await missing.inspect() is None
+        await missing.aclose()
+        written = {"hset", "xadd", "pexpire", "del"} & set(await call_counts(server))
+        assert not written
+        assert sorted(await execute(server, "KEYS", "*")) == keys
+        assert len((await execute(server, "CLIENT", "LIST")).splitlines()) == clients
 
 
 async def test_unix_socket(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import logging
 import os
 import resource
 import select
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +19,7 @@ from typing import ClassVar
 import pytest
 
 import aiohooks as ah
+from aiohooks.errors import StoreClosedError, StoreDamagedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores.local import LocalStepStore
@@ -66,6 +69,83 @@ def test_invalid_directories(directory: object) -> None:
     """An argument that is not a path is refused immediately."""
     with pytest.raises(ah.errors.InvalidArgumentError, match="give the path of a directory"):
         LocalStepStore(directory)  # type: ignore[arg-type]
+
+
+def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """What is in a directory: when each file was written, and with what."""
+    paths = sorted(directory.rglob("*"))
+    return {str(path): (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes()) for path in paths}
+
+
+async def test_a_look_from_outside_leaves_no_trace(tmp_path: Path) -> None:
+    """`inspect` makes no directory and writes nothing; a run is as it was, and its publishers too."""
+    missing = LocalStepStore(tmp_path / "missing")
+    assert await missing.inspect() is None
+    await missing.aclose()
+    assert not os.listdir(tmp_path)
+    async with LocalStepStore(tmp_path) as store:
+        store.publisher("trainer")
+        await store.advance(7)
+        await store.flush()
+        waiting = asyncio.ensure_future(store.wait_for(9))
+        await ticks(3)
+        before = contents(tmp_path)
+        async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
+            for _ in range(3):
+                found = await outside.inspect()
+                assert found is not None
+                assert (found.step, found.waiting) == (7, (9,))
+        assert contents(tmp_path) == before
+        assert await store.advance(2) == await waiting
+        found = await store.inspect()  # an open store can be asked as well
+        assert found is not None
+        assert (found.step, found.waiting) == (9, ())
+
+
+async def test_a_look_from_outside_leaves_out_the_dead(tmp_path: Path) -> None:
+    """A publisher whose process was killed is reported as lost, and removed by the next process that opens the run only."""
+    code = f"""
+import asyncio, os, signal
+from aiohooks.stores import open_step_store
+
+async def main():
+    store = open_step_store("local://{tmp_path}")
+    store.publisher("trainer")
+    await store.advance(3)
+    await store.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], timeout=60)
+    before = contents(tmp_path)
+    async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
+        found = await outside.inspect()
+    assert found is not None
+    assert (found.step, found.publishers) == (3, ())
+    assert found.last_exit is not None
+    assert (found.last_exit.name, found.last_exit.lost) == ("trainer", True)
+    assert contents(tmp_path) == before
+
+
+async def test_a_look_from_outside_at_a_damaged_run(tmp_path: Path) -> None:
+    """It is an error that names the file; so is a directory that may not be read, and no descriptor stays open."""
+    async with LocalStepStore(tmp_path) as store:
+        await store.advance()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
+        (tmp_path / "default" / "position").write_bytes(b"nonsense" * 100)
+        with pytest.raises(StoreDamagedError, match="position"):
+            await outside.inspect()
+        (tmp_path / "default" / "position").unlink()
+        (tmp_path / "default" / "position").mkdir()
+        with pytest.raises(StoreDamagedError, match="position"):
+            await outside.inspect()
+        (tmp_path / "default" / "position").rmdir()
+        assert await outside.inspect() is None
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with pytest.raises(StoreClosedError):
+        await outside.inspect()
 
 
 async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:

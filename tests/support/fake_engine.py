@@ -12,6 +12,7 @@ from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import RemoteStepStore
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
+from aiohooks.stores.report import RunReport, report_of
 
 
 class FakeEngine:
@@ -141,6 +142,11 @@ class FakeStepStore(RemoteStepStore):
         await asyncio.sleep(0)
         with self._reconnecting():
             return self._read()
+
+    async def _inspect_once(self) -> RunReport | None:
+        await asyncio.sleep(0)
+        self._engine.check()
+        return report_of(self.run, self._engine.run(self.run).snapshot()) if self.run in self._engine.runs else None
 
     @contextlib.contextmanager
     def _reconnecting(self) -> Generator[None]:

@@ -108,5 +108,8 @@ class _FakeStore(RayStepStore):
     def _find_actor(self) -> Any:
         return self._cluster.actor(self.run)
 
+    def _existing_actor(self) -> Any:
+        return self._cluster.actors.get(self.run)
+
     async def _delete_run(self) -> None:
         self._cluster.actors.pop(self.run).stop()

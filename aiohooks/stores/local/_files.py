@@ -29,7 +29,7 @@ from zlib import crc32
 
 from aiohooks._aio.fork import call_after_fork
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError
-from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Position, Request, Snapshot, Write, damaged_error
+from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Member, Position, Request, Snapshot, Write, damaged_error
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.local._lock import check_processes, claim_slot, release_slot, taken_slots
 from aiohooks.stores.local._notify import Fifo, notify_fifos
@@ -255,6 +255,12 @@ def find_due(slots: bytes, own_slot: int, old: int, new: int) -> tuple[bool, int
     return due, later
 
 
+def steps_waited_for(slots: bytes, dead: set[int]) -> tuple[int, ...]:
+    """Return the steps that processes wait for, in order: 0 is every change. The slots in `dead` do not count."""
+    values = (number & _VALUE_MASK for slot, (number,) in enumerate(_SLOT.iter_unpack(slots)) if slot not in dead)
+    return tuple(sorted(value - 1 for value in values if value != NOT_WAITING))
+
+
 def find_fifos(slots: bytes, own_slot: int) -> list[int]:
     """Return the slots, except `own_slot`, of processes that are notified by their FIFOs."""
     highest = slots[_SLOT.size - 1 :: _SLOT.size]  # the byte of each slot that has the FIFO bit
@@ -291,6 +297,17 @@ class RunFiles:
         self._notify_cache = _RecordCache()
         self._due_cache = b"", 0, 0  # slots, epoch, and the lowest step that these slots wait for there
         call_after_fork(self)
+
+    def open_existing(self) -> bool:
+        """Open the directory and the files for reading only; return whether they are there. Blocks."""
+        self.path = (default_directory() if self._directory is None else self._directory) / run_file_name(self._run)
+        try:
+            self.run_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            self._position_fd = self._open_file("position", os.O_RDONLY)
+            self._notify_fd = self._open_file("notify", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        return True
 
     def open_directory(self) -> None:
         """Open the run's directory, making it if it is missing. Blocks."""
@@ -442,13 +459,27 @@ class RunFiles:
         state = self.load_state(record)
         processes = set(living.values()) if slots is None else set(dead.values())
         lost = [member for member in state.members.values() if (member.process in processes) == (slots is not None)]
-        # The lease of a chief goes first: waiters get the name of the last one, and that of a publisher says more.
-        for member in sorted(lost, key=lambda member: -member.term):
-            state.apply(Expire(member.id, member.heartbeat))
+        _expire(state, lost)
         self._save_state(state, record, changed=bool(lost))
         for slot in dead:
             self._free_slot(slot)
         return state.snapshot()
+
+    def inspect(self) -> tuple[Snapshot, tuple[int, ...]] | None:
+        """Return the run without the members that have died, and the steps that processes wait for; None if it has not begun.
+
+        This changes nothing, and removes no one: the next process that opens the run does.
+        """
+        if os.pread(self._notify_fd, RECORD_SIZE, 0) in (b"", _NOT_BEGUN):
+            return None
+        living, dead = check_processes(self.run_fd, None)
+        record, slots = self._read_with_slots()
+        state = self.load_state(record)
+        processes = set(living.values())
+        _expire(state, [member for member in state.members.values() if member.process not in processes])
+        steps = steps_waited_for(slots, {int(slot) for slot in dead})
+        # A step that is reached stays in the slot until the process waits again.
+        return state.snapshot(), tuple(step for step in steps if step == 0 or step > record.position.step)
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Add to the step; return None if that is refused, with a reason that `apply` gives."""
@@ -579,3 +610,10 @@ class RunFiles:
                 os.close(fd)
         self.run_fd = self._alive_fd = self._position_fd = self._notify_fd = -1
         self.fifo = None
+
+
+def _expire(state: RunState, lost: list[Member]) -> None:
+    """Remove members that have died from a state."""
+    # The lease of a chief goes first: waiters get the name of the last one, and that of a publisher says more.
+    for member in sorted(lost, key=lambda member: -member.term):
+        state.apply(Expire(member.id, member.heartbeat))

@@ -30,6 +30,7 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores.local._files import RunFiles, RunRecord, default_directory, run_file_name
 from aiohooks.stores.local._lock import FileLock
 from aiohooks.stores.local._notify import InotifyWatcher, watch_run
+from aiohooks.stores.report import RunReport, report_of
 from aiohooks.stores.shared import OnLost, SharedStepStore
 
 T = TypeVar("T")
@@ -178,6 +179,23 @@ class LocalStepStore(SharedStepStore):
             self._lock = FileLock(files.run_fd, self._refresh_nowait)
         await self._with_lock(lambda files: files.delete())
         self._deleted = True
+
+    async def _inspect(self) -> RunReport | None:
+        files, lock = RunFiles(self._directory, self.run, self._process), None
+        try:
+            if not await to_thread(files.open_existing, grace_secs=_OPEN_SECS):
+                return None
+            lock = FileLock(files.run_fd, lambda: None)
+            found = await lock.run(files.inspect)
+        except OSError as error:
+            raise self._engine_error(error) from error
+        finally:
+            if lock is not None:
+                lock.close(self._closed_error())
+            elif files.run_fd >= 0:
+                os.close(files.run_fd)
+            files.close()
+        return None if found is None else report_of(self.run, *found)
 
     # Requests.
 

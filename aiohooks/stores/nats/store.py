@@ -36,6 +36,7 @@ from aiohooks.stores.nats._connection import (
     parse_reply,
 )
 from aiohooks.stores.remote import RemoteStepStore
+from aiohooks.stores.report import RunReport, report_of
 
 _PING_SECS = 1.0
 """How long the server may take to answer a ping, and a store to close."""
@@ -191,12 +192,15 @@ class NatsStepStore(RemoteStepStore):
     async def _open_connection(self) -> None:
         connection = self._connection = NatsConnection(self._address, self._clock, self._options)
         self._state.reset()
-        servers = list(self._address.servers)
-        random.shuffle(servers)
-        servers += [server for server in self._discovered_servers if server not in servers]
-        await connection.open(servers, self._connect_timeout)
+        await connection.open(self._servers(), self._connect_timeout)
         self._discovered_servers = connection.discovered_servers
         await self._ensure_stream(connection)
+
+    def _servers(self) -> list[str]:
+        """Return the servers to try, those of the URL in a random order first."""
+        servers = list(self._address.servers)
+        random.shuffle(servers)
+        return servers + [server for server in self._discovered_servers if server not in servers]
 
     async def _connect(self) -> Snapshot:
         await self._open_connection()
@@ -225,8 +229,11 @@ class NatsStepStore(RemoteStepStore):
         except NoResponderError as error:
             if connection.has_jetstream:
                 raise
-            raise StoreRefusedError(f"{self._address} has no JetStream; start it with `nats-server -js -sd DIR`") from error
+            raise self._no_jetstream_error() from error
         self._subjects.check_stream(check_reply(found)["config"])
+
+    def _no_jetstream_error(self) -> StoreRefusedError:
+        return StoreRefusedError(f"{self._address} has no JetStream; start it with `nats-server -js -sd DIR`")
 
     async def _watch(self) -> None:
         connection = self._current_connection()
@@ -308,11 +315,18 @@ class NatsStepStore(RemoteStepStore):
         return self._state.snapshot()
 
     async def _request_api(self, request: str, body: dict[str, Any], secs: float | None = None) -> dict[str, Any]:
-        subject, data = self._subjects.api(request), json.dumps(body).encode()
-        return parse_reply(await self._current_connection().request(subject, data, secs or self._answer_secs))
+        return await self._request_api_on(self._current_connection(), request, body, secs or self._answer_secs)
+
+    async def _request_api_on(
+        self, connection: NatsConnection, request: str, body: dict[str, Any], secs: float
+    ) -> dict[str, Any]:
+        return parse_reply(await connection.request(self._subjects.api(request), json.dumps(body).encode(), secs))
 
     async def _fetch_message(self, secs: float) -> LatestMessage:
-        reply = await self._request_api("MSG.GET", {"last_by_subj": self._subjects.state}, secs)
+        return self._latest_message(await self._request_api("MSG.GET", {"last_by_subj": self._subjects.state}, secs))
+
+    def _latest_message(self, reply: dict[str, Any]) -> LatestMessage:
+        """Return the message in a reply to MSG.GET."""
         if error_code(reply) == MESSAGE_NOT_FOUND:
             return NO_MESSAGE
         message = check_reply(reply)["message"]
@@ -326,6 +340,23 @@ class NatsStepStore(RemoteStepStore):
                 expected="one that begins with b'1 '",
                 delete="purge that subject",
             ) from error
+
+    async def _inspect_once(self) -> RunReport | None:
+        connection = NatsConnection(self._address, self._clock, self._options)
+        body = {"last_by_subj": self._subjects.state}
+        try:
+            await connection.open(self._servers(), self._connect_timeout)
+            reply = await self._request_api_on(connection, "MSG.GET", body, self._answer_secs)
+            if error_code(reply) == STREAM_NOT_FOUND:  # no store was ever opened there
+                return None
+            latest = self._latest_message(reply)
+        except NoResponderError as error:
+            if connection.has_jetstream:
+                raise
+            raise self._no_jetstream_error() from error
+        finally:
+            await connection.close()
+        return None if latest is NO_MESSAGE else report_of(self.run, latest.state.snapshot())
 
     async def _publish_message(self, data: bytes, after: int) -> int | None:
         """Publish the run's next message, and return its number; None if `after` is not the number of the latest one."""

@@ -173,6 +173,14 @@ def named_actor(kind: type, name: str, namespace: str) -> Any:
     return actor.options(name=name, namespace=namespace, **options).remote()
 
 
+def existing_actor(name: str, namespace: str) -> Any:
+    """Return the actor of this name, or None if there is none. Blocks."""
+    try:
+        return _ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
 def kill_actor(actor: Any) -> None:
     """End an actor, which is not started again; blocks."""
     _ray.kill(actor, no_restart=True)

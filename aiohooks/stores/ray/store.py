@@ -25,6 +25,7 @@ from aiohooks.stores.ray._actor import (
     unpack_snapshot,
 )
 from aiohooks.stores.remote import RemoteStepStore
+from aiohooks.stores.report import RunReport, report_of
 
 _GRACE_SECS = 1.0
 """How much later than its time a reply may arrive."""
@@ -97,16 +98,34 @@ class RayStepStore(RemoteStepStore):
         return snapshot
 
     def _find_actor(self) -> Any:
+        self._join_cluster()
+        try:
+            return _cluster.named_actor(StepActor, self._name, self._namespace)
+        except Exception as error:
+            raise _cluster.explain_error(error, f"cannot reach the step actor of {self.run}") from error
+
+    def _join_cluster(self) -> None:
         if not self._joined:
             _cluster.join(self._address, timeout=self._connect_timeout, log_to_driver=False)
             if self._waits.closed:  # closed meanwhile, without waiting for this thread
                 _cluster.leave()
                 raise StoreUnavailableError(f"{self!r} was closed")
             self._joined = True
-        try:
-            return _cluster.named_actor(StepActor, self._name, self._namespace)
-        except Exception as error:
-            raise _cluster.explain_error(error, f"cannot reach the step actor of {self.run}") from error
+
+    def _existing_actor(self) -> Any:
+        """Return the actor of the run, or None if there is none; blocks."""
+        self._join_cluster()
+        return _cluster.existing_actor(self._name, self._namespace)
+
+    async def _inspect_once(self) -> RunReport | None:
+        actor = await to_thread(self._existing_actor, grace_secs=_GRACE_SECS)
+        if actor is None:
+            return None
+        # A process that knows no incarnation yet brings nothing, and gets the snapshot.
+        nothing = pack_message(self._process, "", self._known(), GCounter().delta_since(0))
+        message = await self._wait_reply(_cluster.result_of(actor.connect.remote(nothing)), self._connect_timeout)
+        with self._unexpected_reply():
+            return report_of(self.run, unpack_snapshot(unpack_message(message)[2]))
 
     async def _watch(self) -> None:
         while True:

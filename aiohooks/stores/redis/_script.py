@@ -88,7 +88,7 @@ def parse_answer(reply: Any) -> tuple[Answer, str] | None:
 
 
 def parse_read(reply: Any) -> FoundRun:
-    """Read the script's reply to "read"."""
+    """Read the script's reply to "read" or "inspect"."""
     run_id, epoch, step, recent, version, term, leader, data, failed_at = map(_as_text, reply)
     state = RunState.load(data.encode()) if data else RunState()
     state.position, state.term, state.leader = Position(int(epoch), int(step)), int(term), leader

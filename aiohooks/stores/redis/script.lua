@@ -199,13 +199,15 @@ if request == 'write' then
   return write()
 elseif request == 'swap' then
   return swap()
-elseif request == 'read' then
+elseif request == 'read' or request == 'inspect' then
   redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)  -- fails unless it is a stream
-  if run_id ~= '' then
-    -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
-    redis.call('HSET', answers_key, 'run', run_id)
+  if request == 'read' then
+    if run_id ~= '' then
+      -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
+      redis.call('HSET', answers_key, 'run', run_id)
+    end
+    renew_expiry()
   end
-  renew_expiry()
   local fields = redis.call('HMGET', state_key, 'data', 'failed_at')
   return {run_id, integer(epoch), integer(step), recent, version, integer(term), leader, fields[1] or '', fields[2] or ''}
 end

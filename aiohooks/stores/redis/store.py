@@ -27,6 +27,7 @@ from aiohooks.stores.redis._connection import (
     sentinel_error,
 )
 from aiohooks.stores.remote import RemoteStepStore
+from aiohooks.stores.report import RunReport, report_of
 
 try:
     import redis.asyncio.connection as client
@@ -330,7 +331,9 @@ class RedisStepStore(RemoteStepStore):
             raise StoreRefusedError(f"redis at {self._address} answered {reply!r:.200}: is that a Redis server?") from error
 
     async def _call_script(self, keys: tuple[str, ...], *args: str | int) -> Any:
-        connection = self._request_connection()
+        return await self._call_script_on(self._request_connection(), keys, *args)
+
+    async def _call_script_on(self, connection: RedisConnection, keys: tuple[str, ...], *args: str | int) -> Any:
         command = (len(keys), *keys, args[0], self._keep_ms, *args[1:])
         try:
             return await self._execute(connection, "EVALSHA", _script.SCRIPT_SHA, *command, within=self._answer_timeout)
@@ -362,6 +365,17 @@ class RedisStepStore(RemoteStepStore):
             expected="the keys of a run, of layout 2",
             delete=f"delete the keys {keys}",
         )
+
+    async def _inspect_once(self) -> RunReport | None:
+        connection = RedisConnection(self._new_client_connection(), self._address, self._spawn, lambda error: None)
+        try:
+            await connection.open(min(self._answer_timeout, self._connect_timeout))
+            reply = await self._call_script_on(connection, self._keys.all, "inspect", "")
+            with self._unexpected_reply(reply):
+                found = _script.parse_read(reply)
+        finally:
+            await connection.aclose()
+        return report_of(self.run, found.state.snapshot()) if found.run_id else None
 
     async def _delete_run_once(self) -> None:
         command = ("DEL", *self._keys.all, self._wake_key)
