@@ -25,10 +25,18 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import TimeLimit, shielded, to_thread
 from aiohooks._aio.clock import wake
 from aiohooks._validate import check_secs
-from aiohooks.distributed.task import TaskResult, TaskSpec, forget_run, make_spec, run_task, supervise, task_name, unwrap_result
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, TaskDiedError
-from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.signals import SignalPolicy, StopOnSignal, may_handle
+from aiohooks.distributed.task import (
+    TaskResult,
+    TaskSpec,
+    forget_run,
+    make_spec,
+    run_task,
+    supervise,
+    task_name,
+    until_sigterm,
+    unwrap_result,
+)
+from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import MemoryStepStore, open_step_store
 
 __all__ = ["run_processes", "run_tasks"]
@@ -142,25 +150,7 @@ async def run_processes(
             elif run is None:
                 await forget_run(opened, stop_grace_secs)
 
-    return await _until_sigterm(run_all(), f"the launcher of the run {spec.run}")
-
-
-async def _until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
-    """Await `running`; SIGTERM cancels it and then ends the program, unless the program handles that signal itself."""
-    if not may_handle(signal.SIGTERM):
-        return await running
-    coord = Coordinator()
-    coord.label = label
-    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), coord, lambda reason, error: None)
-    remove = stop.install()
-    try:
-        return await coord.until(running)
-    except StopRequestedError:
-        if stop.number is None:
-            raise
-        raise SystemExit(128 + stop.number) from None
-    finally:
-        remove()
+    return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
 
 
 _spawn = multiprocessing.get_context("spawn")

@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, to_thread, wait_done
 from aiohooks._validate import check_mapping, check_secs
-from aiohooks.distributed.task import TaskResult, TaskSpec, forget_run, make_spec, run_task, supervise, task_name, unwrap_result
+from aiohooks.distributed.task import (
+    TaskResult,
+    TaskSpec,
+    forget_run,
+    make_spec,
+    run_task,
+    supervise,
+    task_name,
+    until_sigterm,
+    unwrap_result,
+)
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.ray import _cluster
@@ -43,6 +53,8 @@ async def run(
     A task whose process or node dies is restarted, where there is room, with the next `attempt`. An exception of `main` is
     final, and ends the other tasks. Ray ends them also when this process ends.
 
+    Unless the program handles SIGTERM, it ends the tasks as an interrupt would, and then the program by `SystemExit`.
+
     Args:
         main: a coroutine function that takes the `Task`.
         num_workers: the number of workers besides the chief.
@@ -64,6 +76,7 @@ async def run(
 
     Raises:
         ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
+        SystemExit: SIGTERM was received; the exit code is 143, as in shells.
         StoreUnavailableError: there is no such cluster.
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir, max_restarts, backoff, store_options)
@@ -82,18 +95,21 @@ async def run(
         own_cluster = {"num_cpus": max(os.cpu_count() or 1, int(cpus + 1)), "include_dashboard": False}
     init = {**own_cluster, **(init_options or {})}
 
-    run_attempt = functools.partial(_run_on_cluster, resources=resources, grace_secs=stop_grace_secs)
-    await to_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
-    try:
-        async with store:
-            grace_secs = 2 * stop_grace_secs + 5.0
-            try:
-                return await supervise(run_attempt, spec, max_restarts=max_restarts, backoff=backoff, grace_secs=grace_secs)
-            finally:
-                if run is None:
-                    await forget_run(store, stop_grace_secs)
-    finally:
-        await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
+    async def run_all() -> list[T]:
+        run_attempt = functools.partial(_run_on_cluster, resources=resources, grace_secs=stop_grace_secs)
+        await to_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
+        try:
+            async with store:
+                grace_secs = 2 * stop_grace_secs + 5.0
+                try:
+                    return await supervise(run_attempt, spec, max_restarts=max_restarts, backoff=backoff, grace_secs=grace_secs)
+                finally:
+                    if run is None:
+                        await forget_run(store, stop_grace_secs)
+        finally:
+            await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
+
+    return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
 
 
 async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any], grace_secs: float) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -18,8 +19,18 @@ from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, is_coroutine_function
-from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreUnavailableError, TaskDiedError, add_note, safe_str
+from aiohooks.errors import (
+    AiohooksError,
+    InvalidArgumentError,
+    StopRequestedError,
+    StoreUnavailableError,
+    TaskDiedError,
+    add_note,
+    safe_str,
+)
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.program import run
+from aiohooks.session.signals import SignalPolicy, StopOnSignal, may_handle
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.open import RUN_VARIABLE, URL_VARIABLE
 
@@ -245,3 +256,21 @@ async def supervise(
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} tasks failed", errors)
     return [task.result() for task in tasks]
+
+
+async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
+    """Await `running`; SIGTERM cancels it and then ends the program, unless the program handles that signal itself."""
+    if not may_handle(signal.SIGTERM):
+        return await running
+    coord = Coordinator()
+    coord.label = label
+    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), coord, lambda reason, error: None)
+    remove = stop.install()
+    try:
+        return await coord.until(running)
+    except StopRequestedError:
+        if stop.number is None:
+            raise
+        raise SystemExit(128 + stop.number) from None
+    finally:
+        remove()

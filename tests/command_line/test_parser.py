@@ -1,4 +1,4 @@
-"""`python -m aiohooks`: each command as a user runs it, in a process of its own."""
+"""`python -m aiohooks`: what all commands share, and the commands that show files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
+from aiohooks._command_line.parser import main
+from tests.support.commands import ENVIRONMENT, command
 from tests.support.sessions import counting_graph
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow]
-
-
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command; standard output and error are kept apart."""
-    return subprocess.run([sys.executable, "-m", "aiohooks", *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 
 async def saved(directory: Path, runs: int) -> None:
@@ -86,9 +83,76 @@ async def test_a_trace_is_drawn(tmp_path: Path) -> None:
         assert "other.json: this is no trace" in done.stderr
 
 
+COMMANDS = ("run", "checkpoints", "steps", "plot")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_that_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its help has an example that begins with the program's own name, and all of its exit codes."""
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    program = shown.removeprefix("usage: ").partition(f" {name} ")[0]
+    examples = shown.partition("\nexample:\n")[2].partition("\n\n")[0].splitlines()
+    assert examples
+    assert all(line.startswith(f"  {program} {name} ") for line in examples)
+    codes = [line.split()[0] for line in shown.partition("\nexit codes:\n")[2].splitlines()]
+    assert codes[:3] == ["0", "1", "2"]
+
+
+def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of the program names each command, and the exit codes that all share."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line[4] != " "] == list(COMMANDS)
+    assert "143  ended by SIGTERM" in shown
+
+
 @pytest.mark.parametrize("arguments", [(), ("nonsense",), ("checkpoints",), ("plot", "x.json", "--steps", "0")], ids=str)
 def test_what_is_not_understood(arguments: tuple[str, ...]) -> None:
     """It says how it is used, with exit code 2."""
     done = command(*arguments)
     assert done.returncode == 2
     assert "usage: python -m aiohooks" in done.stderr
+
+
+def test_the_installed_program_has_its_own_name(tmp_path: Path) -> None:
+    """The program that an entry point makes calls `main`; its help and its errors have its name."""
+    program = tmp_path / "aiohooks"
+    program.write_text("import sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr.split()[:2]) == (2, ["usage:", "aiohooks"])
+    done = subprocess.run(
+        [sys.executable, program, "steps", "nonsense"], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("aiohooks: 'nonsense' is not the beginning of a step store's URL")
+
+
+def test_output_that_no_one_reads(tmp_path: Path) -> None:
+    """`aiohooks checkpoints DIR | head -0` ends without a traceback."""
+    line = f"{sys.executable} -m aiohooks checkpoints {tmp_path} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_command_loads_what_it_needs() -> None:
+    """Help loads no package of the library; a look at a step store loads no hook and no checkpoint."""
+    code = """
+import sys
+from aiohooks._command_line.parser import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("aiohooks.")}), file=sys.stderr)
+"""
+    loaded: dict[str, set[str]] = {}
+    for name, arguments in {"help": ["--help"], "steps": ["steps", "memory://"]}.items():
+        line = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+        loaded[name] = set(done.stderr.splitlines()[-1].split())
+    assert loaded["help"] <= {"aiohooks._command_line", "aiohooks.errors", "aiohooks._lazy"}
+    assert not loaded["steps"] & {"aiohooks.hooks", "aiohooks.checkpoint", "aiohooks.graph", "aiohooks.adapters"}

@@ -1,0 +1,11 @@
+"""The command line: `python -m aiohooks`, or `aiohooks` where it is installed.
+
+    parser          the commands, their arguments and help; `main`
+    run             start a function as a chief and its workers
+    steps           show a run in a step store
+    watch           follow runs, services and directories of checkpoints
+    compare         what differs between two runs' records, traces or checkpoints
+    completion      completion for shells
+
+`checkpoints` and `plot` are in the packages whose files they show. A command's module is imported when it is called.
+"""

@@ -1,0 +1,238 @@
+"""The commands, their arguments and their help."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from aiohooks.errors import AiohooksError, InvalidArgumentError
+
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    failed; each command says what that means for it
+  2    the arguments are invalid
+  130  ended by Ctrl-C
+  143  ended by SIGTERM
+"""
+_RUN = """\
+The function is `async def main(task)`; the `Task` has task_id, is_chief, num_workers, store, checkpoint_dir and attempt. It is
+imported from the current directory, or from what is installed. What it returns is printed, unless it is None.
+
+example:
+  %(prog)s train:main --workers 4 --checkpoint-dir model
+  %(prog)s train:main --store redis://127.0.0.1:6379 --run digits-7
+
+exit codes:
+  0    all tasks have returned
+  1    a task has failed, or the step store or the cluster is not there
+  2    the arguments are invalid: nothing was started
+  130  ended by Ctrl-C: every process got SIGTERM and the grace period
+  143  ended by SIGTERM, in the same way
+"""
+_CHECKPOINTS = """\
+example:
+  %(prog)s model
+  %(prog)s s3://bucket/model
+
+exit codes:
+  0    there are checkpoints, and none is damaged
+  1    there are none, one is damaged, or they cannot be read
+  2    the arguments are invalid
+"""
+_STEPS = """\
+The run is read from outside: nothing is registered, made or changed. A member whose lease has run out is shown until another
+process of the run notices; local:// shows only the living.
+
+example:
+  %(prog)s local:///tmp/steps --run digits
+  %(prog)s redis://127.0.0.1:6379 --run digits --json
+
+exit codes:
+  0    the run is there
+  1    it is not, or the store cannot be read
+  2    the arguments are invalid
+"""
+_PLOT = """\
+example:
+  %(prog)s losses.csv
+  %(prog)s trace.json --terminal --steps 5
+
+exit codes:
+  0    it is drawn
+  1    the file cannot be read, or holds nothing to draw
+  2    the arguments are invalid
+"""
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands. What it returns has `execute`, which takes that and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Start runs, and show what they have written or are doing.",
+        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, execute: Any, help: str, epilog: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=help,
+            description=f"{help[0].upper()}{help[1:]}.",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(execute=execute)
+        return command
+
+    command = add("run", _run, "start a function as a chief and its workers, and wait for them", _RUN)
+    command.add_argument("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
+    command.add_argument("--workers", type=_count_or_none, default=3, metavar="N", help="besides the chief (default: 3)")
+    command.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes of this machine, or tasks on a Ray cluster (default: local)",
+    )
+    command.add_argument(
+        "--store", metavar="URL", help="the step store of the processes (default: one of this machine, for this run only)"
+    )
+    command.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of a Ray cluster, `auto` for that of this machine (default: one for this run only)",
+    )
+    command.add_argument("--run", metavar="NAME", help="the name of the run (default: a new one, which is forgotten afterwards)")
+    command.add_argument("--checkpoint-dir", metavar="DIR", help="passed to the function")
+    command.add_argument(
+        "--max-restarts", type=_count_or_none, default=3, metavar="N", help="of each process that dies (default: 3)"
+    )
+    command.add_argument(
+        "--grace-secs", type=_secs, default=10.0, metavar="S", help="how long a process may take to end (default: 10)"
+    )
+
+    command = add(
+        "checkpoints", _checkpoints, "list and verify checkpoints, and say which one a restore would read", _CHECKPOINTS
+    )
+    command.add_argument(
+        "directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it"
+    )
+
+    command = add("steps", _steps, "show a run in a step store: step, chief, publishers, waiters, how the last one left", _STEPS)
+    command.add_argument("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
+    _add_run_arguments(command)
+    command.add_argument("--json", action="store_true", help="print it as JSON")
+
+    command = add("plot", _plot, "draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook", _PLOT)
+    command.add_argument("run", help="the .csv or .jsonl file, or the .json of a trace")
+    command.add_argument("-o", "--output", help="the PNG to write (default: beside the file)")
+    command.add_argument("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no PNG")
+    command.add_argument("--steps", type=_count, metavar="N", help="draw the last N steps of a trace (default: all)")
+    return parser
+
+
+def _add_run_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--run", metavar="NAME", help="the name of the run (default: $AIOHOOKS_RUN, or `default`)")
+    command.add_argument(
+        "--address", metavar="HOST:PORT", help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)"
+    )
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError("give a number of at least 1")
+    return count
+
+
+def _count_or_none(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError("give a number of at least 0")
+    return count
+
+
+def _secs(text: str) -> float:
+    secs = float(text)
+    if not 0 <= secs < float("inf"):
+        raise argparse.ArgumentTypeError("give seconds, 0 or more")
+    return secs
+
+
+# The commands import what they need when they are called: none loads the packages of another.
+
+
+def _run(given: argparse.Namespace) -> int:
+    from aiohooks._command_line.run import run_function
+
+    return run_function(
+        given.function,
+        workers=given.workers,
+        engine=given.engine,
+        store=given.store,
+        address=given.address,
+        run=given.run,
+        checkpoint_dir=given.checkpoint_dir,
+        max_restarts=given.max_restarts,
+        grace_secs=given.grace_secs,
+    )
+
+
+def _checkpoints(given: argparse.Namespace) -> int:
+    from aiohooks.checkpoint.cli import checkpoints
+
+    return checkpoints(given.directory)
+
+
+def _steps(given: argparse.Namespace) -> int:
+    from aiohooks._command_line.steps import print_run
+
+    return print_run(given.url, given.run, address=given.address, as_json=given.json)
+
+
+def _plot(given: argparse.Namespace) -> int:
+    if given.terminal:
+        from aiohooks.hooks._lanes_text import plot_in_terminal
+
+        return plot_in_terminal(given.run, given.steps)
+    from aiohooks.hooks._plot import plot  # needs an extra
+
+    return plot(given.run, given.output, given.steps)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: the program `aiohooks`.
+
+    Args:
+        arguments: the command and its arguments; those of this process, if left out.
+
+    Raises:
+        SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by SIGTERM (143).
+    """
+    prog = _program_name()
+    given = make_parser(prog).parse_args(arguments)
+    try:
+        code: int = given.execute(given)
+        sys.stdout.flush()
+    except InvalidArgumentError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Who reads the output has seen enough; without this the interpreter would complain when it closes the output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (AiohooksError, OSError, ImportError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _program_name() -> str:
+    name = os.path.basename(sys.argv[0])
+    return "python -m aiohooks" if name == "__main__.py" else name

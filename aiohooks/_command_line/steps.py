@@ -1,0 +1,98 @@
+"""`aiohooks steps URL`: show a run in a step store, from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.stores import ExitReport, MemoryStepStore, PublisherReport, RunReport, StepStore, open_step_store
+
+_MAX_TEXT = 200
+
+
+def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) -> int:
+    """Print what the engine has of a run.
+
+    Returns:
+        The exit code: 0, or 1 if there is no such run.
+    """
+    name, report = asyncio.run(_inspect(url, run, address))
+    if report is None:
+        print(f"there is no run {name!r} in this step store; give the name of another one with --run", file=sys.stderr)
+        return 1
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report), indent=2))
+    else:
+        print("\n".join(_lines(report)))
+    return 0
+
+
+async def _inspect(url: str, run: str | None, address: str | None) -> tuple[str, RunReport | None]:
+    store = shared_store(url, run, address)
+    try:
+        return store.run, await store.inspect()
+    finally:
+        await store.aclose()
+
+
+def shared_store(url: str, run: str | None, address: str | None, **options: Any) -> StepStore:
+    """Return the store of a URL, which other processes share; raise `InvalidArgumentError` for `memory://`."""
+    if address is not None:
+        options["address"] = address
+    store = open_step_store(url, run=run, **options)
+    if isinstance(store, MemoryStepStore):
+        raise InvalidArgumentError("memory:// is a store within one process; give the URL of one that processes share")
+    return store
+
+
+def _lines(report: RunReport) -> Iterator[str]:
+    yield f"run {printable(report.run)}: step {report.step} of epoch {report.epoch}"
+    term = f"term {report.term}, {'initialised' if report.initialised else 'not initialised yet'}"
+    chief = f"{printable(report.chief)}, {term}" if report.chief is not None else "none"
+    if report.chief is None and report.term:
+        chief += f"; the last one had term {report.term}"
+    yield f"  chief       {chief}"
+    for publisher in report.publishers:
+        yield f"  publisher   {_describe_publisher(publisher)}"
+    if not report.publishers:
+        yield "  publisher   none"
+    yield f"  waiting     {_describe_waiting(report.waiting)}"
+    if report.last_exit is not None:
+        yield f"  last exit   {_describe_exit(report.last_exit)}"
+    if report.failure is not None:
+        yield f"  failure     {printable(report.failure)}"
+
+
+def _describe_publisher(publisher: PublisherReport) -> str:
+    text = f"{printable(publisher.name)}, {printable(publisher.process)}"
+    if publisher.lease_secs is not None:
+        text += f", lease of {publisher.lease_secs:g} s, renewed {publisher.renewals} times"
+    return text if publisher.waits_for is None else f"{text}, waits for step {publisher.waits_for} itself"
+
+
+def _describe_waiting(steps: tuple[int, ...] | None) -> str:
+    if steps is None:
+        return "the engine does not know the waiters"
+    if not steps:
+        return "no process"
+    wanted = ["any change" if step == 0 else f"step {step}" for step in steps]
+    return f"{len(steps)} {'process' if len(steps) == 1 else 'processes'}: for {', '.join(wanted)}"
+
+
+def _describe_exit(left: ExitReport) -> str:
+    if left.lost:
+        return f"{printable(left.name)} was found dead at step {left.step}"
+    if left.error is None:
+        return f"{printable(left.name)} finished at step {left.step}"
+    return f"{printable(left.name)} failed at step {left.step}: {printable(left.error)}"
+
+
+def printable(text: str) -> str:
+    """Return text of other processes with control characters escaped, and shortened: a terminal would obey them."""
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."

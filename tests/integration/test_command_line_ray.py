@@ -1,0 +1,70 @@
+"""`python -m aiohooks run --engine ray`, on a real cluster."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import ENVIRONMENT, command, start_command
+from tests.support.ray_cluster import cluster as cluster
+from tests.support.ray_cluster import environment
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.may_leak]
+
+JOBS = """
+import asyncio, os, sys
+import training  # beside this file; the library has a module of that name, which must not be taken for it
+import aiohooks as ah
+
+async def main(task):
+    with task.store.publisher(task.name):
+        await task.store.advance()
+        await task.store.wait_for(task.num_workers + 1)
+    return training.WORD, task.checkpoint_dir
+
+async def trains(task):
+    async def step():
+        await task.store.advance()
+
+    async with ah.AsyncMonitoredSession(step, handle_signals=True) as session:
+        with open(f"started-{task.task_id}", "w") as file:
+            pass
+        while not session.should_stop():
+            await session.run(())
+    os.rename(f"started-{task.task_id}", f"stopped-{task.task_id}")
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the module `jobs`."""
+    for name, value in environment().items():
+        monkeypatch.setitem(ENVIRONMENT, name, value)
+    (tmp_path / "jobs.py").write_text(JOBS.replace('f"st', f'f"{tmp_path}/st'))
+    (tmp_path / "training.py").write_text("WORD = 'mine'\n")
+    return tmp_path
+
+
+def test_a_function_of_the_current_directory(jobs: Path, cluster: str) -> None:
+    """It and the modules beside it are imported on the cluster; what the tasks return is printed."""
+    arguments = ("--engine", "ray", "--address", cluster, "--workers", "1", "--checkpoint-dir", "model", "--run", "by command")
+    done = command("run", "jobs:main", *arguments, cwd=jobs)
+    assert done.returncode == 0, done.stderr
+    returned = ("mine", jobs / "model")
+    assert done.stdout.splitlines() == [f"chief: {returned}", f"worker 1: {returned}"]
+    shown = command("steps", "ray://aiohooks", "--run", "by command", "--address", cluster)
+    assert "run by command: step 2 of epoch 1" in shown.stdout, shown.stderr
+
+
+def test_a_signal_stops_the_tasks(jobs: Path, cluster: str) -> None:
+    """SIGTERM to the launcher ends each session after its step; the exit code is 143, and the run is forgotten."""
+    with start_command("run", "jobs:trains", "--engine", "ray", "--address", cluster, "--workers", "1", cwd=jobs) as process:
+        while not all((jobs / f"started-{task_id}").exists() for task_id in range(2)):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, (out, err)
+    assert sorted(path.name for path in jobs.glob("st*-*")) == ["stopped-0", "stopped-1"]

@@ -1,0 +1,31 @@
+"""The commands of `python -m aiohooks`, as a user runs them: in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support import processes
+from tests.support.source import ROOT
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+Completed = subprocess.CompletedProcess[str]
+
+
+def command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:
+    """Run a command; standard output and error are kept apart."""
+    line = [sys.executable, "-m", "aiohooks", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=cwd, env=ENVIRONMENT)
+
+
+async def run_command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:
+    """Run a command while other tasks of this loop run."""
+    return await asyncio.to_thread(command, *arguments, cwd=cwd)
+
+
+def start_command(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Popen[str]:
+    """Start a command whose output is read from pipes."""
+    return processes.start([sys.executable, "-m", "aiohooks", *map(str, arguments)], cwd=cwd, env=ENVIRONMENT)
