@@ -187,7 +187,7 @@ def _put_error(result: concurrent.futures.Future[Any], error: BaseException) -> 
         result.set_exception(error)
 
 
-_CALLED_DIRECTLY = ("request_stop", "should_stop", "stop_on_exception", "advance_threadsafe")
+_CALLED_DIRECTLY = ("request_stop", "should_stop", "request_drain", "should_drain", "stop_on_exception", "advance_threadsafe")
 """Methods that may be called in any thread, also while the event loop is busy."""
 
 

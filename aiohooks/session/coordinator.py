@@ -1,4 +1,4 @@
-"""Background tasks, the stop and the first error, shared by everything inside a session."""
+"""Background tasks, the stop, the drain before it and the first error, shared by everything inside a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from aiohooks._aio.await_chain import describe_awaitable
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, wait_done
 from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive, task_of
-from aiohooks._aio.clock import current_clock, wake, wake_after
+from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.run_scope import leave_run
@@ -37,6 +37,7 @@ _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
 """The task that a wait depends on, or several."""
+Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
 
 
 class Coordinator:
@@ -86,8 +87,12 @@ class Coordinator:
         # What follows is used on the root only, when the session stops or a task fails.
         self.label: str = "coordinator"
         """Internal: the name for messages, set by the monitored session."""
-        self._waits: set[CancelScope] = set()
+        self._waits: dict[CancelScope, bool] = {}  # and whether a drain ends them too
         self._stop_waiters: set[asyncio.Future[None]] = set()
+        self._drain_reason: str | None = None
+        self._drain_secs: float | None = None
+        self._drain_timer: TimerHandle | None = None
+        self._drain_waiters: set[asyncio.Future[None]] = set()
         self._pause_reason: str | None = None
         self._pause_waiters: set[asyncio.Future[None]] = set()
         self.on_pause: Callable[[], None] | None = None
@@ -141,22 +146,83 @@ class Coordinator:
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
+        return await self._wait_for(self.should_stop, self._root._stop_waiters, timeout)
+
+    async def _wait_for(self, requested: Callable[[], bool], waiters: set[asyncio.Future[None]], timeout: float | None) -> bool:
         check_secs(timeout, "timeout", optional=True)
-        if self.should_stop():
+        if requested():
             return True
         self.bind()
-        # Looked at again: a stop from another thread came before the loop was known, or it will wake the waiter there.
-        if not self.should_stop():
+        # Looked at again: a request from another thread came before the loop was known, or it will wake the waiter there.
+        if not requested():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             timer = None if timeout is None else wake_after(waiter, timeout)
-            self._root._stop_waiters.add(waiter)
+            waiters.add(waiter)
             try:
                 await waiter
             finally:
-                self._root._stop_waiters.discard(waiter)
+                waiters.discard(waiter)
                 if timer is not None:
                     timer.cancel()
-        return self.should_stop()
+        return requested()
+
+    def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
+        """Request that nothing new is begun and what is under way is finished, and then a stop; from any thread.
+
+        Loops over `session.steps` use the elements that were taken, and take no others; when all of them have ended, a stop
+        is requested. Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A pause ends.
+        The first reason and its time are kept; after a stop nothing changes.
+
+        Args:
+            reason: a text, which is the reason of the stop as well.
+            secs: how long the drain may take; then a stop is requested. In a session that is not open yet, from its opening on.
+        """
+        check_instance(reason, str, "reason", optional=True)
+        check_secs(secs, "secs", optional=True)
+        if not self.should_drain():
+            self._root._drain_secs = secs
+            self._root.record_drain(reason)
+            self._root._call_in_loop(self._root.begin_drain)
+
+    def record_drain(self, reason: str | None) -> None:
+        """Internal: record a drain of the root; the waits continue until `begin_drain` is called in the loop."""
+        if not self.stopped:
+            self._drain_reason = self._drain_reason or reason or "a drain was requested"
+
+    def begin_drain(self) -> None:
+        """Internal: end the waits that a drain ends, and a pause."""
+        if self._drain_reason is None or self.stopped:
+            return
+        _logger.info("%s: draining: %s", self.label, self._drain_reason)
+        if self._drain_secs is not None and self._drain_timer is None:
+            self._drain_timer = current_clock().call_later(self._drain_secs, self._end_drain)
+        self.resume()
+        for waiter in self._drain_waiters:
+            wake(waiter)
+        for scope, ends_at_drain in tuple(self._waits.items()):
+            if ends_at_drain:
+                scope.cancel("the session drains", self._stop_error())
+
+    def _end_drain(self) -> None:
+        self.request_stop(f"{self._drain_reason}, and the drain took longer than {self._drain_secs} s")
+
+    def _forget_drain_timer(self) -> None:
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
+
+    def should_drain(self) -> bool:
+        """Return whether nothing new is to be begun: a drain or a stop was requested; never waits, never raises."""
+        return self._root._drain_reason is not None or self.should_stop()
+
+    @property
+    def drain_reason(self) -> str | None:
+        """Why the session drains, or drained before its stop; None if no drain was requested."""
+        return self._root._drain_reason
+
+    async def wait_for_drain(self, timeout: float | None = None) -> bool:
+        """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it was."""
+        return await self._wait_for(self.should_drain, self._root._drain_waiters, timeout)
 
     def pause(self, reason: str | None = None) -> None:
         """Let no run of the session begin until `resume`, from any thread; a run in progress is finished.
@@ -206,9 +272,10 @@ class Coordinator:
             self.on_pause()
 
     def clear_stop(self) -> None:
-        """Reset the stop, its reason, the errors and `joined`; the tasks stay."""
+        """Reset the stop, the drain, their reasons, the errors and `joined`; the tasks stay."""
         self.stopped = self._joined = self.raised = False
-        self._reason = None
+        self._reason = self._drain_reason = self._drain_secs = None
+        self._forget_drain_timer()
         self.errors.clear()
         if self._root is not self:
             self._root.clear_stop()
@@ -222,9 +289,10 @@ class Coordinator:
         try:
             yield
         except Exception as error:
-            self.request_stop(error)
+            if not self._ends_in_drain(error):
+                self.request_stop(error)
 
-    async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None) -> T:
+    async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False) -> T:
         """Await something; a stop or the failure of a background task also ends the wait.
 
         A coroutine is cancelled then; a task or future that was passed in is not.
@@ -234,33 +302,40 @@ class Coordinator:
             producer: the task, or the tasks, without which the awaitable is never done: when all of them have ended, and what
                 they have left is used up, the wait ends. Give the wait itself then, such as `queue.get()`: a coroutine that
                 does other work after it would be cut off.
+            drain: whether a drain ends the wait too: for what would begin something new, such as the next message of a source.
 
         Returns:
             The result of the awaitable.
 
         Raises:
-            StopRequestedError: a stop was requested, before or meanwhile, or the producers have finished or were cancelled; a
-                clean end of a session.
+            StopRequestedError: a stop was requested, before or meanwhile, or a drain if that ends the wait, or the producers
+                have finished or were cancelled; a clean end of a session.
             BaseException: the error of the background task, or the producer, that failed, the same object.
         """
+        try:
+            producers = checked_producers(producer)
+        except InvalidArgumentError:
+            close_unawaited(awaitable)
+            raise
         what = describe_awaitable(awaitable) if self.observers else ""
         with observing(self.observers, "wait", what):
-            return await self.until_in(CancelScope, awaitable, producer)
+            return await self.until_in(CancelScope, awaitable, producers, drain=drain)
 
     async def until_in(
         self,
         make_scope: Callable[[asyncio.Task[Any], CancelWatch], CancelScope],
         awaitable: Awaitable[T],
-        producer: Producer | None,
+        producers: Producers | None = None,
+        *,
+        drain: bool = False,
     ) -> T:
-        """Internal: `until` in a scope of another class, which gets what ends the wait."""
+        """Internal: `until` in a scope of another class, which gets what ends the wait. With `()` all producers have ended."""
         try:
             self.bind()
-            producers = _checked_producers(producer)
         except BaseException:
             close_unawaited(awaitable)
             raise
-        error = self._wait_error()
+        error = self._wait_error(drain)
         if error is not None:
             close_unawaited(awaitable)
             self._mark_raised(error)
@@ -270,15 +345,15 @@ class Coordinator:
         watch = CancelWatch()
         scope = make_scope(current_task(), watch)
         waits = self._root._waits
-        waits.add(scope)
-        end = _EndOfProducers(producers, scope) if producers else None
+        waits[scope] = drain
+        end = None if producers is None else _EndOfProducers(producers, scope)
         try:
             return await _until_cancelled(scope, watch, awaitable)
         except BaseException as raised:
             self._mark_raised(raised)
             raise
         finally:
-            waits.discard(scope)
+            waits.pop(scope, None)
             if end is not None:
                 end.stop_watching()
 
@@ -290,15 +365,15 @@ class Coordinator:
         for one in (self, self._root):
             one.raised = one.raised or one.failed_with(error)
 
-    def _wait_error(self) -> BaseException | None:
-        """Return the error that ends a wait now: the first failure, else the stop."""
+    def _wait_error(self, drain: bool) -> BaseException | None:
+        """Return the error that ends a wait now: the first failure, else the stop, or the drain if that ends it too."""
         for one in (self, self._root):
             if one.errors:
                 return one.errors[0]
-        return self._stop_error() if self.should_stop() else None
+        return self._stop_error() if self.should_stop() or (drain and self.should_drain()) else None
 
     def _stop_error(self) -> StopRequestedError:
-        return StopRequestedError(self.stop_reason or "the session has ended")
+        return StopRequestedError(self.stop_reason or self.drain_reason or "the session has ended")
 
     def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task that this coordinator owns.
@@ -332,12 +407,16 @@ class Coordinator:
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._ends_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
             self._record_error(error, f"background task {task.get_name()!r} failed")
 
     def _is_clean_end(self, error: BaseException) -> bool:
         return is_clean_end(error) or isinstance(error, self._clean)
+
+    def _ends_in_drain(self, error: BaseException) -> bool:
+        """Return whether a task ends cleanly in a drain, in which the others finish what they have under way."""
+        return self.drain_reason is not None and self._is_clean_end(error)
 
     def _record_error(self, error: BaseException, what: str) -> None:
         if self.failed_with(error):
@@ -416,6 +495,7 @@ class Coordinator:
             if not self._closed:
                 self._ending = None
         self._joined = True
+        self._root._forget_drain_timer()
         self.raise_requested_exception()
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
@@ -427,7 +507,8 @@ class Coordinator:
         self._ending = self._ending or why
         waits = self._root._waits
         # The cancel ends their waits; one more by the stop would interrupt the cleanup that follows.
-        waits.difference_update([scope for scope in waits if scope.task in self._tasks])
+        for scope in [scope for scope in waits if scope.task in self._tasks]:
+            del waits[scope]
         for task, cancelled in tuple(self._tasks.items()):
             if not cancelled:
                 self._tasks[task] = True
@@ -460,7 +541,10 @@ class Coordinator:
         loop = _running_loop()
         if loop is None or loop is not (self._root._loop or loop):
             raise WrongLoopError(f"{self!r} is used outside its own event loop; only request_stop and should_stop may be")
+        is_first = self._root._loop is None
         self._root._loop = loop
+        if is_first:
+            self._root.begin_drain()  # one that was requested before
         return loop
 
     def _call_in_loop(self, call: Callable[[], None]) -> None:
@@ -477,7 +561,8 @@ class Coordinator:
     def end_waits(self, error: BaseException | None = None) -> None:
         """Internal: end the waits in `until`, and those for a stop if there is one."""
         if self.stopped:
-            for waiter in self._stop_waiters:
+            self._forget_drain_timer()
+            for waiter in (*self._stop_waiters, *self._drain_waiters):
                 wake(waiter)
         for scope in tuple(self._waits):
             scope.cancel("the session stops", error or self._stop_error())
@@ -485,7 +570,9 @@ class Coordinator:
             self.on_failure()
 
     def __repr__(self) -> str:
-        state = f"stopping: {self.stop_reason}" if self.should_stop() else "running"
+        state = "running" if self.drain_reason is None else f"draining: {self.drain_reason}"
+        if self.should_stop():
+            state = f"stopping: {self.stop_reason}"
         return f"<Coordinator {state}, tasks: {', '.join(task.get_name() for task in self._tasks) or 'none'}>"
 
 
@@ -510,7 +597,7 @@ _MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one,
 class _EndOfProducers:
     """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take what they left."""
 
-    def __init__(self, producers: tuple[asyncio.Task[Any], ...], scope: CancelScope) -> None:
+    def __init__(self, producers: Producers, scope: CancelScope) -> None:
         self._producers = producers
         self._scope = scope
         self._left = {one for one in producers if not one.done()}
@@ -553,14 +640,15 @@ class _EndOfProducers:
             self._pass.cancel()
 
 
-def _checked_producers(producer: Producer | None) -> tuple[asyncio.Task[Any], ...]:
+def checked_producers(producer: Producer | None) -> Producers | None:
+    """Return the tasks; raise `InvalidArgumentError` if there is none, or something else."""
     if producer is None:
-        return ()
+        return None
     given: object = producer
     producers = tuple(producer) if isinstance(given, Iterable) and not asyncio.isfuture(given) else (producer,)
     if not producers or not all(isinstance(one, asyncio.Task) for one in producers):
         raise InvalidArgumentError(f"producer is {producer!r}; give a task, or several in a list: what start_soon returns")
-    return cast("tuple[asyncio.Task[Any], ...]", producers)
+    return cast("Producers", producers)
 
 
 async def _until_cancelled(scope: CancelScope, watch: CancelWatch, awaitable: Awaitable[T]) -> T:

@@ -32,7 +32,8 @@ class _Taken(NamedTuple):
 class FeedsAhead(AsyncIterator[Any]):
     """Iterates over feeds in a task of the session, in order, up to `ahead` elements further than was asked for.
 
-    The task begins with the first element. It ends with the feeds, at a stop or with the session, and closes the iterator.
+    The task begins with the first element. It ends with the feeds, in a drain before the next element, at a stop or with the
+    session, and closes the iterator.
     Feeds that are `Stateful` are then set back to the last element that was used, so that their state counts no other. The
     elements of others stay, for another loop over the same steps.
     """
@@ -166,6 +167,8 @@ class FeedsAhead(AsyncIterator[Any]):
         """Take the next element when there is room for it; return whether there was one."""
         while len(self._taken) >= max(self._ahead, bool(self._waiters)):
             await self._wait()
+        if self._supervisor.root.drain_reason is not None:
+            return False
         taken: list[_Taken] = []
 
         def take() -> None:
@@ -216,7 +219,7 @@ class FeedsAhead(AsyncIterator[Any]):
 
     async def _until(self, wait: Awaitable[T]) -> T:
         """Await something that a stop ends, but no failure from which the session recovers."""
-        return await self._supervisor.root.until_in(self._scope, wait, None)
+        return await self._supervisor.root.until_in(self._scope, wait)
 
     def _scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
         return FeedScope(task, watch, self._supervisor, lambda: None)

@@ -241,8 +241,9 @@ class AsyncMonitoredSession:
     ) -> Steps:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
-        Ends at a stop or when the feeds end. A stop or a failed background task also ends the wait for the next feed; a failure
-        from which the session recovers does not, but is recovered from meanwhile.
+        Ends at a stop or when the feeds end, and in a drain when what was taken is used. A stop or a failed background task
+        also ends the wait for the next feed; a failure from which the session recovers does not, but is recovered from
+        meanwhile. A drain ends only the wait for an empty queue: an iterator that was asked for an element may have taken it.
 
         Args:
             fetches: what each run fetches and each turn of the loop gets.
@@ -279,8 +280,8 @@ class AsyncMonitoredSession:
         lock, supervisor, shutdown = self._run_lock, self._supervisor, self._shutdown
         if lock.state != "new":
             raise SessionClosedError(f"this session is {lock.state}: it is entered once; make a new one")
-        lock.loop, lock.thread = supervisor.root.bind(), get_ident()
         supervisor.root.label = f"session {self._name or current_task().get_name()!r}"
+        lock.loop, lock.thread = supervisor.root.bind(), get_ident()
         shutdown.add_callback(self._hooks.hold(supervisor.root.label))
         lock.set_state("opening")
         supervisor.root.on_failure = lock.background_failed
@@ -353,6 +354,27 @@ class AsyncMonitoredSession:
         """Request a stop: recorded immediately, never lost, the first reason is kept; from any thread."""
         self._supervisor.root.request_stop(reason)
 
+    def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
+        """Request that what is under way is finished and nothing new is begun, and then a stop; from any thread.
+
+        Loops over `steps` use the elements that were taken ahead, or are in their queue, and take no others; when all of them
+        have ended, a stop is requested. A loop of your own looks at `should_drain()`. See `Coordinator.request_drain`.
+
+        Args:
+            reason: a text, which is the reason of the stop as well.
+            secs: how long the drain may take; then a stop is requested.
+        """
+        self._supervisor.root.request_drain(reason, secs=secs)
+
+    def should_drain(self) -> bool:
+        """Return whether nothing new is to be begun: a drain or a stop was requested, or the session is not open."""
+        return self._supervisor.root.should_drain() or self.should_stop()
+
+    @property
+    def drain_reason(self) -> str | None:
+        """Why the session drains, or drained before its stop; None if no drain was requested."""
+        return self._supervisor.root.drain_reason
+
     def pause(self, reason: str | None = None) -> None:
         """Let no run begin until `resume`; a run in progress is finished. From any thread; see `Coordinator.pause`.
 
@@ -372,7 +394,7 @@ class AsyncMonitoredSession:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a stop was requested, or the session ended without one: its failure, or the exception that left the block cleanly.
+        """Why a stop was requested, or the session ended without one: its failure, a drain, or the exception of a clean end.
 
         None after a block that was left without an exception or a stop.
         """
@@ -380,7 +402,7 @@ class AsyncMonitoredSession:
 
     @property
     def stop_signal(self) -> Signals | None:
-        """The signal that requested the stop, if it was one: `sys.exit(128 + session.stop_signal)`."""
+        """The signal that requested the stop or the drain, if it was one: `sys.exit(128 + session.stop_signal)`."""
         return None if self._signals is None else self._signals.number
 
     # -- background work
@@ -392,15 +414,15 @@ class AsyncMonitoredSession:
             raise SessionClosedError("this session is closed; start tasks while it is open")
         return self._supervisor.root.start_soon(fn, *args, name=name)
 
-    async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None) -> T:
-        """Await something; a stop, the failure of a background task, or the end of its producer ends the wait too.
+    async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False) -> T:
+        """Await something; a stop, the failure of a background task, the end of its producer or a `drain` ends the wait too.
 
         See `Coordinator.until`.
         """
         if self._run_lock.loop is None:
             close_unawaited(awaitable)
             self._run_lock.check_entered()
-        return await self._run_lock.wait_between_runs(self._supervisor.coord.until(awaitable, producer=producer))
+        return await self._run_lock.wait_between_runs(self._supervisor.coord.until(awaitable, producer=producer, drain=drain))
 
     # -- its parts
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohooks._aio.backoff import Backoff
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from aiohooks.checkpoint.stateful import Stateful
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.feeds import FeedsAhead
+    from aiohooks.session.steps import Steps
 
 _logger = logging.getLogger("aiohooks")
 
@@ -162,6 +165,8 @@ class SessionSupervisor:
         """The error with which recovery gave up; no run can begin any more."""
         self.feeds: list[FeedsAhead] = []
         """The feeds that are taken ahead."""
+        self.loops: weakref.WeakSet[Steps] = weakref.WeakSet()
+        """The loops of steps that have begun and not ended; one that was left is not referred to any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._committed: tuple[BaseException, CommittedRun] | None = None  # and the error that followed
         self.creator: SessionCreator = creator
@@ -177,7 +182,7 @@ class SessionSupervisor:
             BaseException: any error that is not recovered from, and the last one when the attempts are used up.
         """
         try:
-            await self._create()
+            await self._create(in_drain=False)
         except BaseException as error:
             # A wrong password or address at the start is no outage; later it may be one, of a server that moves.
             if isinstance(error, StoreRefusedError) or not self._policy.recovers(error):
@@ -336,8 +341,9 @@ class SessionSupervisor:
         if pause > 0 and not self.root.should_stop():
             await self.root.wait_for_stop(pause)
 
-    async def _create(self) -> None:
-        with opening_until(self.root.until):
+    async def _create(self, *, in_drain: bool = True) -> None:
+        """Create a session; `in_drain` says whether a drain lets it wait for others, because a run is under way."""
+        with opening_until(functools.partial(self.root.until, drain=not in_drain)):
             session = await self.creator.create_session()
         created: object = session
         if not all(hasattr(created, name) for name in ("run", "aclose", "graph", "global_step")):

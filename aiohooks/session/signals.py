@@ -1,4 +1,4 @@
-"""Stopping sessions on SIGINT, SIGTERM or other signals, and pausing them.
+"""Draining and stopping sessions on SIGINT, SIGTERM or other signals, and pausing them.
 
 The handlers are installed with `signal.signal` and not with the loop's `add_signal_handler`: they run between two instructions,
 so the third signal ends a process whose loop is blocked, and handlers that were added to the loop stay installed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import functools
 import logging
 import os
 import signal
@@ -42,6 +43,9 @@ class SignalPolicy:
             kept, and the session ends cleanly. None: until it is done.
         grace_secs: how long the session may take to end after the first signal before it is cancelled, as by a second one;
             None for no limit. The time after that is limited by the session's `stop_grace_period_secs`.
+        drain_secs: how long the session may finish what it has under way. The first signal begins a drain then, as
+            `AsyncMonitoredSession.request_drain` does; a second one, or the end of this time, is what the first one is without
+            it, and so on. None: no drain.
         pause: the signal that pauses the session, such as `signal.SIGUSR1`: the current step is finished, and no other begins.
         resume: the signal that ends the pause, such as `signal.SIGUSR2`.
     """
@@ -49,6 +53,7 @@ class SignalPolicy:
     signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     step_secs: float | None = None
     grace_secs: float | None = None
+    drain_secs: float | None = None
     pause: signal.Signals | None = None
     resume: signal.Signals | None = None
 
@@ -62,6 +67,7 @@ class SignalPolicy:
                 raise InvalidArgumentError(f"{name} is {one!r}; give a signal of its own that can be handled: signal.SIGUSR1")
         check_secs(self.step_secs, "step_secs", optional=True)
         check_secs(self.grace_secs, "grace_secs", optional=True)
+        check_secs(self.drain_secs, "drain_secs", optional=True)
 
     @property
     def handled(self) -> tuple[signal.Signals, ...]:
@@ -91,7 +97,7 @@ def may_handle(number: signal.Signals) -> bool:
 
 
 class StopOnSignal:
-    """Stops one session when a signal arrives."""
+    """Drains or stops one session when a signal arrives."""
 
     def __init__(self, policy: SignalPolicy, root: Coordinator, interrupt: Callable[[str, BaseException], None]) -> None:
         """Take the session's coordinator and the function that interrupts its current run."""
@@ -99,10 +105,11 @@ class StopOnSignal:
         self.task: asyncio.Task[Any] | None = None
         """The task that entered the session; the second signal cancels it."""
         self.number: signal.Signals | None = None
-        """The signal that is the reason of the stop, if it is one."""
+        """The signal that is the reason of the stop or the drain, if it is one."""
         self._root = root
         self._interrupt = interrupt
         self._timers: list[TimerHandle] = []
+        self._stopping = False
 
     @property
     def label(self) -> str:
@@ -139,6 +146,29 @@ class StopOnSignal:
         elif number == self.policy.resume:
             self._root.resume()
 
+    @property
+    def can_drain(self) -> bool:
+        """Whether the first signal begins a drain."""
+        return self.policy.drain_secs is not None and not self._root.should_stop()
+
+    def record_drain(self, number: signal.Signals) -> None:
+        """Record the drain for the first signal, or the stop of a session that cannot drain; harmless in a signal handler."""
+        if not self.can_drain:
+            self.record_stop(number)
+            return
+        if self._root.drain_reason is None:
+            self.number = number
+        self._root.record_drain(f"{number.name} received")
+
+    def drain(self, number: signal.Signals, on_drain_end: Callable[[], None], on_grace_end: Callable[[], None]) -> None:
+        """Drain the session, or stop it if it cannot drain; `on_drain_end` is called when the time for it is over."""
+        secs = self.policy.drain_secs
+        if secs is None or not self.can_drain:
+            self.request_stop(number, on_grace_end)
+            return
+        self._root.begin_drain()
+        self._timers.append(current_clock().call_later(secs, on_drain_end))
+
     def record_stop(self, number: signal.Signals) -> str:
         """Record the stop for the first signal and return its reason; harmless in a signal handler, and a second time."""
         reason = f"{number.name} received"
@@ -148,7 +178,10 @@ class StopOnSignal:
         return reason
 
     def request_stop(self, number: signal.Signals, on_grace_end: Callable[[], None]) -> None:
-        """Stop the session for the first signal; `on_grace_end` is called at the end of the grace period."""
+        """Stop the session, once; `on_grace_end` is called at the end of the grace period."""
+        if self._stopping:
+            return
+        self._stopping = True
         reason = self.record_stop(number)
         self._root.end_waits()
         clock, policy = current_clock(), self.policy
@@ -168,6 +201,8 @@ class _SignalHandlers:
         self._previous: dict[signal.Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
         self._received: list[signal.Signals] = []
+        self._drained_by: signal.Signals | None = None
+        """The signal before those in `_received`, if it began a drain."""
         self._recorded = False
         """Whether a session has recorded the first signal."""
         self._stopped = False
@@ -187,6 +222,9 @@ class _SignalHandlers:
         elif self._received:
             session.record_stop(self._received[0])
             self._recorded = True
+        elif self._drained_by is not None:
+            session.record_drain(self._drained_by)
+            self._drain_session(session, self._drained_by)
         if self._cancelled_by is not None and session.task is not None:
             self._loop.call_soon(session.task.cancel, f"{self._cancelled_by.name} received")
 
@@ -240,6 +278,8 @@ class _SignalHandlers:
         try:
             if self._sessions and not any(received in session.policy.signals for session in self._sessions):
                 self._loop.call_soon_threadsafe(self._pause_or_resume, received, context=self._context)
+            elif not self._received and self._drained_by is None and any(session.can_drain for session in self._sessions):
+                self._record_drain(received)
             else:
                 self._record_stop(received)
         except RuntimeError:  # the loop was closed, and its sessions never were
@@ -247,6 +287,25 @@ class _SignalHandlers:
             self._wakeup.close()
             _handlers_of_loops.pop(self._loop, None)
             signal.raise_signal(number)
+
+    def _record_drain(self, received: signal.Signals) -> None:
+        self._drained_by = received
+        for session in self._sessions:
+            session.record_drain(received)
+        self._loop.call_soon_threadsafe(self._drain_sessions, received, context=self._context)
+
+    def _drain_sessions(self, received: signal.Signals) -> None:
+        for session in self._sessions:
+            self._drain_session(session, received)
+
+    def _drain_session(self, session: StopOnSignal, received: signal.Signals) -> None:
+        session.drain(received, functools.partial(self._end_drain, received), self._end_grace_period)
+
+    def _end_drain(self, received: signal.Signals) -> None:
+        if not self._received:
+            labels = ", ".join(session.label for session in self._sessions)
+            _logger.warning("the time for the drain after %s is over; stopping %s", received.name, labels)
+            self._record_stop(received)
 
     def _record_stop(self, received: signal.Signals) -> None:
         self._received.append(received)

@@ -74,6 +74,7 @@ class SessionStatus:
         steps: statistics of its step store: waiters, latest step, publishers.
         feeds_unused: the number of elements of feeds that were taken ahead and not used, so far.
         pause_reason: why the session is paused; None if it is not.
+        drain_reason: why the session drains, or drained before its stop; None if no drain was requested.
         mirror: what the session's `Saver` has copied to its mirror; None without one.
     """
 
@@ -93,6 +94,7 @@ class SessionStatus:
     steps: StoreStatistics | None = None
     feeds_unused: int = 0
     pause_reason: str | None = None
+    drain_reason: str | None = None
     mirror: checkpoint.MirrorStatus | None = None
 
     def __str__(self) -> str:
@@ -111,6 +113,8 @@ class SessionStatus:
             lines.append(f"elements of feeds taken ahead: {self.feeds_unused}")
         if self.pause_reason is not None:
             lines.append(f"paused: {self.pause_reason}")
+        if self.drain_reason is not None and self.stop_reason is None:
+            lines.append(f"draining: {self.drain_reason}")
         if self.mirror is not None:
             lines.append(str(self.mirror))
         if self.stop_reason is not None:
@@ -158,6 +162,7 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
         steps=None if supervisor.store is None else supervisor.store.statistics(),
         feeds_unused=sum(len(feeds.unused) for feeds in supervisor.feeds),
         pause_reason=supervisor.root.pause_reason,
+        drain_reason=supervisor.root.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
     )
 

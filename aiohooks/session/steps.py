@@ -14,7 +14,7 @@ from aiohooks._validate import check_callable, check_int
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
-from aiohooks.session.coordinator import Producer
+from aiohooks.session.coordinator import Producer, Producers, checked_producers
 from aiohooks.session.feeds import FeedsAhead, FeedScope
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.recovery import SessionSupervisor
@@ -124,7 +124,7 @@ class Steps:
         self._feeds: Iterator[Any] | None = None
         self._queue: asyncio.Queue[Any] | None = None
         self._ahead: FeedsAhead | None = None
-        self._producer = producer
+        self._producers = checked_producers(producer)
         check_int(prefetch, "prefetch")
         if (prefetch or thread) and (
             not isinstance(feeds, (AsyncIterable, Iterable)) or (thread and isinstance(feeds, AsyncIterable))
@@ -151,6 +151,7 @@ class Steps:
             raise InvalidArgumentError(f"feeds is {feeds!r}; give something to iterate over, sync or async, or an asyncio.Queue")
 
     def __aiter__(self) -> Steps:
+        self._supervisor.loops.add(self)
         return self
 
     async def __anext__(self) -> Any:
@@ -164,8 +165,19 @@ class Steps:
             if self._ahead is not None:
                 return await self._run_taken(self._ahead, feed)
             return await self._session.run(self._fetches, feed)
+        except StopAsyncIteration:
+            self._end_drain()
+            raise
         except StopRequestedError:
+            self._end_drain()
             raise StopAsyncIteration from None
+
+    def _end_drain(self) -> None:
+        """Request the stop behind a drain, as this loop has ended, if no other one has something under way."""
+        root, loops = self._supervisor.root, self._supervisor.loops
+        loops.discard(self)
+        if root.drain_reason is not None and not loops:
+            root.request_stop(root.drain_reason)
 
     async def _run_taken(self, ahead: FeedsAhead, feed: Any) -> Any:
         """Make a run with an element that was taken ahead; if it changes nothing, the element is the next one again."""
@@ -183,11 +195,22 @@ class Steps:
         """The elements that were taken ahead and not used, in order; another loop over this object gets them first."""
         return [] if self._ahead is None else self._ahead.unused
 
-    async def _wait_for_feed(self, wait: Awaitable[Any]) -> Any:
+    async def _wait_for_queue(self, queue: asyncio.Queue[Any]) -> Any:
+        """Wait for the next element. Without its producers, a queue ends in a drain when it is empty."""
+        root = self._supervisor.root
+        if self._producers is None and root.drain_reason is None:
+            try:
+                return await self._wait_for_feed(queue.get(), drain=True)
+            except StopRequestedError:
+                if root.should_stop():
+                    raise
+        return await self._wait_for_feed(queue.get(), self._producers or (() if root.should_drain() else None))
+
+    async def _wait_for_feed(self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False) -> Any:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
         coord = self._supervisor.coord
         with observing(coord.observers, "feed", "next feed"):
-            return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, self._producer))
+            return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, producers, drain=drain))
 
     def _feed_scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
         return FeedScope(task, watch, self._supervisor, self._start_recovery)
@@ -198,6 +221,8 @@ class Steps:
             self._supervisor.root.start_soon(self._session.run_step_fn, _do_nothing, name="recovery")
 
     async def _next_feed(self) -> Any:
+        if self._supervisor.root.drain_reason is not None and self._ahead is None and self._queue is None:
+            raise StopAsyncIteration  # nothing was taken that is not used
         if self._async_feeds is not None or self._queue is not None:
             supervisor = self._supervisor
             if supervisor.coord.errors and supervisor.recovers(supervisor.coord.errors[0]):
@@ -205,7 +230,7 @@ class Steps:
         if self._async_feeds is not None:
             feed = await self._wait_for_feed(anext(self._async_feeds))
         elif self._queue is not None:
-            feed = await self._wait_for_feed(self._queue.get())
+            feed = await self._wait_for_queue(self._queue)
         elif self._feeds is not None:
             try:
                 with observing(self._supervisor.root.observers, "feed", "next feed"):

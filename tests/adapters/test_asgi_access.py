@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import secrets
@@ -13,6 +14,7 @@ import pytest
 from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.adapters.asgi._access import safe_error, safe_text
+from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, Reply, ask
 from tests.support.services import FeedQueue, running_service, step
 from tests.support.waiting import ticks
@@ -153,6 +155,7 @@ async def test_a_token_protects_the_session() -> None:
         "step",
         "doing",
         "pause_reason",
+        "drain_reason",
         "stop_reason",
         "failure",
     }
@@ -308,13 +311,13 @@ async def test_controls_pause_and_resume_the_session() -> None:
     async with AsyncMonitoredSession(step) as session:
         service = SessionService(session, controls=True, token=SECRET)
         mine = {"authorization": f"Bearer {SECRET}", "host": "localhost"}
-        for path in ("/pause", "/resume"):
+        for path in ("/pause", "/resume", "/drain"):
             assert (await ask(service, path, method="POST")).status == 401
             assert (await ask(service, path, method="POST", headers={**mine, "origin": "http://evil.com"})).status == 403
             get = await ask(service, path, headers=mine)
             assert (get.status, get.headers["allow"]) == (405, "POST")
             assert (await ask(SessionService(session), path, method="POST")).status == 405
-        assert session.pause_reason is None
+        assert (session.pause_reason, session.drain_reason) == (None, None)
         paused = await ask(service, "/pause", method="POST", headers=mine)
         assert (paused.status, paused.json["state"]) == (200, "paused")
         assert session.pause_reason == "a client asked for a pause"
@@ -324,3 +327,30 @@ async def test_controls_pause_and_resume_the_session() -> None:
         assert is_protected(paused)
         assert (await ask(service, "/resume", method="POST", headers=mine)).json["state"] == "running"
         assert session.pause_reason is None
+
+
+@pytest.mark.parametrize("drain_secs", [None, 30.0])
+async def test_a_control_drains_the_session(drain_secs: float | None) -> None:
+    """It is healthy and not ready, finishes what it has, and has ended then; its time is that of the service."""
+    queue = asyncio.Queue[int]()
+
+    async def use(value: int) -> int:
+        return value
+
+    with ManualClock() as clock:
+        async with AsyncMonitoredSession(use) as session:
+            service = SessionService(session, controls=True, drain_secs=drain_secs)
+            drained = await ask(service, "/drain", method="POST")
+            assert (drained.status, drained.json["state"]) == (200, "draining")
+            assert clock.pending == (drain_secs is not None)
+            assert session.drain_reason == "a client asked for a drain"
+            assert (await ask(service, "/health")).status == 200
+            ready = await ask(service, "/ready")
+            assert (ready.status, ready.json["drain_reason"]) == (503, "a client asked for a drain")
+            assert (await ask(service, "/progress")).json["state"] == "draining"
+            queue.put_nowait(1)
+            assert [value async for value in session.steps("use", feeds=queue)] == [1]
+            assert service.health().state == "stopping"
+        assert clock.pending == 0
+    health = service.health()
+    assert (health.state, health.stop_reason) == ("finished", "a client asked for a drain")

@@ -332,6 +332,95 @@ async def test_without_stop_on_signals(server: list[int]) -> None:
         assert server == [signal.SIGTERM]
 
 
+class Draining:
+    """A loop over a queue whose steps wait for a test."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[int] = asyncio.Queue()
+        self.released = asyncio.Event()
+        self.used: list[int] = []
+
+    async def step(self, value: int) -> None:
+        await self.released.wait()
+        self.used.append(value)
+
+    async def loop(self, session: AsyncMonitoredSession) -> None:
+        async for _ in session.steps(feeds=self.queue):
+            pass
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+async def test_the_end_of_the_server_drains_the_session(server: list[int], by_signal: bool) -> None:
+    """With `drain_secs` what is under way is finished, whether a signal came before or the server just ends."""
+    feeds = Draining()
+    service = SessionService(AsyncMonitoredSession(feeds.step), feeds.loop, drain_secs=30)
+    lifespan = service.lifespan()
+    await lifespan.__aenter__()
+    for value in range(3):
+        feeds.queue.put_nowait(value)
+    waiting = Exchange(service, "/steps/9")
+    await ticks(20)
+    if by_signal:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_true(lambda: service.health().state == "draining")
+    leaving = asyncio.create_task(lifespan.__aexit__(None, None, None))
+    await ticks(20)
+    assert (service.health().state, waiting.task.done(), leaving.done()) == ("draining", False, False)
+    feeds.released.set()
+    await leaving
+    await waiting.task
+    reason = "the server received SIGTERM" if by_signal else "the server shuts down"
+    assert waiting.reply.json["message"] == f"the session makes no more steps: {reason}"
+    assert (feeds.used, service.health().stop_reason) == ([0, 1, 2], reason)
+
+
+async def test_a_second_signal_ends_the_drain_of_a_service(server: list[int]) -> None:
+    """It is the stop then, and clients are answered."""
+    feeds = Draining()
+    service = SessionService(AsyncMonitoredSession(feeds.step), feeds.loop, drain_secs=30)
+    async with service.lifespan():
+        for value in range(3):
+            feeds.queue.put_nowait(value)
+        waiting = Exchange(service, "/steps/9")
+        await ticks(20)
+        for state in ("draining", "stopping"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until_true(lambda state=state: service.health().state == state)  # type: ignore[misc]
+        await waiting.task
+        feeds.released.set()
+    assert feeds.used == [0]
+
+
+@pytest.mark.parametrize("limited", [True, False])
+async def test_the_drain_of_a_service_is_limited(limited: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """After `drain_secs` it is a stop, also of a drain without a limit; after `grace_secs` more the session is cancelled."""
+    feeds = Draining()
+    session = AsyncMonitoredSession(feeds.step)
+    with ManualClock() as clock:
+        service = SessionService(session, feeds.loop, drain_secs=30, grace_secs=7)
+        lifespan = service.lifespan()
+        await lifespan.__aenter__()
+        feeds.queue.put_nowait(1)
+        await ticks(20)
+        if not limited:
+            session.request_drain("enough")
+        leaving = asyncio.create_task(lifespan.__aexit__(None, None, None))
+        await ticks(20)
+        clock.advance(29)
+        await ticks(20)
+        assert service.health().state == "draining"
+        clock.advance(1)
+        await ticks(20)
+        assert service.health().state == "stopping"
+        assert "the drain took longer than 30 s" in (session.stop_reason or "")
+        clock.advance(6)
+        await ticks(20)
+        assert not leaving.done()
+        clock.advance(1)
+        await leaving
+    assert "still active 7 s after the stop; cancelling it" in caplog.text
+
+
 async def test_a_signal_without_a_handler_is_left_alone() -> None:
     """A signal that would end the process still does."""
     before = signal.getsignal(signal.SIGTERM)

@@ -67,7 +67,7 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.stop_reason": "property",
     "AsyncMonitoredSession.stop_signal": "property",
     "AsyncMonitoredSession.start_soon": "(self, fn, *args, name=None)",
-    "AsyncMonitoredSession.until": "async (self, awaitable, *, producer=None)",
+    "AsyncMonitoredSession.until": "async (self, awaitable, *, producer=None, drain=False)",
     "AsyncMonitoredSession.coord": "property",
     "AsyncMonitoredSession.graph": "property",
     "AsyncMonitoredSession.global_step": "property",
@@ -114,7 +114,7 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.request_stop": "(self, reason=None)",
     "Coordinator.should_stop": "(self)",
     "Coordinator.stop_reason": "property",
-    "Coordinator.until": "async (self, awaitable, *, producer=None)",
+    "Coordinator.until": "async (self, awaitable, *, producer=None, drain=False)",
     "Coordinator.wait_for_stop": "async (self, timeout=None)",
     "Coordinator.join": "async (self, stop_grace_period_secs=10.0)",
     "Coordinator.joined": "property",
@@ -245,7 +245,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.close": "async (self, exc)",
     "SessionRunValues": "(results, options, run_metadata)",
     "session.SessionStatus": None,
-    "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None, pause=None, resume=None)",
+    "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None, pause=None, resume=None)",
     "hooks.Stall": None,
     "WatchdogHook": (
         "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, blocked_secs=None, "

@@ -312,6 +312,7 @@ def test_a_loop_that_was_closed_without_its_sessions() -> None:
         ({"signals": (signal.SIGKILL,)}, "give a tuple of signals that can be handled"),
         ({"step_secs": -1}, "step_secs is -1"),
         ({"grace_secs": "30"}, "grace_secs is '30'"),
+        ({"drain_secs": -2}, "drain_secs is -2"),
     ],
 )
 def test_an_invalid_policy(options: dict[str, Any], message: str) -> None:

@@ -69,7 +69,7 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
 
 async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> T:
     """Await something; a stop or a failed background task also ends the wait. It is no activity of the session in a timeline."""
-    return await session.coord.until_in(CancelScope, wait, None)
+    return await session.coord.until_in(CancelScope, wait)
 
 
 def reached_reply(store: StepStore, wanted: int) -> JsonReply | None:

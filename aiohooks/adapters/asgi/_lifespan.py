@@ -31,10 +31,11 @@ class SessionRunner:
     An error ends that task and nothing else; it is kept in `failure`.
     """
 
-    def __init__(self, session: AsyncMonitoredSession, loop: Loop, grace_secs: float) -> None:
+    def __init__(self, session: AsyncMonitoredSession, loop: Loop, grace_secs: float, drain_secs: float | None = None) -> None:
         self._session = session
         self._loop = loop
         self._grace_secs = grace_secs
+        self._drain_secs = drain_secs
         name = session.status().name
         self._label = "the session" if name is None else f"session {safe_text(name)}"
         self._task: asyncio.Task[None] | None = None
@@ -96,23 +97,32 @@ class SessionRunner:
         """
         await self._coord.until(self.opened.wait())
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the session to stop; the grace period begins. From a signal handler of the loop's thread as well.
+    def request_end(self, reason: str) -> None:
+        """Ask the session to end, by a drain at first, if there is one; from a signal handler of the loop's thread as well.
 
         The server may wait for its clients before it calls `stop`, and these may wait for the end of the session.
         """
         assert self._task is not None
-        self._session.request_stop(reason)
+        if self._session.drain_reason is None:
+            self._begin_end(reason)
+        else:
+            self._session.request_stop(reason)
         self._task.get_loop().call_soon_threadsafe(self._limit_end)
 
     async def stop(self, reason: str) -> None:
-        """Ask the session to stop and wait for its end; after the grace period, cancel it and wait as long again."""
+        """Ask the session to end and wait for that; after drain and grace period, cancel it and wait for another grace period."""
         task = self._task
         assert task is not None
-        self._session.request_stop(reason)
+        self._begin_end(reason)
         cancel = functools.partial(task.cancel, "the server was cancelled")
         ending = wait_done([self._limit_end()], None)
         await shielded(ending, grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel)
+
+    def _begin_end(self, reason: str) -> None:
+        if self._drain_secs is None:
+            self._session.request_stop(reason)
+        else:
+            self._session.request_drain(reason, secs=self._drain_secs)
 
     def _limit_end(self) -> asyncio.Task[None]:
         assert self._task is not None
@@ -122,6 +132,13 @@ class SessionRunner:
         return self._ending
 
     async def _wait_stopped(self, task: asyncio.Task[None]) -> None:
+        if self._drain_secs is not None:
+            stop = asyncio.ensure_future(self._coord.wait_for_stop(self._drain_secs))
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            await asyncio.wait([stop])
+            if not task.done():
+                self._session.request_stop(f"the drain took longer than {self._drain_secs} s")
         if await wait_done([task], self._grace_secs):
             return
         _logger.warning("%s is still active %s s after the stop; cancelling it", self._label, self._grace_secs)

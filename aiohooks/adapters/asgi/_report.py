@@ -19,7 +19,7 @@ from aiohooks.session.status import Activity
 if TYPE_CHECKING:
     from aiohooks.adapters.asgi._lifespan import SessionRunner
 
-State = Literal["starting", "running", "paused", "recovering", "stopping", "finished", "failed"]
+State = Literal["starting", "running", "paused", "draining", "recovering", "stopping", "finished", "failed"]
 
 _MAX_POINTS = 240
 _MAX_ROWS = 50
@@ -33,11 +33,12 @@ class ServiceHealth:
     """The state of a service's session.
 
     Attributes:
-        state: `"starting"`, `"running"`, `"paused"`, `"recovering"` from a failed background task, `"stopping"`, `"finished"`
-            cleanly, or `"failed"`.
+        state: `"starting"`, `"running"`, `"paused"`, `"draining"`, `"recovering"` from a failed background task,
+            `"stopping"`, `"finished"` cleanly, or `"failed"`.
         step: the global step; None before there is a session.
         doing: current activities, and what they wait for.
         pause_reason: why the session is paused.
+        drain_reason: why the session drains, or drained before its stop.
         stop_reason: why a stop was requested.
         failure: the error that failed the session.
     """
@@ -48,6 +49,7 @@ class ServiceHealth:
     stop_reason: str | None
     failure: str | None
     pause_reason: str | None = None
+    drain_reason: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -101,7 +103,8 @@ class SessionReporter:
         elif failure is not None:
             state = "recovering"
         else:
-            state = "running" if status.pause_reason is None else "paused"
+            paused, draining = status.pause_reason is not None, status.drain_reason is not None
+            state = "draining" if draining else "paused" if paused else "running"
         return ServiceHealth(
             state=state,
             step=status.global_step,
@@ -109,6 +112,7 @@ class SessionReporter:
             stop_reason=None if status.stop_reason is None else safe_text(status.stop_reason),
             failure=None if failure is None else safe_text(failure),
             pause_reason=None if status.pause_reason is None else safe_text(status.pause_reason),
+            drain_reason=None if status.drain_reason is None else safe_text(status.drain_reason),
         )
 
     def progress(self) -> dict[str, Any]:
@@ -120,6 +124,7 @@ class SessionReporter:
             "step": health.step,
             "doing": list(health.doing),
             "pause_reason": health.pause_reason,
+            "drain_reason": health.drain_reason,
             "stop_reason": health.stop_reason,
             "failure": health.failure,
             "runs": status.runs,

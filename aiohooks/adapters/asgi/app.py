@@ -9,8 +9,8 @@
     training = SessionService(session, train)
     app = Starlette(routes=[Mount("/training", training), ...], lifespan=training.lifespan)
 
-Everything is read-only, unless `controls=True` lets clients pause the session. docs/guides/services.md says which clients are
-served.
+Everything is read-only, unless `controls=True` lets clients pause and drain the session. docs/guides/services.md says which
+clients are served.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
 )
 _HEADERS_OF_STATUS = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
-_CONTROLS = ("pause", "resume")
+_CONTROLS = ("pause", "resume", "drain")
 _FILES = {"": ("index.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
 
 
@@ -78,7 +78,7 @@ class SessionService:
     the server ends, the session is asked to stop. Without `run` the session is entered elsewhere, and only shown.
 
     Below the path at which it is mounted there are `health`, `ready`, `progress`, `events`, `steps/{n}`, a page, `metrics` if it
-    is given them, and with `controls` also `pause` and `resume`.
+    is given them, and with `controls` also `pause`, `resume` and `drain`.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class SessionService:
         allow_remote: bool = False,
         grace_secs: float = 10.0,
         stop_on_signals: bool = True,
+        drain_secs: float | None = None,
         controls: bool = False,
         refresh_secs: float = 0.5,
         max_waiters: int = 10_000,
@@ -118,7 +119,10 @@ class SessionService:
             grace_secs: how long the loop may continue after the server's end; then it is cancelled, and has as long again.
             stop_on_signals: whether SIGINT and SIGTERM stop the session immediately, and not only when the server has waited
                 for its last client. The server's own handlers are called as before.
-            controls: whether clients that may see the session may also pause and resume it, by `POST pause` and `POST resume`.
+            drain_secs: how long the session may finish what it has under way, after such a signal, the server's end or
+                `POST drain`, before it is stopped: `session.request_drain`. A second signal stops it. None: no drain, except by
+                `POST drain`, for which there is no limit then.
+            controls: whether clients that may see the session may also pause, resume and drain it, by `POST pause` and so on.
             refresh_secs: the minimum time between two events of a stream.
             max_waiters: how many clients may wait for a step at the same time.
             max_streams: how many clients may follow the events at the same time.
@@ -134,15 +138,17 @@ class SessionService:
             check_instance(metrics, PrometheusHook, "metrics")
         check_instance(title, str, "title", optional=True)
         check_secs(grace_secs, "grace_secs")
+        check_secs(drain_secs, "drain_secs", optional=True)
         check_secs(refresh_secs, "refresh_secs", positive=True)
         check_int(max_waiters, "max_waiters")
         check_int(max_streams, "max_streams")
         self._access = AccessPolicy(allowed_hosts=allowed_hosts, token=token, allow_remote=allow_remote)
         self._session = session
-        self._runner = None if run is None else SessionRunner(session, run, grace_secs)
+        self._runner = None if run is None else SessionRunner(session, run, grace_secs, drain_secs)
         self._reporter = SessionReporter(session, self._runner, title=title, history=history, timing=timing, timeline=timeline)
         self._metrics = metrics
         self._stop_on_signals = stop_on_signals
+        self._drain_secs = drain_secs
         self._controls = controls
         self._refresh_secs = refresh_secs
         self._max_waiters = max_waiters
@@ -163,7 +169,7 @@ class SessionService:
     @contextlib.asynccontextmanager
     async def _run_session(self, runner: SessionRunner) -> AsyncGenerator[None]:
         def stop(name: str) -> None:
-            runner.request_stop(f"the server received {name}")
+            runner.request_end(f"the server received {name}")
 
         runner.start()
         with notify_on_signals(stop) if self._stop_on_signals else contextlib.nullcontext():
@@ -246,6 +252,7 @@ class SessionService:
                 step=health.step,
                 doing=health.doing,
                 pause_reason=health.pause_reason,
+                drain_reason=health.drain_reason,
                 stop_reason=health.stop_reason,
                 failure=health.failure,
             )
@@ -258,12 +265,16 @@ class SessionService:
         refusal = self._access.check_client(request.scope)
         if refusal is not None:
             return _response(refusal)
-        if request.url.path.endswith("/pause"):
+        control = request.url.path.rpartition("/")[2]
+        if control == "pause":
             self._session.pause("a client asked for a pause")
-        else:
+        elif control == "resume":
             self._session.resume()
+        else:
+            self._session.request_drain("a client asked for a drain", secs=self._drain_secs)
         health = self.health()
-        return _response(JsonReply(200, {"state": health.state, "step": health.step, "pause_reason": health.pause_reason}))
+        reasons = {"pause_reason": health.pause_reason, "drain_reason": health.drain_reason}
+        return _response(JsonReply(200, {"state": health.state, "step": health.step, **reasons}))
 
     async def _serve_step(self, request: Request) -> Response:
         refusal = self._access.check_client(request.scope)

@@ -1,7 +1,7 @@
 "use strict";
 // All data of the service goes into text nodes, never into markup.
 
-const LEVELS = { running: "good", finished: "good", starting: "busy", recovering: "busy", paused: "busy", stopping: "busy", failed: "bad" };
+const LEVELS = { running: "good", finished: "good", starting: "busy", recovering: "busy", paused: "busy", draining: "busy", stopping: "busy", failed: "bad" };
 const MAX_CHARTS = 12;
 const RETRY_MS = 3000;
 const token = decodeURIComponent(location.hash.slice(1));
@@ -127,7 +127,8 @@ function show(report) {
   document.documentElement.dataset.state = report.state;
   byId("title").textContent = report.title;
   byId("state").textContent = report.state;
-  const reason = [report.failure, report.stop_reason && `stop: ${report.stop_reason}`, report.pause_reason && `paused: ${report.pause_reason}`].filter(Boolean).join("; ");
+  const reason = [report.failure, report.stop_reason && `stop: ${report.stop_reason}`, report.pause_reason && `paused: ${report.pause_reason}`,
+    report.drain_reason && !report.stop_reason && `draining: ${report.drain_reason}`].filter(Boolean).join("; ");
   byId("notice").textContent = reason;
   byId("notice").hidden = !reason;
   pairs("figures", [
