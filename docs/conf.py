@@ -58,6 +58,7 @@ def setup(app: Sphinx) -> None:
     """Connect the functions below."""
     name_defining_modules()
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before the sections of Google's form are read
+    app.connect("autodoc-process-docstring", keep_attribute, priority=600)  # ... and after it
     app.connect("autodoc-process-signature", hide_constructor)
     app.connect("autodoc-process-signature", show_constants)
     app.connect("autodoc-process-bases", show_public_bases)
@@ -78,12 +79,23 @@ def name_defining_modules() -> None:
             )
 
 
+docstrings: dict[str, list[str]] = {}
+"""As they were before the sections of Google's form were read."""
+
+
 def mark_code(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Show indented text as it is if the paragraph above it ends in a colon and is no heading of a section."""
+    docstrings[name] = lines[:]
     for number, (line, empty, below) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
         deeper = len(below) - len(below.lstrip()) > len(line) - len(line.lstrip())
         if line.endswith(":") and not empty.strip() and deeper:
             lines[number] = f"{line}:"
+
+
+def keep_attribute(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Restore the text of an attribute: in Google's form the words before its first colon would be its type."""
+    if what in ("attribute", "property"):
+        lines[:] = docstrings[name]
 
 
 def show_constants(

@@ -211,15 +211,21 @@ async def feeds_ahead(counts: Counts) -> AsyncIterator[Setup]:
         for _ in range(steps):
             await slow_step()
 
+    async def in_turn() -> None:
+        async for batch in slow_feeds(steps):
+            await fed_step(batch)
+            await asyncio.sleep(WAIT_SECS)
+
     yield Setup(
-        {"loop": repeated(loop), "alone": repeated(alone)},
+        {"loop": repeated(loop), "alone": repeated(alone), "in turn": repeated(in_turn)},
         [
             Figure(
                 "step, feed and observer of 10 ms each, 100 steps with prefetch=1 and background=True / the steps alone",
                 1.15,
                 itemgetter("loop"),
                 itemgetter("alone"),
-            )
+            ),
+            Figure("the same / feed, step and observer in turn", 0.45, itemgetter("loop"), itemgetter("in turn")),
         ],
         most_times=1,
         most_rounds=5,

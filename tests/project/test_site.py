@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-import itertools
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,9 +11,19 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from tests.support.site import API_PAGES, DOCS, PACKAGES, api_page, documented, entries, write_sources
+from tests.support.site import (
+    API_PAGES,
+    DOCS,
+    PACKAGES,
+    api_page,
+    attribute_docstrings,
+    documented,
+    entries,
+    internal_attributes,
+    write_sources,
+)
 from tests.support.site_checks import Page, contrast, low_contrasts, of_page, same_titles
-from tests.support.source import defined_names, modules, tree
+from tests.support.source import defined_names, modules
 
 
 def test_every_public_package_has_a_page() -> None:
@@ -38,15 +46,15 @@ def test_every_public_name_has_one_entry_with_a_docstring() -> None:
 
 def test_the_attributes_of_a_session_are_described() -> None:
     """Each public attribute of a raw session is followed by a docstring."""
-    module = tree(modules()["aiohooks.graph.session"])
-    (session,) = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Session")
-    bodies = [session.body, *(node.body for node in session.body if isinstance(node, ast.FunctionDef))]
-    described = {
-        ast.unparse(above).removeprefix("self.").partition(":")[0].partition(" ")[0]
-        for above, below in (pair for body in bodies for pair in itertools.pairwise(body))
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
+    described = {name for owner, name, _ in attribute_docstrings() if owner == "Session"}
     assert {name for name in vars(ah.Session(ah.Graph())) if not name.startswith("_")} <= described
+
+
+def test_internal_attributes_have_no_entry() -> None:
+    """An attribute whose docstring begins with "Internal:" is for other parts of the library, and is left out."""
+    assert "label" in internal_attributes(ah.Coordinator)
+    assert "stopped" not in internal_attributes(ah.Coordinator)
+    assert re.search(r"^   :exclude-members: .*\blabel\b", api_page("session"), flags=re.MULTILINE)
 
 
 def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:

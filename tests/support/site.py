@@ -10,9 +10,11 @@ A link of a page to a file outside of docs/ works in the repository. On the site
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.site_checks import problems
-from tests.support.source import ROOT, imports
+from tests.support.source import ROOT, imports, modules, tree
 
 DOCS = ROOT / "docs"
 # The public packages and modules, by the page of the API reference that has their names, in reading order.
@@ -105,6 +107,8 @@ def _directive(path: str, thing: Any) -> Iterator[str]:
     yield "   :members:"
     if not issubclass(thing, BaseException) and public_bases(thing):
         yield "   :show-inheritance:"
+    if internal := internal_attributes(thing):
+        yield f"   :exclude-members: {', '.join(internal)}"
     # The members of bases that have no entry of their own are shown here.
     private = [base for base in thing.__mro__[1:] if base.__module__.startswith("aiohooks.") and base not in documented()]
     if private:
@@ -120,6 +124,28 @@ def documented() -> frozenset[Any]:
 def public_bases(cls: type[Any]) -> list[type[Any]]:
     """Return the bases of a class that have an entry."""
     return [base for base in cls.__bases__ if base in documented()]
+
+
+def internal_attributes(cls: type[Any]) -> list[str]:
+    """Return the attributes whose docstring says that they are internal; of methods and properties autodoc asks docs/conf.py."""
+    names = {base.__name__ for base in cls.__mro__ if base.__module__.startswith("aiohooks")}
+    return sorted(name for owner, name, text in attribute_docstrings() if owner in names and text.startswith("Internal:"))
+
+
+@functools.cache
+def attribute_docstrings() -> tuple[tuple[str, str, str], ...]:
+    """Return the docstrings below what the classes of the library and their methods assign: class, attribute, text."""
+    return tuple(
+        (owner.name, ast.unparse(target).removeprefix("self."), below.value.value)
+        for path in modules().values()
+        for owner in tree(path).body
+        if isinstance(owner, ast.ClassDef)
+        for body in (owner.body, *(node.body for node in owner.body if isinstance(node, ast.FunctionDef)))
+        for above, below in itertools.pairwise(body)
+        if isinstance(above, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        for target in (above.targets if isinstance(above, ast.Assign) else [above.target])
+        if isinstance(below.value.value, str)
+    )
 
 
 # -- the other pages
@@ -188,7 +214,7 @@ def with_links(page: Path, text: str) -> tuple[str, list[Path]]:
 def contents_of(page: Path, text: str) -> str:
     """Return the directives that put the pages below this one into the navigation: what its lists link to, in that order."""
     if page == DOCS / "reference" / "api.md":
-        return toctree("", [f"api/{name}" for name in API_PAGES])
+        return toctree("", [f"{name} <api/{name}>" for name in API_PAGES])
     if page == DOCS / "decisions" / "README.md":
         return toctree("", re.findall(r"^- .*\]\((\S+)\.md\)", text, flags=re.MULTILINE))
     if page == DOCS / "index.md":
