@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,47 @@ example:
 exit codes:
   0    the run is there
   1    it is not, or the store cannot be read
+  2    the arguments are invalid
+"""
+_WATCH = """\
+Live in a terminal if rich is installed (`pip install 'aiohooks[rich]'`), otherwise one line for each change. Step stores and
+services notify; a directory is watched by inotify, or read once a second where there is none. The token of a service is in the
+environment variable AIOHOOKS_SERVICE_TOKEN.
+
+example:
+  %(prog)s local:///tmp/steps --run digits --run letters
+  %(prog)s http://127.0.0.1:8000/training model
+
+exit codes:
+  0    all have ended, or Ctrl-C
+  1    one has failed, or cannot be followed
+  2    the arguments are invalid: nothing was followed
+  143  ended by SIGTERM
+"""
+_COMPARE = """\
+Two files of CSVHook or JSONLinesHook: for each tag the first step that differs, and the last and mean values. Two traces of
+TimelineHook: the seconds of each lane. Two checkpoints, or directories whose newest good ones are taken: names, types, shapes,
+and the largest difference.
+
+example:
+  %(prog)s before.csv after.jsonl
+  %(prog)s model backup/model
+
+exit codes:
+  0    nothing differs
+  1    something differs
+  2    they cannot be compared, or the arguments are invalid
+"""
+_COMPLETION = """\
+Needs `pip install 'aiohooks[completion]'`. Put the line for your shell into its start-up file.
+
+example:
+  %(prog)s bash         # ~/.bashrc, or ~/.zshrc with `zsh`: eval "$(aiohooks completion bash)"
+  %(prog)s fish         # ~/.config/fish/config.fish: aiohooks completion fish | source
+
+exit codes:
+  0    done
+  1    the extra is not installed
   2    the arguments are invalid
 """
 _PLOT = """\
@@ -127,16 +169,35 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     _add_run_arguments(command)
     command.add_argument("--json", action="store_true", help="print it as JSON")
 
+    command = add("watch", _watch, "follow runs in step stores, services, and directories of checkpoints", _WATCH)
+    command.add_argument(
+        "targets",
+        nargs="+",
+        metavar="URL|DIR",
+        help="a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints",
+    )
+    _add_run_arguments(command, action="append")
+
+    command = add("compare", _compare, "say what differs between the records, traces or checkpoints of two runs", _COMPARE)
+    command.add_argument("a", metavar="A", help="a file or a directory")
+    command.add_argument("b", metavar="B", help="another one of the same kind")
+
     command = add("plot", _plot, "draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook", _PLOT)
     command.add_argument("run", help="the .csv or .jsonl file, or the .json of a trace")
     command.add_argument("-o", "--output", help="the PNG to write (default: beside the file)")
     command.add_argument("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no PNG")
     command.add_argument("--steps", type=_count, metavar="N", help="draw the last N steps of a trace (default: all)")
+
+    command = add("completion", _completion, "print what makes a shell complete commands and options", _COMPLETION)
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     return parser
 
 
-def _add_run_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--run", metavar="NAME", help="the name of the run (default: $AIOHOOKS_RUN, or `default`)")
+def _add_run_arguments(command: argparse.ArgumentParser, action: str = "store") -> None:
+    more = "; may be repeated" if action == "append" else ""
+    command.add_argument(
+        "--run", action=action, metavar="NAME", help=f"the name of the run{more} (default: $AIOHOOKS_RUN, or `default`)"
+    )
     command.add_argument(
         "--address", metavar="HOST:PORT", help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)"
     )
@@ -194,6 +255,18 @@ def _steps(given: argparse.Namespace) -> int:
     return print_run(given.url, given.run, address=given.address, as_json=given.json)
 
 
+def _watch(given: argparse.Namespace) -> int:
+    from aiohooks._command_line.watch import watch
+
+    return watch(given.targets, runs=given.run or (), address=given.address)
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from aiohooks._command_line.compare import compare
+
+    return compare(given.a, given.b)
+
+
 def _plot(given: argparse.Namespace) -> int:
     if given.terminal:
         from aiohooks.hooks._lanes_text import plot_in_terminal
@@ -202,6 +275,12 @@ def _plot(given: argparse.Namespace) -> int:
     from aiohooks.hooks._plot import plot  # needs an extra
 
     return plot(given.run, given.output, given.steps)
+
+
+def _completion(given: argparse.Namespace) -> int:
+    from aiohooks._command_line._completion import print_completion
+
+    return print_completion(given.shell)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,7 +293,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by SIGTERM (143).
     """
     prog = _program_name()
-    given = make_parser(prog).parse_args(arguments)
+    parser = make_parser(prog)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+        with contextlib.suppress(ImportError):
+            from aiohooks._command_line._completion import complete
+
+            complete(parser)
+    given = parser.parse_args(arguments)
     try:
         code: int = given.execute(given)
         sys.stdout.flush()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.stores import ExitReport, MemoryStepStore, PublisherReport, RunReport, StepStore, open_step_store
+from aiohooks.stores import ExitReport, PublisherReport, RunReport, StepStore, open_step_store
 
 _MAX_TEXT = 200
 
@@ -42,12 +42,11 @@ async def _inspect(url: str, run: str | None, address: str | None) -> tuple[str,
 
 def shared_store(url: str, run: str | None, address: str | None, **options: Any) -> StepStore:
     """Return the store of a URL, which other processes share; raise `InvalidArgumentError` for `memory://`."""
+    if url.startswith("memory:"):
+        raise InvalidArgumentError("memory:// is a store within one process; give the URL of one that processes share")
     if address is not None:
         options["address"] = address
-    store = open_step_store(url, run=run, **options)
-    if isinstance(store, MemoryStepStore):
-        raise InvalidArgumentError("memory:// is a store within one process; give the URL of one that processes share")
-    return store
+    return open_step_store(url, run=run, **options)
 
 
 def _lines(report: RunReport) -> Iterator[str]:

@@ -531,11 +531,7 @@ class CheckpointDirectory:
                 set_aside.append((str(name), str(error)))
                 self._set_aside(dir_fd, names, name, str(error))
             except NewerVersionError as error:
-                raise CheckpointError(
-                    errno.ENOTSUP,
-                    f"{self.path / str(name)} has version {error} of the format, and this aiohooks reads versions up to "
-                    f"{_format.VERSION}; install a later one",
-                ) from None
+                raise self._newer_version_error(name, error) from None
             else:
                 return Restored(self._checkpoint(manifest), state, tuple(set_aside))
         if set_aside:
@@ -547,6 +543,13 @@ class CheckpointDirectory:
         if earlier:
             raise self._corrupt_error([(name, "was set aside as damaged before") for name in earlier])
         return None
+
+    def _newer_version_error(self, name: Name, error: NewerVersionError) -> CheckpointError:
+        return CheckpointError(
+            errno.ENOTSUP,
+            f"{self.path / str(name)} has version {error} of the format, and this aiohooks reads versions up to "
+            f"{_format.VERSION}; install a later one",
+        )
 
     def _corrupt_error(self, damaged: list[tuple[str, str]]) -> CorruptCheckpointError:
         listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:5]) + ("; ..." if len(damaged) > 5 else "")
@@ -571,6 +574,18 @@ class CheckpointDirectory:
             _logger.warning("checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason)
         else:
             _logger.warning("checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason)
+
+    def read(self, name: Name) -> dict[str, Any]:
+        """Return the state of one checkpoint, and change nothing."""
+        path = self.path / str(name)
+        with _error_context(f"{path} could not be read"), self._files.directory(self.path) as dir_fd:
+            try:
+                with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:
+                    return self._read_state(fd, self._read_manifest(fd, name))
+            except DamagedError as error:
+                raise CorruptCheckpointError(f"{path} is damaged: {error}", path=path, reason=str(error)) from None
+            except NewerVersionError as error:
+                raise self._newer_version_error(name, error) from None
 
     def checkpoints(self) -> list[Checkpoint]:
         with self._mutex, _error_context(f"the checkpoints in {self.path} could not be listed"):

@@ -336,13 +336,23 @@ Series = dict[str, tuple[list[int], list[float]]]
 
 
 def read_series(path: str) -> Series:
-    """Return the numbers of a file of `CSVHook` or `JSONLinesHook`; a torn last line is ignored.
+    """Return the numbers of a file of `CSVHook` or `JSONLinesHook`, as `read_records` reads it."""
+    series: Series = {}
+    for record in read_records(path):
+        for tag, value in _flat_numbers(record.values, ""):
+            steps, values = series.setdefault(tag, ([], []))
+            steps.append(record.step)
+            values.append(value)
+    return series
+
+
+def read_records(path: str) -> Iterator[Record]:
+    """Yield the records of a file of `CSVHook` or `JSONLinesHook`; a torn last line is ignored.
 
     Raises:
         InvalidArgumentError: not such a file.
         OSError: it cannot be read.
     """
-    series: Series = {}
     form: Format | None = None
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -358,11 +368,7 @@ def read_series(path: str) -> Series:
                 raise InvalidArgumentError(
                     f"{path} is not a file of CSVHook or JSONLinesHook: line {number}: {error}; give one that is"
                 ) from None
-            for tag, value in _flat_numbers(record.values, ""):
-                steps, values = series.setdefault(tag, ([], []))
-                steps.append(record.step)
-                values.append(value)
-    return series
+            yield record
 
 
 def _flat_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ async def test_a_server(tmp_path: Path) -> None:
             done = await run_command("steps", server.url, "--run", "digits")
             assert (done.returncode, done.stderr) == (0, "")
             assert "run digits: step 3 of epoch 1" in done.stdout
-            assert "lease of 10 s, renewed 0 times" in done.stdout
+            assert re.search(r"lease of 10 s, renewed \d+ times", done.stdout)
             assert "the engine does not know the waiters" in done.stdout
             done = await run_command("steps", server.url, "--run", "other")
             assert (done.returncode, done.stdout) == (1, "")

@@ -20,7 +20,10 @@ from aiohooks.stores._protocol import logger
 
 MODIFY = 0x2
 CLOSE_WRITE = 0x8
+MOVED_FROM = 0x40
+MOVED_TO = 0x80
 DELETE = 0x200
+DELETE_SELF = 0x400
 MOVE_SELF = 0x800
 
 _EVENT = struct.Struct("iIII")

@@ -1,0 +1,214 @@
+"""`aiohooks compare A B`: what differs between records, traces or checkpoints of two runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from aiohooks._command_line.steps import printable
+from aiohooks.errors import InvalidArgumentError
+
+
+def compare(a: str, b: str) -> int:
+    """Print what differs between two files or directories of one kind, which is found out by what is in them.
+
+    Returns:
+        The exit code: 0 if nothing differs, otherwise 1.
+
+    Raises:
+        InvalidArgumentError: they cannot be compared: they are of different kinds, or one cannot be read.
+    """
+    try:
+        kinds = _kind(a), _kind(b)
+        if kinds[0] != kinds[1]:
+            raise InvalidArgumentError(f"{a} has {kinds[0]}, and {b} has {kinds[1]}; give two of one kind")
+        differences = list(_COMPARE[kinds[0]](a, b))
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot compare {a} and {b}: {error}") from error
+    print("\n".join(differences) if differences else f"no difference: the {kinds[0]} are the same")
+    return int(bool(differences))
+
+
+def _kind(path: str) -> str:
+    from aiohooks.hooks._lanes import is_trace
+
+    if os.path.isdir(path):
+        return "checkpoints"
+    return "traces" if is_trace(path) else "records"
+
+
+# Records.
+
+
+def _compare_records(a: str, b: str) -> Iterator[str]:
+    left, right = _values_by_tag(a), _values_by_tag(b)
+    for tag in dict.fromkeys((*left, *right)):
+        ours, theirs = left.get(tag), right.get(tag)
+        if ours is None or theirs is None:
+            yield f"{printable(tag)}: only in {a if theirs is None else b}"
+            continue
+        for one, other in itertools.zip_longest(ours, theirs):
+            if one != other:
+                step = min(each[0] for each in (one, other) if each is not None)
+                found = " and ".join(_shown(each[1]) if each and each[0] == step else "nothing" for each in (one, other))
+                yield f"{printable(tag)}: first differs at step {step}: {found}; {_summary(ours)} and {_summary(theirs)}"
+                break
+
+
+def _values_by_tag(path: str) -> dict[str, list[tuple[int, Any]]]:
+    """Return the steps and values by tag; numbers and texts are the same in both formats, and so is every NaN."""
+    from aiohooks.hooks.records import read_records
+
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for record in read_records(path):
+        for tag, value in _leaves(record.values, ""):
+            if value is not None and value != "":  # an empty cell
+                found.setdefault(tag, []).append((record.step, _canonical(value)))
+    return found
+
+
+def _canonical(value: Any) -> Any:
+    if value in ("True", "False"):
+        value = value == "True"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):  # a text, or an empty list
+        return str(value)
+    return "NaN" if math.isnan(number) else number  # a NaN differs from itself
+
+
+def _summary(values: list[tuple[int, Any]]) -> str:
+    numbers = [value for _, value in values if isinstance(value, float)]
+    mean = f", mean {_shown(math.fsum(numbers) / len(numbers))}" if numbers and all(map(math.isfinite, numbers)) else ""
+    return f"{len(values)} values, last {_shown(values[-1][1])}{mean}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else printable(str(value))
+
+
+# Traces.
+
+
+def _compare_traces(a: str, b: str) -> Iterator[str]:
+    left, right = _secs_by_lane(a), _secs_by_lane(b)
+    for lane in dict.fromkeys((*left, *right)):
+        if lane not in left or lane not in right:
+            yield f"{printable(lane)}: only in {b if lane not in left else a}"
+        elif left[lane] != right[lane]:
+            (secs, count), (other_secs, other_count) = left[lane], right[lane]
+            ratio = f", {other_secs / secs:.3g} times as long" if secs else ""
+            yield f"{printable(lane)}: {secs:.6g} s in {count}, and {other_secs:.6g} s in {other_count} activities{ratio}"
+
+
+def _secs_by_lane(path: str) -> dict[str, tuple[float, int]]:
+    from aiohooks.hooks._lanes import read_trace
+
+    lanes = read_trace(path)
+    found: dict[str, tuple[float, int]] = {}
+    for lane in lanes.lanes:
+        secs, count = found.get(lane.name, (0.0, 0))
+        found[lane.name] = secs + lane.busy_secs(lanes.end), count + len(lane.bars)
+    return {name: (round(secs, 9), count) for name, (secs, count) in found.items()}
+
+
+# Checkpoints.
+
+
+def _compare_checkpoints(a: str, b: str) -> Iterator[str]:
+    (name, step, left), (other_name, other_step, right) = _read_checkpoint(a), _read_checkpoint(b)
+    if step != other_step:
+        yield f"step: {step} and {other_step}"
+    left, right = dict(_leaves(left, "")), dict(_leaves(right, ""))
+    for place in dict.fromkeys((*left, *right)):
+        if place not in left or place not in right:
+            yield f"{printable(place)}: only in {other_name if place not in left else name}"
+        elif (difference := _difference(left[place], right[place])) is not None:
+            yield f"{printable(place)}: {difference}"
+
+
+def _read_checkpoint(path: str) -> tuple[str, int, Mapping[str, Any]]:
+    """Return the path, the step and the state of a checkpoint, or of the newest good one in a directory of them."""
+    from aiohooks.checkpoint._format import parse_name
+    from aiohooks.checkpoint.policies import KeepNewest
+    from aiohooks.checkpoint.saver import CheckpointDirectory
+
+    where = Path(os.path.abspath(path))
+    name = parse_name(where.name)
+    directory = CheckpointDirectory(where.parent if name else where, keep=KeepNewest(), min_free_bytes=0, read_only=True)
+    if name is not None:
+        return path, name.step, directory.read(name)
+    restored = directory.restore(None)
+    if restored is None:
+        raise InvalidArgumentError(f"{path} has no checkpoints; give a directory that has, or one checkpoint of it")
+    return str(restored.checkpoint.path), restored.checkpoint.step, restored.state
+
+
+def _difference(one: Any, other: Any) -> str | None:
+    """Return what differs between two leaves of states, or None."""
+    kinds = _type_name(one), _type_name(other)
+    if kinds[0] != kinds[1]:
+        return f"{kinds[0]} and {kinds[1]}"
+    if not hasattr(one, "dtype"):
+        both_nan = one != one and other != other
+        return None if one == other or both_nan else f"{printable(repr(one))} and {printable(repr(other))}"
+    if tuple(one.shape) != tuple(other.shape):
+        return f"{kinds[0]} of the shapes {tuple(one.shape)} and {tuple(other.shape)}"
+    return _array_difference(_as_array(one), _as_array(other), kinds[0])
+
+
+def _type_name(value: Any) -> str:
+    return str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
+
+
+def _as_array(value: Any) -> Any:
+    """Return a tensor as an array; bfloat16 and the like as float32, which holds each of their values."""
+    if not hasattr(value, "detach"):
+        return value
+    try:
+        return value.detach().numpy()
+    except TypeError:
+        return value.detach().float().numpy()
+
+
+def _array_difference(one: Any, other: Any, kind: str) -> str | None:
+    differs = (one != other) & ((one == one) | (other == other))  # a NaN differs from itself
+    count = int(differs.sum())
+    if not count:
+        return None
+    shape = f"{kind} {tuple(one.shape)}"
+    text = f"{shape}: {count} of {differs.size} elements differ"
+    if one.dtype.kind not in "iufc":
+        return text
+    one, other = one[differs], other[differs]
+    wide = "c16" if one.dtype.kind == "c" else "f8"
+    largest = _largest_difference(one, other, wide) or _largest_difference(one, other, "O")  # large integers, as Python's
+    return f"{text}, by {largest:.6g} at most"
+
+
+def _largest_difference(one: Any, other: Any, dtype: str) -> float:
+    return float(abs(one.astype(dtype) - other.astype(dtype)).max())
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what is in nested mappings and sequences, each with its path; an empty one is there, too."""
+    if isinstance(value, Mapping) and value:
+        mapping: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        for key, item in mapping.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and value:
+        for number, item in enumerate(cast("Sequence[Any]", value)):
+            yield from _leaves(item, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+_COMPARE: dict[str, Callable[[str, str], Iterator[str]]] = {
+    "records": _compare_records,
+    "traces": _compare_traces,
+    "checkpoints": _compare_checkpoints,
+}
