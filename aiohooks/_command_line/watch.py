@@ -86,8 +86,9 @@ def _sources(target: str, runs: Sequence[str], address: str | None) -> Generator
     if target.startswith(("http://", "https://")):
         url = urlsplit(target)
         if not url.hostname:
-            raise InvalidArgumentError(f"{target!r} names no host; give the URL of a service: http://127.0.0.1:8000/training")
-        yield target, functools.partial(_follow_service, url)
+            raise InvalidArgumentError("an http:// URL names no host; give that of a service: http://127.0.0.1:8000/training")
+        # Without a user and a password.
+        yield f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}", functools.partial(_follow_service, url)
     elif "://" in target:
         for run in runs or (None,):
             store = shared_store(target, run, address, on_lost="keep", join_grace_secs=0.0)
@@ -254,12 +255,16 @@ async def _chunked_lines(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
         yield rest
 
 
-def _show_report(report: dict[str, Any], row: _Row, *, ended: bool) -> bool:
-    parts = (report["state"], report["pause_reason"], report["stop_reason"])
-    row.update(report["step"] or 0, ", ".join(part for part in parts if part))
+def _show_report(report: Any, row: _Row, *, ended: bool) -> bool:
+    try:
+        state, failure = str(report["state"]), report["failure"]
+        reasons = [reason for name in ("pause_reason", "stop_reason") if (reason := report[name]) is not None]
+        row.update(int(report["step"] or 0), ", ".join((state, *map(str, reasons))))
+    except (LookupError, TypeError) as error:
+        raise AiohooksError(f"this is not a service of a session: its events have {error!r}") from None
     if ended:
-        failed = report["state"] == "failed"
-        row.end(f"failed: {report['failure']}" if failed else report["state"], failed=failed)
+        failed = state == "failed"
+        row.end(f"failed: {failure}" if failed else state, failed=failed)
     return ended
 
 

@@ -249,24 +249,39 @@ async def _stream() -> None:
     await first_stream()
 
 
+EVENTS = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+NO_SERVICES = {
+    b"HTTP/1.0 404 Not Found\r\ncontent-type: text/plain\r\n\r\nno such page\n": "it answers 404 Not Found no such page",
+    EVENTS + b"event: news\ndata: {}\n\n": "its events have KeyError",
+    EVENTS + b"data: [1]\n\n": "its events have TypeError",
+    EVENTS + b"data: {\n\n": "failed: Expecting property name",
+    EVENTS + b"event: progress\n\n": "failed: the service has closed the connection",
+    b"": "it answers",
+}
+
+
 @pytest.mark.usefixtures("_stream")
-async def test_what_is_no_service(tmp_path: Path) -> None:
-    """An address where nothing listens, and one where something else answers, are said."""
+async def test_what_is_no_service() -> None:
+    """An address where nothing listens, and one where something else answers, are said; a password in a URL is not shown."""
+    answers = list(NO_SERVICES)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.0 404 Not Found\r\ncontent-type: text/plain\r\n\r\nno such page\n")
+        request = await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers[int(request.split(b"/")[1])])
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    with watching(f"http://127.0.0.1:{port}/training") as watch:
-        line = await watch.line_with("failed")
-        assert "it answers 404 Not Found no such page" in line
+    with watching(*(f"http://user:secret@127.0.0.1:{port}/{number}" for number in range(len(answers)))) as watch:
+        lines = [await watch.line() for _ in answers]
         assert await watch.ended() == 1
     server.close()
     await server.wait_closed()
+    assert "secret" not in "".join(lines)
+    for number, text in enumerate(NO_SERVICES.values()):
+        (line,) = (line for line in lines if line.startswith(f"http://127.0.0.1:{port}/{number}:"))
+        assert text in line
     with watching(f"http://127.0.0.1:{port}") as watch:
         await watch.line_with("failed")
         assert await watch.ended() == 1
