@@ -3,6 +3,7 @@
     AiohooksError
      ├─ OutOfRangeError                     the input has ended: a clean end
      ├─ StopRequestedError (RuntimeError)   a stop was requested: a clean end
+     │   ├─ ProducerFinishedError           the producers of a wait have finished
      │   └─ PublisherFinishedError          no publisher is left that could reach the step
      ├─ AbortedError                        the run was lost and can be repeated: recovered
      │   └─ UpdateConflictError             other runs kept replacing a variable that this one replaces
@@ -71,6 +72,7 @@ __all__ = [
     "NestedRunError",
     "NotReadyError",
     "OutOfRangeError",
+    "ProducerFinishedError",
     "PublisherFailedError",
     "PublisherFinishedError",
     "RecoveryExhaustedError",
@@ -120,6 +122,14 @@ class OutOfRangeError(AiohooksError):
 
 class StopRequestedError(AiohooksError, RuntimeError):
     """Raised by a `run` that begins after a stop was requested, and by waits that the stop ends; leaves the session cleanly."""
+
+
+class ProducerFinishedError(StopRequestedError):
+    """Raised by `until(..., producer=)` when the producers have finished or were cancelled, and what they left is used up.
+
+    A background task that ends with it has finished, too: it does not stop the session, whose other tasks and steps use what it
+    has produced. A producer that failed gives its own error instead.
+    """
 
 
 class PublisherFinishedError(StopRequestedError):

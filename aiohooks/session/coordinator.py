@@ -22,11 +22,13 @@ from aiohooks._validate import check_callable, check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
     NestedRunError,
+    ProducerFinishedError,
     SessionClosedError,
     StopRequestedError,
     WrongLoopError,
     add_note,
     add_origin,
+    flattened,
     is_clean_end,
     raise_unchanged,
     safe_repr,
@@ -308,8 +310,9 @@ class Coordinator:
             The result of the awaitable.
 
         Raises:
-            StopRequestedError: a stop was requested, before or meanwhile, or a drain if that ends the wait, or the producers
-                have finished or were cancelled; a clean end of a session.
+            StopRequestedError: a stop was requested, before or meanwhile, or a drain if that ends the wait; a clean end of a
+                session.
+            ProducerFinishedError: the producers have finished or were cancelled; a clean end, too.
             BaseException: the error of the background task, or the producer, that failed, the same object.
         """
         try:
@@ -422,7 +425,7 @@ class Coordinator:
         if self.failed_with(error):
             return  # `until` raised it in the task, which passed it on
         is_clean = self._is_clean_end(error)
-        if self._closed and is_clean:
+        if (self._closed and is_clean) or _is_end_of_producers(error):
             return
         described = f"{what}: {safe_repr(error)}"
         if is_clean:
@@ -538,7 +541,7 @@ class Coordinator:
         Raises:
             WrongLoopError: it is bound to another one.
         """
-        loop = _running_loop()
+        loop = running_loop()
         if loop is None or loop is not (self._root._loop or loop):
             raise WrongLoopError(f"{self!r} is used outside its own event loop; only request_stop and should_stop may be")
         is_first = self._root._loop is None
@@ -551,7 +554,7 @@ class Coordinator:
         loop = self._root._loop
         if loop is None:
             return  # there is no waiter: each one looks for a stop after it has set the loop
-        if loop is _running_loop() and task_of(loop) is not None:
+        if loop is running_loop() and task_of(loop) is not None:
             call()
         elif not loop.is_closed():
             # From another thread, or outside of a task: perhaps from a signal handler that has interrupted the loop while it
@@ -584,7 +587,8 @@ async def _wait(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running event loop, if there is one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -627,9 +631,14 @@ class _EndOfProducers:
             error = None if one.cancelled() else one.exception()
             if error is not None and not is_clean_end(error):
                 return error
-            how = "was cancelled" if one.cancelled() else "has finished" if error is None else f"has ended: {safe_repr(error)}"
+            if one.cancelled():
+                how = "was cancelled"
+            elif error is None or _is_end_of_producers(error):
+                how = "has finished"
+            else:
+                how = f"has ended: {safe_repr(error)}"
             ends.append(f"producer {one.get_name()!r} {how}")
-        return StopRequestedError(", ".join(ends))
+        return ProducerFinishedError(", ".join(ends))
 
     def stop_watching(self) -> None:
         """The wait has ended."""
@@ -638,6 +647,11 @@ class _EndOfProducers:
             one.remove_done_callback(self._ended)
         if self._pass is not None:
             self._pass.cancel()
+
+
+def _is_end_of_producers(error: BaseException) -> bool:
+    """Return whether a task that ended with this has finished: all that it waited for was produced and used."""
+    return all(isinstance(one, ProducerFinishedError) for one in flattened([error]))
 
 
 def checked_producers(producer: Producer | None) -> Producers | None:

@@ -33,6 +33,7 @@ ERRORS: dict[str, type[BaseException] | None] = {
     "NestedRunError": RuntimeError,
     "NotReadyError": RuntimeError,
     "OutOfRangeError": None,
+    "ProducerFinishedError": ah.StopRequestedError,
     "PublisherFailedError": None,
     "PublisherFinishedError": ah.StopRequestedError,
     "RecoveryExhaustedError": None,

@@ -37,7 +37,7 @@ async def test_a_wait_ends_when_its_producer_has_finished(ended: bool) -> None:
     if ended:
         await asyncio.wait([producer])
     taken: list[int] = []
-    with refused(ah.StopRequestedError, "producer 'put' has finished"):
+    with refused(ah.errors.ProducerFinishedError, "producer 'put' has finished"):
         while True:
             taken.append(await coord.until(queue.get(), producer=producer))
     assert taken == [0, 1, 2, 3, 4]
@@ -53,7 +53,7 @@ async def test_a_wait_ends_when_its_producer_was_cancelled() -> None:
     await ticks(20)
     assert not wait.done()
     producer.cancel()
-    with refused(ah.StopRequestedError, "producer 'reader' was cancelled"):
+    with refused(ah.errors.ProducerFinishedError, "producer 'reader' was cancelled"):
         await wait
 
 
@@ -65,7 +65,7 @@ async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:
     await ticks(20)
     assert not wait.done()
     second.cancel()
-    with refused(ah.StopRequestedError, "producer 'a' has finished, producer 'b' was cancelled"):
+    with refused(ah.errors.ProducerFinishedError, "producer 'a' has finished, producer 'b' was cancelled"):
         await wait
 
 
@@ -83,7 +83,7 @@ async def test_a_failed_producer_ends_the_wait_with_its_error() -> None:
 async def test_a_clean_end_of_a_producer_ends_the_wait_cleanly() -> None:
     """A producer that ends with a clean-end error is like one that has finished; that of a coordinator is a stop of all."""
     coord, queue = ah.Coordinator(), asyncio.Queue[int]()
-    with refused(ah.StopRequestedError, "producer 'reader' has ended: OutOfRangeError('no more')"):
+    with refused(ah.errors.ProducerFinishedError, "producer 'reader' has ended: OutOfRangeError('no more')"):
         await coord.until(queue.get(), producer=asyncio.create_task(fail(ah.OutOfRangeError("no more")), name="reader"))
     assert not coord.should_stop()
     with refused(ah.StopRequestedError, "background task 'reader' failed: OutOfRangeError('no more')"):
@@ -157,6 +157,35 @@ async def test_a_loop_over_a_queue_ends_at_a_stop() -> None:
     async with ah.AsyncMonitoredSession(count) as session:
         session.start_soon(ticks).add_done_callback(lambda _: session.request_stop("enough"))
         assert [one async for one in session.steps("seen", feeds=asyncio.Queue())] == []
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["error", "group"])
+@pytest.mark.parametrize("converters", [1, 2])
+async def test_nothing_in_a_pipeline_is_lost_at_its_end(converters: int, grouped: bool) -> None:
+    """A stage that ends with its producer has finished: it is no stop, and all that it has put into the next queue is used."""
+    raw, ready = asyncio.Queue[int](2), asyncio.Queue[int](5)
+    raised: list[BaseException] = []
+
+    async def convert(reader: asyncio.Task[None]) -> None:
+        while True:
+            try:
+                item = await session.until(raw.get(), producer=reader)
+            except ah.errors.ProducerFinishedError as error:
+                raised.append(error)
+                raise ExceptionGroup("stage", [error]) from None if grouped else error
+            await ticks(item)  # a later item overtakes
+            await ready.put(item)
+
+    async with ah.AsyncMonitoredSession(count) as session:
+        reader = session.start_soon(put, raw, 5)
+        stage = [session.start_soon(convert, reader) for _ in range(converters)]
+        await asyncio.wait(stage)  # it has ended before its items are used
+        steps = session.steps("seen", feeds=ready, producer=[reader, *stage])
+        assert sorted([seen async for seen in steps]) == [0, 1, 2, 3, 4]
+        assert not session.should_stop()
+        with refused(ah.errors.ProducerFinishedError, "producer 'convert' has finished"):
+            await session.until(ready.get(), producer=stage[0])
+    assert [str(error) for error in raised] == ["producer 'put' has finished"] * converters
 
 
 async def test_a_generator_waits_for_its_producer() -> None:
