@@ -81,7 +81,9 @@ def _either(choices: tuple[str, ...]) -> str:
 def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:
     """Raise unless `value` is a `kind`; `optional` lets None pass."""
     if not isinstance(value, kind) and not (optional and value is None):
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give a {kind.__name__}{', or leave it out' if optional else ''}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        or_nothing = ", or leave it out" if optional else ""
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give {article} {kind.__name__}{or_nothing}")
 
 
 def check_callable(value: object, what: str, *, optional: bool = False) -> None:

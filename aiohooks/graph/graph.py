@@ -445,6 +445,10 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
     thread = isinstance(fn, ThreadStep)
     if isinstance(fn, ThreadStep):
         fn = fn.fn
+    elif inspect.isasyncgenfunction(fn):
+        raise InvalidArgumentError(
+            f"{fn!r} has a `yield`, and a step returns its values; what yields is given to session.steps(feeds=...)"
+        )
     elif not is_coroutine_function(fn):
         raise InvalidArgumentError(
             f"{fn!r} is not a coroutine function; write the step as `async def`, or give in_thread(...) of one that blocks"

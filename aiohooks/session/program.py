@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._validate import check_callable, is_coroutine_function
-from aiohooks.errors import InvalidArgumentError, StopRequestedError
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
+from aiohooks.session.coordinator import running_loop
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -32,10 +33,13 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         SystemExit: a signal has ended a session that handles signals, and `main` has returned None, was cancelled or has raised
             `StopRequestedError`; the exit code is 128 + the signal's number, as in shells. Any other result is returned.
         InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`, not `run(main(...))`.
+        WrongLoopError: an event loop is running already, as in a notebook; write `await main(...)` there.
     """
     check_callable(main, "main")
     if not is_coroutine_function(main):
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`)")
+    if running_loop() is not None:
+        raise WrongLoopError("run was called while an event loop is running, as in a notebook; write `await main()` there")
     loop: asyncio.AbstractEventLoop | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:

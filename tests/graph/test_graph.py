@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -316,6 +316,12 @@ async def test_the_graph_of_a_step_function() -> None:
 
 
 def test_a_step_that_is_no_coroutine_function_is_refused() -> None:
-    """The message says how a blocking step is written."""
+    """The message says how a blocking step is written, and where a generator belongs."""
     with refused(ah.errors.InvalidArgumentError, "is not a coroutine function", "in_thread(...)"):
         graph_of_step(lambda x: x)
+
+    async def batches() -> AsyncIterator[int]:
+        yield 1
+
+    with refused(ah.errors.InvalidArgumentError, "has a `yield`", "session.steps(feeds=...)"):
+        graph_of_step(batches)

@@ -317,7 +317,7 @@ async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
             "not a coroutine function; write it as `async def`, or give",
         ),
         ({"thread": True}, ah.errors.InvalidHookError, "cannot run in a thread; leave out thread=True"),
-        ({"every": 5}, ah.errors.InvalidArgumentError, "every is 5; give a Every"),
+        ({"every": 5}, ah.errors.InvalidArgumentError, "every is 5; give an Every"),
         ({"mode": "process"}, ah.errors.InvalidArgumentError, 'mode is \'process\'; give "inline" or "background"'),
         ({"timeout_secs": 0}, ah.errors.InvalidArgumentError, "timeout_secs is 0; give seconds, above 0"),
         ({"max_pending": 0}, ah.errors.InvalidArgumentError, "max_pending is 0; give a whole number, 1 or more"),

@@ -171,7 +171,7 @@ def test_an_unknown_method_is_refused() -> None:
         ({}, "no function was given"),
         ({"end": 5}, "end is 5; give a function"),
         ({"end": print, "every": ah.Every(steps=1)}, "neither before_run nor after_run"),
-        ({"after_run": print, "every": 5}, "every is 5; give a Every"),
+        ({"after_run": print, "every": 5}, "every is 5; give an Every"),
         ({"end": print, "fetches": "loss"}, "goes with after_run and without before_run"),
         ({"after_run": print, "before_run": print, "fetches": "loss"}, "goes with after_run and without before_run"),
     ],

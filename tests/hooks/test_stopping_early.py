@@ -218,7 +218,7 @@ async def test_a_report_before_the_first_run() -> None:
         ({"stopping_threshold": NAN}, "stopping_threshold is nan; give a finite number"),
         ({"divergence_threshold": "high"}, "divergence_threshold is 'high'; give a finite number"),
         ({"patience": 1, "start_from_step": -1}, "start_from_step is -1; give steps, 0 or more"),
-        ({"patience": 1, "every": 100}, "every is 100; give a Every"),
+        ({"patience": 1, "every": 100}, "every is 100; give an Every"),
     ],
 )
 def test_invalid_arguments(options: dict[str, Any], says: str) -> None:

@@ -475,6 +475,15 @@ def test_run_runs_the_function() -> None:
     assert ah.run(main, 1, 2) == 3
 
 
+async def test_run_is_refused_where_a_loop_is_running() -> None:
+    """In a notebook `run(main)` says to await `main()`; no coroutine is left un-awaited."""
+
+    async def main() -> None: ...
+
+    with refused(ah.errors.WrongLoopError, "while an event loop is running", "write `await main()` there"):
+        ah.run(main)
+
+
 async def test_what_a_creator_makes_is_checked() -> None:
     """A SessionCreator that does not make a Session, or one of another graph, is named."""
 

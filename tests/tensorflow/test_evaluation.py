@@ -163,5 +163,5 @@ async def test_a_recovery_does_not_evaluate_once_more() -> None:
 @pytest.mark.parametrize("every", [None, 0, -1, 100])
 def test_a_period_must_be_an_every(every: Any) -> None:
     """The period of evaluations is an Every, and nothing else."""
-    with refused(ah.errors.InvalidArgumentError, "every is", "give a Every"):
+    with refused(ah.errors.InvalidArgumentError, "every is", "give an Every"):
         EvaluatorHook(total, every=every)
