@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import doctest
 import inspect
 import logging
 import re
@@ -56,16 +57,39 @@ def python_blocks(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language == "python"]
 
 
+def printed_blocks(page: Path) -> dict[int, str]:
+    """Return what a page says that its Python blocks print: the text blocks below a line that ends with "prints:".
+
+    By the number of the Python block's first line.
+    """
+    lines = page.read_text(encoding="utf-8").splitlines()
+    printed: dict[int, str] = {}
+    python: Block | None = None
+    for block in blocks(page):
+        if block.language == "python":
+            python = block
+        elif block.language == "text" and lines[block.line - 4].endswith("prints:"):
+            assert python is not None, f"{page.name}:{block.line}: no Python block is above"
+            printed[python.line] = block.text
+    return printed
+
+
 @pages
 def test_every_python_block_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The Python blocks of a page run in order and share their names.
+    """The Python blocks of a page run in order, share their names, and print what the page says; "..." is any text.
 
     A block may use `await` outside of a function. Files are written to a temporary directory.
     """
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
+    printed = printed_blocks(page)
+    same = doctest.OutputChecker().check_output
     with asyncio.Runner() as runner:
         for block in python_blocks(page):
             if block.reason_not_run is None:
@@ -74,8 +98,18 @@ def test_every_python_block_runs(
                 result = eval(code, names)
                 if inspect.iscoroutine(result):
                     runner.run(result)
+                output = capsys.readouterr().out
+                if block.line in printed and not same(printed[block.line], output, doctest.ELLIPSIS):
+                    assert output == printed[block.line]
     errors = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
     assert not errors
+
+
+def test_what_a_page_prints_is_found(tmp_path: Path) -> None:
+    """Text belongs to the Python block above it where the line before says that it "prints:" it (the check works)."""
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx\n```\n\nIt prints:\n\n```text\nhello\n```\n\nA log:\n\n```text\nno\n```\n", encoding="utf-8")
+    assert printed_blocks(page) == {2: "hello\n"}
 
 
 def test_few_blocks_are_not_run() -> None:
