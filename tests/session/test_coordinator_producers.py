@@ -172,7 +172,7 @@ async def test_nothing_in_a_pipeline_is_lost_at_its_end(converters: int, grouped
                 item = await session.until(raw.get(), producer=reader)
             except ah.errors.ProducerFinishedError as error:
                 raised.append(error)
-                raise ExceptionGroup("stage", [error]) from None if grouped else error
+                raise (ExceptionGroup("stage", [error]) if grouped else error) from None
             await ticks(item)  # a later item overtakes
             await ready.put(item)
 
