@@ -123,7 +123,8 @@ class _Planner:
                 value = node.default
                 if value is MISSING:
                     raise FetchError(
-                        f"placeholder {node.name!r} is needed and not fed; add it to feed_dict, or give it a default"
+                        f"placeholder {node.name!r} is needed and not fed; add it to feed_dict or to the feeds of the loop, "
+                        "or give it a default"
                     )
         return self.add(node, value)
 

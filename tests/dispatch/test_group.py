@@ -468,10 +468,12 @@ class Coroutine:
         ([Answering], ("the class Answering", "give an object of it")),
         ([ah.HookGroup(AgentHooks)], ("<HookGroup AgentHooks: no hooks> is a group", "give its `hooks`")),
         ([ah.configure(Answering("a"), background=True)], ("has to be entered", "use HookGroup")),
+        (Answering("a"), ("hooks is <", "Answering object", "give a list of hooks")),
+        (ah.configure(Answering("a")), ("hooks is HookRegistration(", "give a list of hooks")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
-def test_hooks_that_do_not_fit_are_refused(hooks: list[Any], says: tuple[str, ...]) -> None:
+def test_hooks_that_do_not_fit_are_refused(hooks: Any, says: tuple[str, ...]) -> None:
     """The error is raised when the group is made, and names the hook and what is wrong."""
     with refused(ah.errors.InvalidHookError, *says):
         ah.compose(AgentHooks, hooks)
