@@ -89,7 +89,7 @@ class HookGroup(Generic[K]):
             InvalidArgumentError: `results` names a method that `kind` does not have.
         """
         check_secs(grace_secs, "grace_secs")
-        if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
         self._lifecycle = Lifecycle(kind, results)
         self._name = name or self._lifecycle.kind.__name__
