@@ -215,8 +215,8 @@ class HookGroup(Generic[K]):
         callees = [one for one in hooks if one not in wrappers]
         if each.how == "one" and len(callees) > 1:
             names = " and ".join(f"{one.name}.{each.name}" for one in callees)
-            advice = f'results={{"{each.name}": "first"}}, or @point on the method'
-            raise InvalidHookError(f"{names} both answer; say how the answers become one: {advice}")
+            advice = f'give results={{"{each.name}": "first"}}, or "chain" or "wrap", or put @point on the method'
+            raise InvalidHookError(f"{names} both answer; {advice}")
         bind = self._background.bind if each.how == "none" else None
         groups = order_groups(each.name, callees, self._grace_secs, *(() if bind is None else (bind,)))
         singles = tuple(OrderGroup(each.name, [one], self._grace_secs) for group in groups for one in group.hooks)
