@@ -152,7 +152,8 @@ def resolve_name(app: Sphinx, env: Any, node: addnodes.pending_xref, content: no
     """Refer to the one object whose path ends in the name."""
     if node.get("refdomain") != "py":
         return None
-    objects = env.domains["py"].objects
+    # Without the aliases: a class that is imported from `aiohooks` is registered under the path of its definition, too.
+    objects = {path: each for path, each in env.domains["py"].objects.items() if not each.aliased}
     name = node["reftarget"].removeprefix("aiohooks.").removesuffix("()")
     paths = endings(frozenset(objects)).get(name, set())
     if len(paths) != 1:

@@ -244,6 +244,20 @@ def build(folder: Path, *, inventories: bool = False) -> int:
         return subprocess.run(command, env=environment, check=False).returncode
 
 
+def missing_entries(folder: Path) -> list[str]:
+    """Return what the built pages lack: entries of public names, and links from names in backticks to them."""
+    ids: set[str] = set()
+    linked: set[str] = set()
+    for page in folder.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        ids |= set(re.findall(r'<dt [^>]*id="(aiohooks\.[^"]+)"', text))
+        linked |= set(re.findall(r'href="[^"#]+#(aiohooks\.[^"]+)"[^>]*><code class="docutils', text))
+    missing = [f"{path} has no entry" for things in entries().values() for path in things if path not in ids]
+    # All but a few are named on some page; it is enough to know that links are made for those that every reader meets.
+    usual = ("aiohooks.AsyncMonitoredSession", "aiohooks.HookGroup", "aiohooks.SessionRunHook", "aiohooks.StepStore")
+    return missing + [f"no page links to {path}" for path in usual if path not in linked]
+
+
 def main() -> int:
     """Build the site and check it."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.site", description=(__doc__ or "").partition("\n")[0])
@@ -251,7 +265,7 @@ def main() -> int:
     parser.add_argument("--inventories", action="store_true", help="link to the documentation of Python, anyio and torch")
     options = parser.parse_args()
     code = build(options.folder, inventories=options.inventories)
-    wrong = problems(options.folder) if code == 0 else []
+    wrong = problems(options.folder) + missing_entries(options.folder) if code == 0 else []
     print(*wrong, sep="\n", end="\n" * bool(wrong))
     return code or bool(wrong)
 
