@@ -527,6 +527,8 @@ class Coordinator:
         if failure is not None:
             self._reason = self._reason or failure
             self.cancel_tasks(failure)
+        elif self._drain_reason is not None:
+            self.record_end(self._drain_reason)
         if self._root is self:
             self._call_in_loop(self.end_waits)
 

@@ -362,6 +362,18 @@ async def test_a_drain_before_the_session_is_open(phase: str) -> None:
     assert ends.record[-2:] == [("hook", "end"), ("hook", "close")]
 
 
+async def test_a_drain_while_the_session_ends() -> None:
+    """It changes nothing but the reason, as a stop does."""
+
+    async def drain(session: ah.Session) -> None:
+        monitored.request_drain("too late")
+
+    monitored = ah.AsyncMonitoredSession(same, [PhaseHook("end", drain)])
+    async with monitored:
+        pass
+    assert (monitored.drain_reason, monitored.stop_reason) == ("too late", "too late")
+
+
 async def test_a_session_that_waits_for_others_is_not_opened() -> None:
     """Nothing is under way in a worker that waits for its chief; so it is at a stop."""
     creator = ah.WorkerSessionCreator(same, variables=ah.Variables())

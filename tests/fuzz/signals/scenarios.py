@@ -6,7 +6,7 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Entry:
     session: ah.AsyncMonitoredSession
     hooks: list[SuspendingHook]
     left: BaseException | str | None = None
-    """The error that the block raised, or "cleanly"; None before."""
+    """The error that the block raised, or "cleanly", or "unopened" if a stop came before it was entered; None before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +82,9 @@ class Fixture:
         try:
             async with entry.session as session:
                 await body(session)
+        except ah.StopRequestedError:
+            entry.left = "unopened"  # it waited for another session
+            return
         except BaseException as error:
             entry.left = error
             raise
@@ -217,6 +220,31 @@ async def producing(fixture: Fixture) -> None:
     await fixture.run(Entry(ah.AsyncMonitoredSession(step, hooks, handle_signals=True), hooks), body)
 
 
+async def draining(fixture: Fixture) -> None:
+    """Elements are taken ahead; the first signal lets them be used, and the second one is a stop."""
+    hooks, taken, used = fixture.hooks(2), list[int](), list[int]()
+
+    async def batches() -> AsyncIterator[int]:
+        for batch in range(LAST_STEP):
+            await ticks(fixture.rng.randrange(3))
+            taken.append(batch)
+            yield batch
+
+    async def step(batch: int) -> dict[str, int]:
+        await ticks(1)
+        return {"loss": batch}
+
+    async def body(session: ah.AsyncMonitoredSession) -> None:
+        steps = session.steps("loss", feeds=batches(), prefetch=2)
+        async for batch in steps:
+            used.append(batch)
+        if taken != [*used, *steps.unused]:
+            fixture.problems.append(f"{taken} were taken, {used} used, and {steps.unused} left")
+
+    session = ah.AsyncMonitoredSession(step, hooks, handle_signals=ah.SignalPolicy(drain_secs=60))
+    await fixture.run(Entry(session, hooks), body)
+
+
 async def together(fixture: Fixture) -> None:
     """A chief and two workers, as tasks of one group."""
     graph, steps, variables = graph_of(), ah.MemoryStepStore(), ah.Variables()
@@ -261,4 +289,15 @@ async def in_a_task(fixture: Fixture) -> None:
     await fixture.run(Entry(session, hooks), body)
 
 
-SCENARIOS: tuple[Scenario, ...] = (plain, unstopped, saving, recovering, waiting, producing, together, threads, in_a_task)
+SCENARIOS: tuple[Scenario, ...] = (
+    plain,
+    unstopped,
+    saving,
+    recovering,
+    waiting,
+    producing,
+    draining,
+    together,
+    threads,
+    in_a_task,
+)

@@ -98,6 +98,7 @@ class Point:
         self.plan = plan
         self.suspensions = 0
         self.sent: list[signal.Signals] = []
+        self._drained = False  # by the first signal
         self.fixture = Fixture(random.Random(plan.seed), scratch)
         self.outcome: BaseException | None = None
         self.problems: list[str] = []
@@ -128,8 +129,15 @@ class Point:
             os.kill(os.getpid(), delivery.number)
         else:
             signal.raise_signal(delivery.number)
-        if len(self.sent) == 2:
+        if len(self.sent) == 1:
+            self._drained = any(entry.session.drain_reason is not None for entry in self._open)
+        if len(self.sent) - self._drained == 2:
             asyncio.get_running_loop().call_soon(self._note_cancel)  # right after the callback of the signal
+
+    @property
+    def _cancelled(self) -> bool:
+        """Whether more signals were sent than those that end a session cleanly."""
+        return len(self.sent) - self._drained > 1
 
     def _note_cancel(self) -> None:
         self.fixture.cancelled = True
@@ -196,7 +204,7 @@ class Point:
 
     def _check_outcome(self) -> None:
         outcome = self.outcome
-        if len(self.sent) < 2:
+        if not self._cancelled:
             right = outcome is None
         elif self.sent[1] == signal.SIGINT:
             right = isinstance(outcome, KeyboardInterrupt)
@@ -206,19 +214,20 @@ class Point:
             self.problems.append(f"ended with {outcome!r}")
 
     def _check_entry(self, number: int, entry: Entry) -> None:
-        cancelled = len(self.sent) > 1
+        cancelled = self._cancelled
         session = entry.session
         for hook in entry.hooks:
             calls = hook.calls
             begun, ended, closed = calls["begin"], calls["end"], calls["close"]
-            complete = begun == closed == 1 and (ended <= 1 if cancelled else ended == 1)
+            complete = begun == closed == 1 and (ended <= 1 if cancelled else ended == (entry.left == "cleanly"))
             if not complete and not (cancelled and begun == closed == ended == 0):
                 self.problems.append(f"a hook of session {number}: {dict(calls)}")
-        if not cancelled and entry.left != "cleanly":
+        if not cancelled and entry.left not in ("cleanly", "unopened"):
             self.problems.append(f"session {number} was left with {entry.left!r}")
         if session.status().state not in ("closed", "new"):
             self.problems.append(f"session {number} is {session.status().state}")
-        if entry in self._open and (session.stop_reason, session.stop_signal) != (f"{self.sent[0].name} received", self.sent[0]):
+        reasons = [(f"{one.name} received", one) for one in self.sent[: 1 + self._drained]]
+        if entry in self._open and (session.stop_reason, session.stop_signal) not in reasons:
             self.problems.append(f"session {number} stopped because: {session.stop_reason}, by {session.stop_signal!r}")
 
 

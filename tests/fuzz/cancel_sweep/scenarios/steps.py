@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -191,6 +192,50 @@ async def stop_by_hook(fixture: Fixture) -> None:
         while not session.should_stop():
             await fixture.run(session)
         await fixture.run(session)
+
+
+@scenario("a drain with elements taken ahead", hooks=1)
+async def drain_ahead(fixture: Fixture) -> None:
+    taken = 0
+
+    async def feeds() -> AsyncGenerator[dict[str, int]]:
+        nonlocal taken
+        while True:
+            taken += 1
+            await fixture.pause("feeds", 1)
+            yield {"x": 1}
+
+    async with fixture.open() as session:
+        steps = session.steps("train", feeds=feeds(), prefetch=2)
+        async for _ in steps:
+            fixture.runs += 1
+            session.request_drain("enough")
+        if fixture.runs != taken or session.stop_reason != "enough":
+            fixture.add_violation(
+                f"drain: {fixture.runs} of {taken} elements were used, and the session ends: {session.stop_reason}"
+            )
+
+
+@scenario("a drain of a queue with its producer", hooks=1)
+async def drain_queue(fixture: Fixture) -> None:
+    queue, taken = asyncio.Queue[dict[str, int]](1), 0
+
+    async def produce(coord: ah.Coordinator) -> None:
+        nonlocal taken
+        while True:
+            await coord.until(fixture.pause("source", 1), drain=True)
+            taken += 1
+            await coord.until(queue.put({"x": 1}))
+
+    async with fixture.open() as session:
+        producer = session.start_soon(produce, session.coord)
+        async for _ in session.steps("train", feeds=queue, producer=producer):
+            fixture.runs += 1
+            session.request_drain("enough")
+        if fixture.runs != taken or session.stop_reason != "enough":
+            fixture.add_violation(
+                f"drain: {fixture.runs} of {taken} elements were used, and the session ends: {session.stop_reason}"
+            )
 
 
 @scenario("aclose in the block, and again", hooks=2)
