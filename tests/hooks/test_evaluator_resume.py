@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,3 +170,57 @@ def test_an_invalid_state_is_refused() -> None:
     """The state of another hook is refused, with the missing key."""
     with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'counted_from'"):
         EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})
+
+
+class Loader:
+    """Passes over four numbers that continue from a saved state."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.position += 1
+            yield (self.position - 1) % len(self)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+async def test_every_pass_over_the_data(tmp_path: Path, prefetch: int) -> None:
+    """`Every(steps=len(loader))` is due behind the last element of each pass, also in a run that is resumed within one."""
+    last: dict[int, int] = {}
+    saved = list[int]()
+
+    class Listener(ah.CheckpointSaverListener):
+        async def after_save(self, session: ah.Session, global_step: int) -> None:
+            saved.append(global_step)
+
+    async def step(number: int) -> int:
+        last[session.global_step.latest.step + 1] = number
+        return number
+
+    async def score(evaluation: ah.hooks.Evaluation) -> int:
+        return last[evaluation.step]
+
+    for last_step in (6, 17):
+        loader = Loader()
+        hook = EvaluatorHook(score, every=ah.Every(steps=len(loader)), at_end=False)
+        saving = ah.CheckpointSaverHook(
+            every=ah.Every(steps=2 * len(loader)), save_on_begin=False, background=False, listeners=[Listener()]
+        )
+        creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+        hooks = [hook, saving, ah.StopAtStepHook(last_step=last_step)]
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+            async for _ in session.steps("step", feeds=loader, prefetch=prefetch):
+                pass
+        assert hook.results == ({4: 3} if last_step == 6 else {8: 3, 12: 3, 16: 3})
+    assert saved == [6, 8, 16, 17]
+    assert [last[number] for number in range(1, 18)] == [number % 4 for number in range(17)]
