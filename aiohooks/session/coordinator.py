@@ -188,8 +188,7 @@ class Coordinator:
 
     def record_drain(self, reason: str | None) -> None:
         """Internal: record a drain of the root; the waits continue until `begin_drain` is called in the loop."""
-        if not self.stopped:
-            self._drain_reason = self._drain_reason or reason or "a drain was requested"
+        self._drain_reason = self._drain_reason or reason or "a drain was requested"
 
     def begin_drain(self) -> None:
         """Internal: end the waits that a drain ends, and a pause."""

@@ -109,7 +109,6 @@ class StopOnSignal:
         self._root = root
         self._interrupt = interrupt
         self._timers: list[TimerHandle] = []
-        self._stopping = False
 
     @property
     def label(self) -> str:
@@ -178,10 +177,7 @@ class StopOnSignal:
         return reason
 
     def request_stop(self, number: signal.Signals, on_grace_end: Callable[[], None]) -> None:
-        """Stop the session, once; `on_grace_end` is called at the end of the grace period."""
-        if self._stopping:
-            return
-        self._stopping = True
+        """Stop the session; `on_grace_end` is called at the end of the grace period."""
         reason = self.record_stop(number)
         self._root.end_waits()
         clock, policy = current_clock(), self.policy

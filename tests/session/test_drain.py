@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.opening import wait_for_others
 from aiohooks.errors import AbortedError, OutOfRangeError, StopRequestedError
 from aiohooks.session import Steps
 from aiohooks.testing import ManualClock, RecordingHook
@@ -252,6 +253,20 @@ async def test_a_loop_of_ones_own() -> None:
     assert session.stop_reason == "enough"
 
 
+async def test_a_block_that_is_left_by_the_drain() -> None:
+    """The wait's error is a clean end; the reason is that of the drain, for the hooks' `end` too."""
+    reasons = list[str | None]()
+
+    async def end(session: ah.Session) -> None:
+        reasons.append(monitored.stop_reason)
+
+    monitored = ah.AsyncMonitoredSession(same, [PhaseHook("end", end)])
+    async with monitored:
+        monitored.request_drain("enough")
+        await monitored.until(forever(), drain=True)
+    assert (monitored.stop_reason, reasons) == ("enough", ["enough"])
+
+
 async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
     """The checkpoint of the end has it, and a run that is resumed from it continues with the next element."""
     loaders = [Loader(), Loader()]
@@ -384,6 +399,33 @@ async def test_a_session_that_waits_for_others_is_not_opened() -> None:
     with pytest.raises(StopRequestedError, match="not now"):
         await opening
     assert session.stop_reason == "not now"
+
+
+async def test_a_recovery_during_a_drain_waits_for_others() -> None:
+    """A run is under way, so its session is created again, however long an engine or a chief takes; a stop ends the wait."""
+    gate, failures = asyncio.Event(), [AbortedError("lost")]
+    graph = ah.Graph()
+
+    @graph.train_op
+    async def train() -> int:
+        if failures:
+            raise failures.pop()
+        return 1
+
+    class Creator(ah.ChiefSessionCreator):
+        async def create_session(self) -> ah.Session:
+            if not failures:
+                await wait_for_others(gate.wait())
+            return await super().create_session()
+
+    async with ah.AsyncMonitoredSession(Creator(graph), recovery=NO_BACKOFF) as session:
+        run = await parked(session.run("train"))
+        await until_true(lambda: session.status().recoveries)
+        session.request_drain()
+        await ticks(20)
+        assert not run.done()
+        gate.set()
+        assert await run == 1
 
 
 # -- its end

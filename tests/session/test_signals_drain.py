@@ -79,22 +79,25 @@ async def drained_by_a_signal(session: ah.AsyncMonitoredSession) -> asyncio.Task
 
 
 async def test_the_second_signal_stops() -> None:
-    """As the first one does without a drain: the step is finished, and waits end."""
+    """As the first one does without a drain: the step is finished, and waits end. The end of the drain's time is nothing more."""
     gate = asyncio.Event()
 
     async def waiting() -> int:
         await gate.wait()
         return 1
 
-    async with ah.AsyncMonitoredSession(waiting, handle_signals=policy()) as session:
-        running = await drained_by_a_signal(session)
-        wait = await parked(session.until(forever()))
-        send()
-        with pytest.raises(ah.StopRequestedError, match="SIGUSR1 received"):
-            await wait
-        assert session.should_stop()
-        gate.set()
-        assert await running == 1
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(waiting, handle_signals=policy()) as session:
+            running = await drained_by_a_signal(session)
+            wait = await parked(session.until(forever()))
+            send()
+            with pytest.raises(ah.StopRequestedError, match="SIGUSR1 received"):
+                await wait
+            assert session.should_stop()
+            clock.advance(20)
+            await ticks(20)
+            gate.set()
+            assert await running == 1
 
 
 async def test_the_end_of_the_time_stops(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,6 +171,18 @@ async def test_sessions_of_one_loop() -> None:
             assert drains.should_stop()
 
 
+async def test_one_of_them_stops_already() -> None:
+    """The time limits of its stop begin at the first signal; the others drain."""
+    with ManualClock() as clock:
+        stopped = ah.AsyncMonitoredSession(same, handle_signals=policy(step_secs=5.0, grace_secs=30.0))
+        async with stopped, ah.AsyncMonitoredSession(same, handle_signals=policy()) as drains:
+            stopped.request_stop("over")
+            send()
+            await drain_of(drains)
+            assert clock.pending == 3, "two of the stop, one of the drain"
+            assert not drains.should_stop()
+
+
 async def test_a_stop_before_the_signal() -> None:
     """A session that stops already has nothing to drain: the next signal cancels it, as without `drain_secs`."""
 
@@ -186,17 +201,22 @@ async def test_a_stop_before_the_signal() -> None:
     assert task.cancelled()
 
 
-async def test_a_drain_before_the_signal() -> None:
-    """Its reason is kept; the signal limits its time."""
+@pytest.mark.parametrize("secs", [None, 10.0])
+async def test_a_drain_before_the_signal(secs: float | None) -> None:
+    """Its reason and its time are kept; the signal limits its time too."""
+    own = secs is not None
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(same, handle_signals=policy()) as session:
-            session.request_drain("enough")
+            session.request_drain("enough", secs=secs)
             send()
-            await until_true(lambda: clock.pending)
-            assert not session.should_stop()
-            clock.advance(20)
+            await until_true(lambda: clock.pending > own)
+            assert (clock.pending, session.should_stop()) == (1 + own, False)
+            clock.advance(secs or 20)
             await until_true(session.should_stop)
-    assert (session.drain_reason, session.stop_reason) == ("enough", "SIGUSR1 received")
+        assert clock.pending == 0
+    assert session.drain_reason == "enough"
+    assert session.stop_reason == ("enough, and the drain took longer than 10.0 s" if own else "SIGUSR1 received")
+    assert session.stop_signal == (None if own else USER)
 
 
 def test_the_exit_code() -> None:
