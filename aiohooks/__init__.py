@@ -104,6 +104,8 @@ if TYPE_CHECKING:
     from aiohooks.training import monitored_training_session
     from aiohooks.version_gate import VersionGate
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AbortedError",
     "AiohooksError",

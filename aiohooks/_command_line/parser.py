@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from aiohooks import __version__
 from aiohooks.errors import AiohooksError, InvalidArgumentError
 
 _EXIT_CODES = """\
@@ -118,6 +119,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, execute: Any, help: str, epilog: str) -> argparse.ArgumentParser:

@@ -9,8 +9,10 @@ import sys
 import textwrap
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.support.source import PACKAGE, ROOT, Import, defined_names, imports, modules, python_files, tree
+from tests.support.versions import CORE, requirements
 
 # In this order: each imports from those above it and from itself. docs/explanations/architecture.md says what is in each.
 PACKAGES = (
@@ -42,6 +44,8 @@ EXTRAS: dict[str, str] = {
     "argcomplete": "aiohooks._command_line._completion",
     "pytest": "aiohooks.testing.pytest_plugin",
 }
+DISTRIBUTIONS = {"nats": "nats-py", "opentelemetry": "opentelemetry-api", "mlflow": "mlflow-skinny"}
+"""What brings them, where that has another name."""
 
 FORBIDDEN_ATTRIBUTES = {
     ("asyncio", "TaskGroup"),  # these three lose errors or wake-ups on supported Pythons
@@ -107,11 +111,12 @@ def test_hooks_never_import_the_session() -> None:
 
 
 def test_nothing_inside_imports_the_front_door_or_the_testing_helpers() -> None:
-    """`aiohooks` and `aiohooks.testing` are for users; no other module of the library imports them."""
+    """`aiohooks` and `aiohooks.testing` are for users, such as the command line; no other module of the library imports them."""
     wrong = [
         one
         for one in inside("top", "inner", "types")
-        if package(one.module) in ("__init__", "testing") and package(one.importer) not in ("__init__", "testing")
+        if package(one.module) in ("__init__", "testing")
+        and package(one.importer) not in ("__init__", "testing", "_command_line")
     ]
     assert not wrong, lines(wrong)
 
@@ -145,6 +150,13 @@ def test_only_anyio_is_imported_besides_the_standard_library() -> None:
                 wrong.append(one)
     assert not wrong, lines(wrong)
     assert seen == set(EXTRAS)
+
+
+def test_extras_are_what_modules_import() -> None:
+    """Each package of an extra is imported by the library, and each package that it imports is in an extra."""
+    in_extras = {canonicalize_name(one.name) for name, each in requirements().items() if name != CORE for one in each}
+    imported = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in EXTRAS}
+    assert in_extras - {"anyio"} == imported - {"pytest"}  # pytest loads the plugin itself
 
 
 def test_every_module_says_what_it_is_for() -> None:

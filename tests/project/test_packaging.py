@@ -1,0 +1,117 @@
+"""What the built packages say of themselves, their extras, and how they are released."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import aiohooks as ah
+from tests.support import smoke
+from tests.support.source import ROOT
+from tests.support.versions import floor_of, requirements
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+# Their tests use the newest versions too, and need a server, or a minute.
+TESTED_ELSEWHERE = {*smoke.SERVERS, "ray", "torch"}
+
+
+def test_the_version_is_in_one_place() -> None:
+    """`aiohooks.__version__` is what is built, and what the command says."""
+    assert PROJECT["dynamic"] == ["version"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", ah.__version__)
+    said = subprocess.run([sys.executable, "-m", "aiohooks", "--version"], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert said.stdout == f"aiohooks {ah.__version__}\n"
+
+
+def test_the_command_exists() -> None:
+    """The console script names a function."""
+    module, _, name = PROJECT["scripts"]["aiohooks"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_only_what_is_tested_is_claimed() -> None:
+    """The classifiers name the versions of Python that CI tests, and the one system and framework."""
+    names = {name.removeprefix("Programming Language :: Python :: ") for name in PROJECT["classifiers"]}
+    tested = {"3.11", *re.findall(r"3\.\d+", (ROOT / ".ci" / "other_pythons").read_text(encoding="utf-8"))}
+    assert {name for name in names if re.fullmatch(r"3\.\d+", name)} == tested
+    kinds = ("Operating System", "Framework")
+    assert [name for name in PROJECT["classifiers"] if name.startswith(kinds)] == [
+        "Framework :: AsyncIO",
+        "Operating System :: POSIX :: Linux",
+    ]
+
+
+def test_the_license_has_no_gaps() -> None:
+    """The owner is named where the license leaves a place for it."""
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert re.findall(r"^   Copyright (.+)$", text, flags=re.MULTILINE) == ["2026 The aiohooks authors"]
+
+
+def test_every_extra_has_a_program() -> None:
+    """`python -m tests.support.versions` tries each extra with a program, at a floor for each requirement."""
+    assert set(requirements()) == set(smoke.PROGRAMS)
+    assert all(floor_of(one) for each in requirements().values() for one in each)
+
+
+@pytest.mark.parametrize("extra", [name for name in smoke.PROGRAMS if name not in TESTED_ELSEWHERE])
+def test_the_program_of_an_extra_runs(extra: str) -> None:
+    """It does so here, with the newest versions; `.ci/packages` and the command above use others."""
+    subprocess.run([sys.executable, smoke.__file__, extra], check=True, timeout=120, cwd=ROOT, env=None)
+
+
+# -- workflows
+
+
+def steps(workflow: Path) -> Iterator[dict[str, Any]]:
+    """Yield the steps of all jobs of a workflow."""
+    for job in yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values():
+        yield from job["steps"]
+
+
+def test_ci_runs_what_contributors_run() -> None:
+    """On GitHub, CI is `.ci/run`."""
+    assert ".ci/run" in [step.get("run") for step in steps(ROOT / ".github" / "workflows" / "ci.yml")]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.stem)
+def test_actions_have_a_version(workflow: Path) -> None:
+    """No action follows a branch that moves between major versions."""
+    used = [step["uses"] for step in steps(workflow) if "uses" in step]
+    assert used
+    assert [name for name in used if not re.search(r"@(release/)?v\d+$|@[0-9a-f]{40}$", name)] == []
+
+
+def test_only_one_job_may_publish() -> None:
+    """Nothing but the job that uploads gets the identity that PyPI trusts, in its environment; there is no password."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    assert "secrets." not in text
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert "environment" not in build
+    assert build["permissions"] == {"contents": "read", "id-token": "write", "attestations": "write"}
+    assert (publish["needs"], publish["environment"]) == ("build", "pypi")
+    assert publish["permissions"] == {"id-token": "write"}
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == [
+        "actions/download-artifact",
+        "pypa/gh-action-pypi-publish",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="needs actionlint; on GitHub, CI installs it")
+def test_actionlint_accepts_the_workflows() -> None:
+    """It finds nothing, neither in the workflows nor in their scripts."""
+    done = subprocess.run(["actionlint", *map(str, WORKFLOWS)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,137 @@
+"""Tries the lowest or the newest versions of what the library and its extras depend on.
+
+    python -m tests.support.versions lowest                 # the core and each extra
+    python -m tests.support.versions newest redis nats      # some of them
+
+For each it makes an environment with the library as built from this checkout, what the extra needs and nothing else; `lowest`
+installs exactly the floors of pyproject.toml. There it runs the extra's program of `smoke.py`. Redis and NATS get a server of
+this environment. The table has the versions that were installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.support.smoke import PROGRAMS, SERVERS
+from tests.support.source import ROOT
+from tests.support.store_servers import available, running
+
+CORE = "core"
+"""The name of the library without any extra."""
+NOT_FOR_USERS = ("examples", "test", "docs", "bench")
+"""Extras that are for this checkout."""
+
+
+def requirements() -> Mapping[str, list[Requirement]]:
+    """Return what the library needs in this environment, and what it needs with each extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed: dict[str, list[str]] = {CORE: project["dependencies"], **project["optional-dependencies"]}
+    found: dict[str, list[Requirement]] = {}
+    for name, lines in listed.items():
+        if name not in NOT_FOR_USERS:
+            every = [Requirement(line) for line in dict.fromkeys([*listed[CORE], *lines])]
+            found[name] = [one for one in every if one.marker is None or one.marker.evaluate()]
+    return found
+
+
+def floor_of(requirement: Requirement) -> str:
+    """Return the lowest version that a requirement allows."""
+    (only,) = requirement.specifier
+    assert only.operator == ">=", f"{requirement} has no floor"
+    return only.version
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the library from this checkout."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("aiohooks-*.whl")
+    return wheel
+
+
+def make_environment(folder: Path, packages: Sequence[str]) -> Path:
+    """Make an environment with these packages; return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-compile", *packages]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().splitlines()[-1])
+    return python
+
+
+def installed(python: Path, names: Sequence[str]) -> str:
+    """Return the versions of these packages in an environment."""
+    program = "import importlib.metadata as m, sys; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
+    return subprocess.run([python, "-c", program, *names], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def server_url(extra: str, folder: Path) -> Iterator[str]:
+    """Run the server that an extra needs; gives its URL, or nothing where none is needed."""
+    if extra not in SERVERS:
+        yield ""
+        return
+    kind = (available("redis", "valkey") if extra == "redis" else ["nats"])[0]
+    with running(kind, folder) as server:
+        yield server.url
+
+
+def run_program(python: Path, extra: str, url: str) -> str:
+    """Run the program of an extra; return the last line of what it said if it failed, or nothing."""
+    program = importlib.util.find_spec("tests.support.smoke")
+    assert program is not None
+    assert program.origin is not None
+    command = [str(python), "-P", program.origin, f"{extra}={url}" if url else extra]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no output"])[-1]
+
+
+def tried(extra: str, needed: Sequence[Requirement], which: str, wheel: Path, folder: Path) -> tuple[str, str]:
+    """Try one extra; return the versions, and what failed."""
+    pins = [f"{one.name}=={floor_of(one)}" for one in needed] if which == "lowest" else []
+    try:
+        python = make_environment(folder / "environment", [str(wheel) if extra == CORE else f"{wheel}[{extra}]", *pins])
+    except ValueError as error:
+        return ", ".join(pins), str(error)
+    with server_url(extra, folder) as url:
+        return installed(python, [one.name for one in needed]), run_program(python, extra, url)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the versions; return 1 if one fails."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.versions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("which", choices=["lowest", "newest"])
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"{', '.join(PROGRAMS)} (default: all)")
+    options = parser.parse_args(arguments)
+    needed = requirements()
+    failed = False
+    with tempfile.TemporaryDirectory() as name:
+        wheel = build_wheel(Path(name))
+        for extra in options.extras or list(needed):
+            folder = Path(name, extra)
+            folder.mkdir()
+            began = time.monotonic()
+            versions, failure = tried(extra, needed[extra], options.which, wheel, folder)
+            failed = failed or bool(failure)
+            print(f"{extra:14} {failure or 'in order':10} {versions} ({time.monotonic() - began:.0f} s)", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
