@@ -17,6 +17,7 @@
      ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
      ├─ NotReadyError (RuntimeError)        initialisation left something missing
      ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
+     ├─ UnsupportedSystemError (RuntimeError) the operating system lacks what a part of the library needs
      ├─ InvalidArgumentError (ValueError)   an argument is invalid
      ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
      ├─ HookCancelledError                  a hook was cancelled by other code
@@ -89,6 +90,7 @@ __all__ = [
     "StoreUnavailableError",
     "TaskDiedError",
     "UnavailableError",
+    "UnsupportedSystemError",
     "UpdateConflictError",
     "WrongLoopError",
     "is_clean_end",
@@ -211,6 +213,10 @@ class NotReadyError(AiohooksError, RuntimeError):
 
 class SessionNotReadyError(AiohooksError, TimeoutError):
     """Raised when a worker waited `max_wait_secs` for the chief to initialise the variables."""
+
+
+class UnsupportedSystemError(AiohooksError, RuntimeError):
+    """The operating system lacks what a part of the library needs; the message says what, and what to use instead."""
 
 
 class InvalidArgumentError(AiohooksError, ValueError):

@@ -53,6 +53,15 @@ def _damage_errors() -> Generator[None]:
         raise
 
 
+def check_system() -> None:
+    """Refuse a system that opens no directories."""
+    if os.open not in os.supports_dir_fd:
+        raise OSError(
+            errno.ENOTSUP,
+            "checkpoints need directories that can be opened, as on Unix; use Linux, macOS, or Linux in Windows (WSL)",
+        )
+
+
 class Files:
     """File operations.
 
@@ -68,6 +77,7 @@ class Files:
     def open_directory(self, path: Path | str, *, dir_fd: int | None = None) -> int:
         """Open a directory; with `dir_fd` it must not be a symbolic link."""
         if dir_fd is None:
+            check_system()
             return int(self.fs.open(path, _DIRECTORY))
         return int(self.fs.open(path, _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
 
@@ -245,6 +255,7 @@ class DirectoryLock:
             self.release()  # the directory was removed; there may be another one at the same path
         if self._directory is not None:
             return self._directory
+        check_system()
         self._files.make_directories(self._path)
         directory = self._files.open_directory(self._path)
         try:

@@ -36,7 +36,7 @@ from aiohooks.distributed.task import (
     until_sigterm,
     unwrap_result,
 )
-from aiohooks.errors import InvalidArgumentError, TaskDiedError
+from aiohooks.errors import InvalidArgumentError, TaskDiedError, UnsupportedSystemError
 from aiohooks.stores import MemoryStepStore, open_step_store
 
 __all__ = ["run_processes", "run_tasks"]
@@ -123,7 +123,13 @@ async def run_processes(
         ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
         SystemExit: SIGTERM was received; the exit code is 143, as in shells.
         InvalidArgumentError: an argument is invalid; nothing was started.
+        UnsupportedSystemError: the system has no groups of processes as Unix has them; nothing was started.
     """
+    if not hasattr(os, "killpg"):
+        raise UnsupportedSystemError(
+            "run_processes needs groups of processes as Unix has them, which this system has not; use run_tasks, or start the "
+            "processes yourself, with a store that all of them reach (redis:// or nats://)"
+        )
     spec = make_spec(main, args, num_workers, run, checkpoint_dir, max_restarts, backoff, store_options)
     check_secs(stop_grace_secs, "stop_grace_secs")
     if str(store).startswith("memory:"):

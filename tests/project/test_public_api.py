@@ -50,6 +50,7 @@ ERRORS: dict[str, type[BaseException] | None] = {
     "StoreUnavailableError": ah.UnavailableError,
     "TaskDiedError": None,
     "UnavailableError": None,
+    "UnsupportedSystemError": RuntimeError,
     "WrongLoopError": RuntimeError,
 }
 

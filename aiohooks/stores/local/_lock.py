@@ -5,25 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.fork import call_after_fork, hold_during_fork
-from aiohooks.errors import StoreUnavailableError
+from aiohooks.errors import StoreUnavailableError, UnsupportedSystemError
 
-try:
+if TYPE_CHECKING or importlib.util.find_spec("fcntl"):  # Windows has none, which `check_system` reports
     import fcntl
-except ImportError as missing:
-    raise ImportError("the local step store needs file locks as Unix has them; here use redis:// or nats://") from missing
 
 T = TypeVar("T")
 
 _ATTEMPTS = range(3)
 """To get a held lock before a thread waits for it: its holder needs it for some microseconds."""
-_TRY_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
+
+
+def check_system() -> None:
+    """Refuse a system without the locks.
+
+    Raises:
+        UnsupportedSystemError: it has none.
+    """
+    if importlib.util.find_spec("fcntl") is None:
+        raise UnsupportedSystemError(
+            "the step store local:// needs the file locks of Unix (fcntl), which this system has not; use redis:// or nats://"
+        )
 
 
 class FileLock:
@@ -51,7 +61,7 @@ class FileLock:
             return False
         for _ in _ATTEMPTS:
             try:
-                fcntl.flock(self._fd, _TRY_LOCK)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
             return True

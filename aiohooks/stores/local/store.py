@@ -28,7 +28,7 @@ from aiohooks.stores._protocol import (
     logger,
 )
 from aiohooks.stores.local._files import RunFiles, RunRecord, default_directory, run_file_name
-from aiohooks.stores.local._lock import FileLock
+from aiohooks.stores.local._lock import FileLock, check_system
 from aiohooks.stores.local._notify import InotifyWatcher, watch_run
 from aiohooks.stores.report import RunReport, report_of
 from aiohooks.stores.shared import OnLost, SharedStepStore
@@ -81,7 +81,9 @@ class LocalStepStore(SharedStepStore):
 
         Raises:
             InvalidArgumentError: `directory` is not a path, or the name of the run is too long.
+            UnsupportedSystemError: the system has no file locks as Unix has them.
         """
+        check_system()
         super().__init__(run=run, on_lost=on_lost, lease_secs=lease_secs, join_grace_secs=join_grace_secs)
         if directory is not None and (not isinstance(directory, str | os.PathLike) or not os.fspath(directory)):
             raise InvalidArgumentError(f"directory={directory!r}: give the path of a directory, or leave it out")
