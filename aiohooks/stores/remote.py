@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import TimerHandle, wake, wake_after
+from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_secs
 from aiohooks.errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, WriteKind, logger
@@ -329,7 +330,7 @@ class RemoteStepStore(SharedStepStore):
                 self._answers += 1
                 return answer
             attempt += 1
-            await self._backoff_sleep(self._pause_secs(attempt))
+            await wait_for_others(self._backoff_sleep(self._pause_secs(attempt)))
             if self._waits.closed:
                 raise self._closed_error()
 
@@ -345,7 +346,8 @@ class RemoteStepStore(SharedStepStore):
         self._pending_writes.append(write)
         if self._writing is None:
             self._writing = self._spawn(self._write_all(), "writing")
-        answer = await write.answer
+        # A write to an engine that answers is no wait: a session is opened also after a stop, and its hooks see the end.
+        answer = await (write.answer if self._disconnected_at is None else wait_for_others(write.answer))
         if isinstance(answer, Position):
             return answer
         raise answer

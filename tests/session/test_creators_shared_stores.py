@@ -137,13 +137,16 @@ async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, befor
         assert session.status().state == "closed"
 
 
+@pytest.mark.parametrize("was_open", [False, True])
 @pytest.mark.parametrize("before", [False, True])
-async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bool) -> None:
+async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bool, was_open: bool) -> None:
     """A session that waits for an engine that does not answer ends at a stop, and makes no further attempt to reach it."""
     engine = FakeEngine()
-    engine.stop()
     recorder = Recorder()
     steps = FakeStepStore(engine)
+    if was_open:
+        await steps.value()
+    engine.stop()
     session = ah.AsyncMonitoredSession(standby_chief(engine, steps), [recorder])
     entering = asyncio.ensure_future(session.__aenter__())
     if not before:
@@ -155,6 +158,33 @@ async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bo
     assert recorder.calls == ["begin", "close(StopRequestedError)"]
     closing = asyncio.ensure_future(steps.aclose())
     while not closing.done():  # it tries to announce that the session has ended
+        await ticks(5)
+        clock.advance(1)
+
+
+async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock) -> None:
+    """A chief that has restored its state, and whose engine has gone away meanwhile, ends at a stop."""
+    engine = FakeEngine()
+    restored = asyncio.Event()
+
+    async def init(session: ah.Session) -> None:
+        engine.stop()
+        await ticks(40)  # the store notices it
+        restored.set()
+        await session.global_step.raise_to(5)
+
+    steps = FakeStepStore(engine)
+    creator = ah.ChiefSessionCreator(model(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
+    session = ah.AsyncMonitoredSession(creator)
+    entering = asyncio.ensure_future(session.__aenter__())
+    await restored.wait()
+    await ticks(40)
+    assert not entering.done()
+    session.request_stop("enough")
+    with pytest.raises(ah.StopRequestedError, match="enough"):
+        await entering
+    closing = asyncio.ensure_future(steps.aclose())
+    while not closing.done():
         await ticks(5)
         clock.advance(1)
 
