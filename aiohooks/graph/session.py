@@ -236,19 +236,21 @@ class Session:
             step = None
         plan = self._plans.get((nodes, fed, raw))
         if plan is None:
-            plan = self._plans[nodes, fed, raw] = make_plan(
-                self.graph, nodes, {node: node for node in fed}, self.grace_secs, step
-            )
+            plan = make_plan(self.graph, nodes, {node: node for node in fed}, self.grace_secs, step)
+            self._keep_plan((nodes, fed, raw), plan)
         keys = tuple(feed_dict) if feed_dict else ()
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         flat = kind is tuple and len(fetches) == len(nodes) and LEAF_TYPES.issuperset(map(type, fetches))
         if (flat or kind in LEAF_TYPES) and len(keys) == len(fed):
             by_key = {node: key for node, key in zip(fed, keys, strict=True) if not isinstance(key, tuple)}
             if len(by_key) == len(keys):
-                if len(self._plans) >= _MOST_PLANS:
-                    self._plans.clear()
-                self._plans[fetches, keys, raw] = make_plan(self.graph, nodes, by_key, self.grace_secs, step)
+                self._keep_plan((fetches, keys, raw), make_plan(self.graph, nodes, by_key, self.grace_secs, step))
         return plan, build, feeds
+
+    def _keep_plan(self, key: tuple[Any, tuple[Any, ...], bool], plan: Plan) -> None:
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
 
     def _may_skip(self, step: Operation, nodes: tuple[Node, ...], fed: tuple[Node, ...], raw: bool) -> bool:
         """Return whether a run may leave out the step function.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any, cast
 
 import pytest
 
 import aiohooks as ah
+from aiohooks.graph.plan import Plan
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph
@@ -294,13 +296,24 @@ async def test_plans_follow_the_fetches_and_feeds() -> None:
 
 
 async def test_plans_of_many_shapes_do_not_accumulate() -> None:
-    """Runs with ever new sets of fed nodes work, and their number of kept plans is bounded."""
+    """Runs with ever new fetches, of any form, work, and their number of kept plans is bounded."""
     graph = ah.Graph()
     nodes = [graph.placeholder(f"p{number}", default=number) for number in range(1100)]
     session = ah.Session(graph)
+    before = count_plans()
     for node in nodes:
         assert await session.run(node) == node.default
         assert await session.run((node, nodes[0])) == (node.default, 0)
+    assert count_plans() - before <= 1024
+    session, before = ah.Session(graph), count_plans()
+    for node in nodes[:1025]:
+        assert await session.run({"value": node}) == {"value": node.default}
+    assert count_plans() - before <= 1024
+
+
+def count_plans() -> int:
+    """Return the number of plans in memory."""
+    return sum(type(one) is Plan for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("fetches", ["total", ("total", "train"), ("train", "total")], ids=repr)
@@ -317,6 +330,7 @@ async def test_leaves_that_were_fetched_before_are_not_looked_up_again(fetches: 
     session = ah.Session(graph)
     first = await session.run(fetches)
     assert looked_up
+    await session.run("loss")
     looked_up.clear()
     second = await session.run(fetches)
     assert not looked_up
