@@ -434,7 +434,7 @@ async def closes(run: Run) -> None:
     await b.aclose()
     await b.aclose()
     await raises(StoreClosedError, wait)
-    for call in (b.advance(), b.value(), b.wait_for(1), b.raise_to(1), b.reset(0)):
+    for call in (b.advance(), b.value(), b.wait_for(1), b.raise_to(1), b.reset(0), b.wait_initialised(), b.mark_initialised()):
         await raises(StoreClosedError, call)
     if a is not b:
         await a.advance(5)

@@ -274,6 +274,7 @@ async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
 async def test_statistics_count() -> None:
     """Statistics have the current state and the number of waits so far; the repr has it in a line."""
     store = MemoryStepStore(run="digits")
+    assert (store.statistics().waits, store.statistics().immediate, store.statistics().max_waiting) == (0, 0, 0)
     names = [f"worker {number}" for number in range(7)]
     for name in names:
         store.publisher(name)

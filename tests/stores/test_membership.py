@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.run_scope import begin_run
 from aiohooks.stores._membership import _MAX_TEXT, Members, RunWatcher
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores._waiting import WaitRegistry
+from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import parked, parked_waits, ticks, until_true
 
 # --- leases
 
@@ -22,6 +25,18 @@ async def pass_time(clock: ManualClock, secs: float) -> None:
     for _ in range(round(secs * 2)):
         clock.advance(0.5)
         await ticks(40)
+
+
+async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
+    """Wait on behalf of a publisher, as inside a session's run."""
+    begin_run(object(), publisher)
+    return await store.wait_for(step)
+
+
+async def reconnect(store: FakeStepStore, clock: ManualClock) -> None:
+    """Cut the connection of a store whose engine has lost its data, and wait until it has made a new one."""
+    store.cut()
+    await until_true(lambda: clock.advance(1) or store.is_connected)
 
 
 class Killable(FakeStepStore):
@@ -209,6 +224,23 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
         assert caught.value.__cause__ is error
 
 
+async def test_the_chief_of_the_first_loss_does_not_lead_after_the_second(clock: ManualClock, engine: FakeEngine) -> None:
+    """A process that knew of no chief was granted the same term after the first loss: it alone can write, also after another."""
+    async with FakeStepStore(engine, lease_secs=10_000) as a, contextlib.AsyncExitStack() as leads:
+        await leads.enter_async_context(a.lead())
+        await a.advance()
+        engine.lose_data()
+        async with FakeStepStore(engine, lease_secs=10_000) as b:
+            await leads.enter_async_context(b.lead())
+            await reconnect(a, clock)
+            engine.lose_data()
+            await reconnect(a, clock)
+            await reconnect(b, clock)
+            with pytest.raises(ah.errors.StaleTermError):
+                await a.advance()
+            assert await b.advance() == 2
+
+
 # --- exits from before the store was opened
 
 
@@ -228,16 +260,52 @@ async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: 
         for wait in (early, late):
             with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished at step 3"):
                 await wait
+
+
+async def test_reading_a_run_that_had_ended_does_not_lengthen_the_wait(clock: ManualClock, engine: FakeEngine) -> None:
+    """The time in which a publisher may register passes, however often the run is read meanwhile."""
+    async with FakeStepStore(engine) as a:
+        a.publisher("yesterday's chief").close()
     async with FakeStepStore(engine, join_grace_secs=20) as b:
-        wait = asyncio.ensure_future(b.wait_for(5))
-        await ticks(40)
-        async with FakeStepStore(engine) as d:
-            with d.publisher("chief"):
-                await d.flush()
-                clock.advance(60)
-                await ticks(40)
-                await d.advance(2)
-                assert await wait == 5
+        (wait,) = await parked_waits(b, 5)
+        await b.value()
+        clock.advance(21)
+        with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished"):
+            await wait
+
+
+async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(clock: ManualClock, engine: FakeEngine) -> None:
+    """Once a publisher has registered in time, only its own exit ends waits, also if all publishers wait themselves."""
+    async with FakeStepStore(engine) as a:
+        a.publisher("yesterday's chief").close()
+    async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine) as d:
+        chief = d.publisher("chief")
+        waiting = asyncio.ensure_future(wait_as(chief, d, 9))
+        (wait,) = await parked_waits(b, 2)
+        await d.flush()
+        await b.value()
+        clock.advance(60)
+        await b.value()
+        await d.advance(2)
+        assert await wait == 2
+        await d.advance(7)
+        assert await waiting == 9
+
+
+async def test_publishers_that_wait_for_each_other_end(clock: ManualClock, engine: FakeEngine) -> None:
+    """Each in a process of its own: as soon as the last one at work has left, without waiting for a heartbeat."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b, FakeStepStore(engine) as c:
+        first, second, third = a.publisher("first"), b.publisher("second"), c.publisher("third")
+        for store in (a, b, c):
+            await store.flush()
+        waits = [asyncio.ensure_future(wait_as(first, a, 5)), asyncio.ensure_future(wait_as(second, b, 5))]
+        await until_true(lambda: all(store.statistics().waiting for store in (a, b)))
+        for store in (a, b):
+            await store.flush()
+        third.close()
+        for wait in waits:
+            with pytest.raises(ah.errors.PublisherFinishedError, match="third finished"):
+                await wait
 
 
 def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) -> None:

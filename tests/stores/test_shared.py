@@ -96,6 +96,19 @@ async def test_concurrent_waits_share_a_refresh() -> None:
         assert store.reads - before <= 2
 
 
+async def test_what_is_known_already_is_not_read() -> None:
+    """When no publisher is left: the run is read before a wait fails, not for a step that is reached or the first position."""
+    async with Counted(FakeEngine()) as store:
+        await store.advance(3)
+        await finish(store)
+        before = store.reads
+        changes = store.changes()
+        assert [await store.wait_for(3), (await anext(changes)).step] == [3, 3]
+        assert store.reads == before
+        assert await anext(changes, None) is None
+        assert store.reads > before
+
+
 async def test_closing_ends_calls_that_wait_for_the_engine() -> None:
     """Pending calls end with StoreClosedError, not with the unavailability of the engine."""
     engine = FakeEngine()

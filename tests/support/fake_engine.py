@@ -64,9 +64,9 @@ class FakeEngine:
             if not watcher.done():
                 watcher.set_result(None)
 
-    def cut(self) -> None:
-        """End all connections; new ones can be made."""
-        for watcher in self.watchers:
+    def cut(self, *only: asyncio.Future[None]) -> None:
+        """End all connections, or only these; new ones can be made."""
+        for watcher in only or self.watchers:
             if not watcher.done():
                 watcher.set_exception(StoreUnavailableError("the fake engine closed the connection"))
 
@@ -147,6 +147,16 @@ class FakeStepStore(RemoteStepStore):
         await asyncio.sleep(0)
         self._engine.check()
         return report_of(self.run, self._engine.run(self.run).snapshot()) if self.run in self._engine.runs else None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it knows the engine's run as it is."""
+        return self.outage_secs is None and self._engine.run_ids.get(self.run) == self._run_id
+
+    def cut(self) -> None:
+        """End the connection; a new one can be made."""
+        assert self._notified is not None
+        self._engine.cut(self._notified)
 
     @contextlib.contextmanager
     def _reconnecting(self) -> Generator[None]:
