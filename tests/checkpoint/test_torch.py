@@ -92,6 +92,9 @@ def test_memory_between_the_elements_is_not_stored() -> None:
     memory = torch.full((4, 6), 7.0)
     file = written({"column": memory[:, 1], "again": memory[1:3, 1]})
     assert np.frombuffer(file[-4 * 19 :], np.float32).tolist() == [7, *[0] * 5] * 3 + [7]
+    inside = torch.full((9,), 7.0)
+    file = written({"spread": inside[::4], "dense": inside[5:7]})
+    assert np.frombuffer(file[-4 * 9 :], np.float32).tolist() == [7, 0, 0, 0, 7, 7, 7, 0, 7]
     assert written({"x": torch.arange(9)[::2]}) == written({"x": torch.tensor([0, 8, 2, 8, 4, 8, 6, 8, 8])[::2]})
 
 

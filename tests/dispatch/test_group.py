@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import inspect
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, final
@@ -612,6 +614,42 @@ async def test_hooks_that_cannot_be_left(block_fails: bool, caplog: pytest.LogCa
         assert raised.value.__notes__ == ["and then: OSError('leave c')", "and then: OSError('leave a')"]
     else:
         assert [str(one) for one in raised.value.exceptions] == ["leave c", "leave a"]  # type: ignore[attr-defined]
+
+
+async def test_a_failed_end_leaves_no_reference_cycle() -> None:
+    """What the failed hook referred to is freed with its error, without the garbage collector."""
+
+    class Big:
+        pass
+
+    class Broken:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *_: object) -> None:
+            big = Big()
+            held.add(big)
+            raise OSError("no")
+
+        async def on_tool_start(self, call: str) -> None: ...
+
+    held: weakref.WeakSet[Big] = weakref.WeakSet()
+
+    async def fail() -> None:
+        async with ah.HookGroup(AgentHooks, [Broken()]):
+            pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        task = asyncio.create_task(fail())
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), OSError)
+        assert held
+        del task
+        await asyncio.sleep(0)
+        assert not held
+    finally:
+        gc.enable()
 
 
 async def test_a_cancel_while_the_group_is_left() -> None:

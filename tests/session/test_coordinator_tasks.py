@@ -43,6 +43,28 @@ async def test_a_cancelled_task_is_no_failure() -> None:
     assert (coord.should_stop(), coord.errors) == (False, [])
 
 
+async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> None:
+    """The task has one reason to end, and its wait in `until` has none more."""
+    coord = ah.Coordinator()
+    cleaning, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await forever()
+        finally:
+            cleaning.set()
+            await ticks()
+            cleaned.set()
+
+    coord.start_soon(coord.until, wait())
+    await ticks()
+    coord.cancel_tasks("the session closes")
+    await cleaning.wait()
+    coord.request_stop("enough")
+    await coord.join()
+    assert cleaned.is_set()
+
+
 @pytest.mark.parametrize("error", [ah.OutOfRangeError("end"), StopAsyncIteration("end"), ah.StopRequestedError("end")], ids=repr)
 async def test_a_clean_end_of_a_task_is_a_stop(error: Exception) -> None:
     """A task that ends with a clean-end error requests a stop, and nothing else."""

