@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
+import weakref
 
 import pytest
 
@@ -11,7 +13,7 @@ import aiohooks as ah
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, do_nothing, double
+from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -152,6 +154,22 @@ async def test_the_block_and_the_background_tasks(clock: ManualClock) -> None:
     await running
 
 
+async def test_a_session_that_is_created_says_so(clock: ManualClock) -> None:
+    """While no hook is active, the status names what the session waits for."""
+    gate = Gate()
+    scaffold = ah.Scaffold(init_fn=gate.pass_through)
+    session = ah.AsyncMonitoredSession(ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold))
+    opening = asyncio.create_task(session.__aenter__())
+    await ticks()
+    (doing,) = session.status().doing
+    assert doing.what == "creating the session"
+    assert doing.where is not None
+    assert "Gate.pass_through" in doing.where
+    gate.opened.set()
+    await opening
+    await session.aclose()
+
+
 async def test_waiting_for_a_task_says_which(clock: ManualClock) -> None:
     """A wait for another task is named by that task."""
     gate = Gate()
@@ -217,6 +235,23 @@ async def test_a_status_outside_the_block_is_a_value() -> None:
     status = session.status()
     assert pickle.loads(pickle.dumps(status)) == status
     assert str(status).startswith("session: closed, at step 1")
+
+
+async def test_a_closed_session_refers_to_no_task() -> None:
+    """It may be kept for its status: the task that had it, with all that this refers to, is freed."""
+    session = ah.AsyncMonitoredSession(double)
+
+    async def main() -> None:
+        async with session:
+            await session.run("loss")
+
+    task = asyncio.create_task(main())
+    freed = weakref.ref(task)
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    assert freed() is None
+    assert session.status().state == "closed"
 
 
 async def test_a_session_that_has_not_begun_does_nothing() -> None:

@@ -34,9 +34,10 @@ async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
 
 
 async def reconnect(store: FakeStepStore, clock: ManualClock) -> None:
-    """Cut the connection of a store whose engine has lost its data, and wait until it has made a new one."""
+    """Cut the connection of a store whose engine has lost its data, and wait until it has made a new one and is announced."""
     store.cut()
     await until_true(lambda: clock.advance(1) or store.is_connected)
+    await store.flush()
 
 
 class Killable(FakeStepStore):
@@ -232,6 +233,7 @@ async def test_the_chief_of_the_first_loss_does_not_lead_after_the_second(clock:
         engine.lose_data()
         async with FakeStepStore(engine, lease_secs=10_000) as b:
             await leads.enter_async_context(b.lead())
+            await b.flush()
             await reconnect(a, clock)
             engine.lose_data()
             await reconnect(a, clock)
