@@ -13,7 +13,7 @@ from aiohooks.testing import RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, do_nothing, double
-from tests.support.waiting import result_without_suspending, ticks
+from tests.support.waiting import result_without_suspending, ticks, until_true
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
@@ -212,6 +212,30 @@ async def test_a_run_of_another_session_inside_a_run_is_allowed() -> None:
 
         async with ah.AsyncMonitoredSession(step) as outer:
             assert await outer.run("loss") == 14
+
+
+async def test_a_session_that_a_hook_opens_holds_up_that_of_the_hook() -> None:
+    """While it is opened, the run that the hook is part of makes no step: a wait that depends on it ends."""
+    steps = ah.MemoryStepStore()
+    other = steps.publisher("other")
+
+    async def wait_for_step() -> None:
+        await steps.wait_for(5)
+
+    async def open_another(*_: object) -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("begin", wait_for_step)]):
+            raise AssertionError("not reached")
+
+    async def main() -> None:
+        hooks = [PhaseHook("before_run", open_another)]
+        async with ah.AsyncMonitoredSession(double, hooks, global_step=steps) as session:
+            await session.run("loss")
+
+    running = asyncio.create_task(main())
+    await until_true(lambda: steps.statistics().waiting)
+    other.close()
+    await running
+    assert steps.latest.step == 0
 
 
 async def test_two_sessions_that_run_each_other_are_refused() -> None:

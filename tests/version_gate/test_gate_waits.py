@@ -206,6 +206,25 @@ async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureF
     assert not [record for record in caplog.records if record.name == "aiohooks.version_gate"]
 
 
+async def test_a_log_line_is_not_early(caplog: pytest.LogCaptureFixture) -> None:
+    """The minute is that of the wait, also where another one had begun a moment before."""
+    caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
+    with ManualClock() as clock:
+        gate = VersionGate(MemoryStepStore(), max_lag=0)
+        _held = await admit_items(gate, 1)
+        earlier = start_waiting(gate, 1)
+        await ticks(10)
+        clock.advance(0.5)
+        later = start_waiting(gate, 1)
+        await ticks(10)
+        await cancel_tasks(earlier)
+        clock.advance(59.5)
+        assert not caplog.messages
+        clock.advance(0.5)
+        assert len(caplog.messages) == 1
+        await cancel_tasks(later)
+
+
 async def test_a_version_that_comes_with_the_timeout_admits() -> None:
     """An item for which there is room is not refused."""
     with ManualClock() as clock:
