@@ -259,6 +259,28 @@ async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture
         assert len(caplog.messages) == 4
 
 
+async def test_progress_is_not_logged_early(caplog: pytest.LogCaptureFixture) -> None:
+    """The minute begins anew when a waiter gets its step and waits for the next one."""
+    caplog.set_level(logging.INFO, "aiohooks.stores")
+    with ManualClock() as clock:
+        store = MemoryStepStore()
+
+        async def follow() -> None:
+            for step in (1, 2):
+                await store.wait_for(step)
+
+        following = await parked(follow())
+        clock.advance(0.5)
+        await store.advance()
+        await ticks()
+        clock.advance(59.5)
+        assert not caplog.messages
+        clock.advance(0.5)
+        assert len(caplog.messages) == 1
+        await store.advance()
+        await following
+
+
 async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
     """From the advance on that ends it, before the task of the waiter has run."""
     with ManualClock() as clock:
