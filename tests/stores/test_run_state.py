@@ -167,6 +167,16 @@ def test_a_member_that_has_left_does_not_come_back() -> None:
         assert list(state.members) == ["p/1"], first
 
 
+def test_a_process_with_older_news_removes_no_member() -> None:
+    """It does not know the member that others know, and that has not been announced again."""
+    before = RunState()
+    after = led_by("p")
+    state = recovered({"q": after, "r": before})
+    assert state.members.keys() == after.members.keys()
+    state.recover("p", after.snapshot(), after.answers)
+    assert state.members.keys() == after.members.keys()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_recovered_state_as_text_is_the_same(seed: int) -> None:
     """What a run remembers of its recovery is kept with it."""
