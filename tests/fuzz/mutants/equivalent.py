@@ -18,6 +18,7 @@ _COMPARED = "the numbers are only compared with each other"
 _RECOVERED = 'state.recovered_revision = _number(read.get("recovered_revision", {}))'
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
 _RANGE = "if type(start) is not int or start < 0 or start % kind.itemsize or start + {} > len(data):"
+_TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -69,7 +70,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "DirectoryLock._write_pid",
         f"{_TRUNCATE.format(0)}  =>  {_TRUNCATE.format(1)}",
     ): "the byte that is left is written over",
-    ("aiohooks/session/coordinator.py", "_checked_producers", "return ()  =>  return None"): "only its truth counts",
     ("aiohooks/checkpoint/cli.py", "_readable_size", "break  =>  continue"): "the other units are not reached either",
     ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
     ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
@@ -116,5 +116,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_Decoder._tensor",
         f"{_RANGE.format('count * kind.itemsize')}  =>  {_RANGE.format('(count / kind.itemsize)')}",
     ): "numpy and torch refuse such a tensor with an error that is as good",
+    ("aiohooks/session/steps.py", "StepContext.run_with_hooks", _TURN): "a turn is due some time after that, not at it",
+    ("aiohooks/session/steps.py", "Steps.__anext__", _TURN): "a turn is due some time after that, not at it",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
