@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("aiohooks")
 
 
+async def set_step(store: StepStore, step: int) -> None:
+    """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new epoch."""
+    latest = (await store.value()).step
+    if latest < step:
+        await store.raise_to(step)
+    elif latest > step:
+        await store.reset(step)
+
+
 async def restore_session(session: Session, restored: Restored) -> None:
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows later.
 
@@ -44,12 +53,8 @@ async def restore_session(session: Session, restored: Restored) -> None:
     own = session.variables.snapshot()
     for name in sorted(wanted):
         _check_shape(what, name, own[name], variables[name])
-    store, step = session.global_step, restored.checkpoint.step
-    latest = (await store.value()).step
-    if latest < step:
-        await store.raise_to(step)
-    elif latest > step:
-        await store.reset(step)
+    step = restored.checkpoint.step
+    await set_step(session.global_step, step)
     session.variables.assign({name: variables[name] for name in wanted})
     session.committed_step = step
     for name, one in session.tracked.items():

@@ -15,7 +15,7 @@ from tests.benchmarks.rows_dispatch import (
     silent_group,
     suspending_group,
 )
-from tests.benchmarks.rows_engines import against_ignite, against_tensorflow
+from tests.benchmarks.rows_engines import against_ignite, against_tensorflow, tensorflow_hooks
 from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, silent_hooks, suspending_hooks, waiting_hooks
 from tests.benchmarks.rows_import import imports
 from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
@@ -43,6 +43,7 @@ SESSION: Mapping[str, Row] = {
     "timeline": timeline,
     "ignite": against_ignite,
     "tensorflow": against_tensorflow,
+    "tf-hooks": tensorflow_hooks,
     "advance": advance_past_waiters,
     "wake": wake_waiters,
     "checkpoint": background_checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -78,21 +79,11 @@ def _iterating(new_engine: Callable[[Callable[..., Any]], Any], *events: Any) ->
 @asynccontextmanager
 async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
     """A run of TensorFlow's MonitoredSession, whose train operation only adds to the global step."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    tf = imported("tensorflow", "tensorflow").compat.v1
-    tf.logging.set_verbosity(tf.logging.ERROR)
-
-    class NoOp(tf.train.SessionRunHook):  # type: ignore[misc, name-defined]
-        def before_run(self, run_context: Any) -> None:
-            pass
-
-        def after_run(self, run_context: Any, run_values: Any) -> None:
-            pass
-
+    tf = _tensorflow()
     async with ah.AsyncMonitoredSession(nothing, [NoOpHook() for _ in range(HOOKS)]) as session:
         with tf.Graph().as_default():
             train = tf.assign_add(tf.train.get_or_create_global_step(), 1)
-            with tf.train.MonitoredSession(hooks=[NoOp() for _ in range(HOOKS)]) as original:
+            with tf.train.MonitoredSession(hooks=_no_op_hooks(tf)) as original:
                 yield Setup(
                     {"aiohooks": _stepping(session), "original": _running(original, train)},
                     [
@@ -104,6 +95,71 @@ async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
                         )
                     ],
                 )
+
+
+@asynccontextmanager
+async def tensorflow_hooks(counts: Counts) -> AsyncIterator[Setup]:
+    """Five no-op hooks of TensorFlow over its graph, in a session of this library and in its own."""
+    tf = _tensorflow()
+    adapter = importlib.import_module("aiohooks.adapters.tensorflow")
+    with tf.Graph().as_default():
+        empty = tf.assign_add(tf.train.get_or_create_global_step(), 1)
+        matrix = tf.random.normal((1000, 1000))
+        step = tf.group(tf.matmul(matrix, matrix), empty)
+        hooks = adapter.TensorFlowHooks(_no_op_hooks(tf))
+        async with ah.AsyncMonitoredSession(adapter.TensorFlowSessionCreator(), [hooks]) as session:
+            with tf.train.MonitoredSession(hooks=_no_op_hooks(tf)) as original:
+                yield Setup(
+                    {
+                        "step": _awaiting(session, step),
+                        "original step": _running(original, step),
+                        "empty": _awaiting(session, empty),
+                        "original empty": _running(original, empty),
+                    },
+                    [
+                        Figure(
+                            "a step over TensorFlow's graph with 5 no-op hooks of TensorFlow / in its MonitoredSession",
+                            1.2,
+                            itemgetter("step"),
+                            itemgetter("original step"),
+                        ),
+                        Figure(
+                            "the same with a step that only adds 1 to the global step",
+                            None,
+                            itemgetter("empty"),
+                            itemgetter("original empty"),
+                        ),
+                    ],
+                    most_times=200,
+                )
+
+
+def _tensorflow() -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    tf = imported("tensorflow", "tensorflow").compat.v1
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    return tf
+
+
+def _no_op_hooks(tf: Any) -> list[Any]:
+    class NoOp(tf.train.SessionRunHook):  # type: ignore[misc]
+        def before_run(self, run_context: Any) -> None:
+            pass
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            pass
+
+    return [NoOp() for _ in range(HOOKS)]
+
+
+def _awaiting(session: ah.AsyncMonitoredSession, train: Any) -> Lane:
+    async def lane(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            await session.run(train)
+        return time.perf_counter() - began
+
+    return lane
 
 
 def _running(session: Any, train: Any) -> Lane:

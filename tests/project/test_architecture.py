@@ -37,6 +37,7 @@ EXTRAS: dict[str, str] = {
     "nats": "aiohooks.stores.nats._connection",
     "ray": "aiohooks.stores.ray._cluster",
     "starlette": "aiohooks.adapters.asgi.app",
+    "tensorflow": "aiohooks.adapters.tensorflow",
     "opentelemetry": "aiohooks.adapters.opentelemetry",
     "prometheus_client": "aiohooks.adapters.prometheus",
     "mlflow": "aiohooks.adapters.trackers.mlflow",

@@ -23,7 +23,7 @@ from tests.support.hooks import HOOKS, five_hooks
 from tests.support.source import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
-OTHERS = ("ignite", "tensorflow", "aiosignal")
+OTHERS = ("ignite", "tensorflow", "tf-hooks", "aiosignal")
 METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run", "end", "close"})
 
 
@@ -55,7 +55,7 @@ def test_a_row_about_another_engine_is_measured_or_says_what_is_missing(name: st
 
 def assert_measured(result: Result) -> None:
     """Checks that all of a line is there; a slope, or a loss, out of one round may be anything."""
-    assert result.bar is not None or result.row in ("checkpoint", "group", "taskgroup", "torch-checkpoint")
+    assert result.bar is not None or result.row in ("checkpoint", "group", "taskgroup", "tf-hooks", "torch-checkpoint")
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
     assert result.figure is not None
     assert result.figure > 0 or result.row in ("marginal", "checkpoint", "torch-checkpoint")

@@ -237,10 +237,9 @@ EXAMPLES = [path for path in python_files("examples") if path.parent.name == "ex
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_run_by_a_test(example: Path) -> None:
-    """Each example is run by tests/integration/test_examples.py or has its own test file."""
-    tests = "".join(
-        path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests" / "integration").glob("test_example*.py"))
-    )
+    """Each example is run by tests/integration/test_examples.py or has its own test file, there or with TensorFlow."""
+    folders = (ROOT / "tests" / "integration", ROOT / "tests" / "adapters" / "tensorflow")
+    tests = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("test_example*.py"))
     assert re.search(rf'["/]{re.escape(example.name)}"', tests)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -23,12 +24,20 @@ from tests.support.site import (
     write_sources,
 )
 from tests.support.site_checks import Page, contrast, low_contrasts, of_page, same_titles
-from tests.support.source import defined_names, modules
+from tests.support.source import defined_names, modules, tree
 
 
 def test_every_public_package_has_a_page() -> None:
-    """The API reference covers every package and module that lists its public names in `__all__`."""
-    assert {module for module in modules() if "__all__" in defined_names(module)} <= set(PACKAGES)
+    """The API reference covers every package and module that lists its public names in `__all__`.
+
+    TensorFlow is not where the site is built, and its adapter cannot be imported there: a guide has the names.
+    """
+    public = {module for module in modules() if "__all__" in defined_names(module)}
+    assert public - set(PACKAGES) == {"aiohooks.adapters.tensorflow"}
+    guide = (DOCS / "guides" / "tensorflow-hooks.md").read_text(encoding="utf-8")
+    adapter = tree(modules()["aiohooks.adapters.tensorflow"])
+    (names,) = (node.value for node in adapter.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+    assert [name for name in ast.literal_eval(names) if f"`{name}`" not in guide] == []
 
 
 def test_every_public_name_has_one_entry_with_a_docstring() -> None:

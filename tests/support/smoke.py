@@ -93,6 +93,22 @@ async def checkpoint() -> None:
             assert (await session.run("weights", {"batch": 1.0})).tolist() == [last] * 3 if last == 2 else True
 
 
+async def tensorflow() -> None:
+    """A hook of TensorFlow stops a session over its graph."""
+    import tensorflow
+
+    from aiohooks.adapters.tensorflow import TensorFlowHooks, TensorFlowSessionCreator
+
+    tf: Any = tensorflow.compat.v1
+    with tf.Graph().as_default():
+        train = tf.assign_add(tf.train.get_or_create_global_step(), 1)
+        hooks = TensorFlowHooks([tf.train.StopAtStepHook(last_step=2)])
+        async with ah.AsyncMonitoredSession(TensorFlowSessionCreator(), [hooks]) as session:
+            while not session.should_stop():
+                await session.run(train)
+    assert session.global_step.latest.step == 2
+
+
 async def torch() -> None:
     """A module and its optimizer are saved, and restored to the bit."""
     import torch
@@ -269,7 +285,7 @@ async def asgi() -> None:
 PROGRAMS: Mapping[str, Callable[..., Coroutine[Any, Any, None]]] = {
     program.__name__: program
     for program in (
-        *(core, uvloop, checkpoint, torch, rich, tensorboard, matplotlib, pyinstrument, fsspec, redis, nats, ray),
+        *(core, uvloop, checkpoint, tensorflow, torch, rich, tensorboard, matplotlib, pyinstrument, fsspec, redis, nats, ray),
         *(opentelemetry, prometheus, mlflow, wandb, asgi),
     )
 }

@@ -247,6 +247,6 @@ def test_the_plugin_loads_next_to_nothing() -> None:
     found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     loaded = json.loads(found)
     assert [name for name in loaded if name.startswith("aiohooks")] == [
-        *("aiohooks", "aiohooks.errors", "aiohooks.testing", MODULE)
+        *("aiohooks", "aiohooks._lazy", "aiohooks.errors", "aiohooks.testing", MODULE)
     ]
     assert not {"asyncio", "anyio"} & {name.partition(".")[0] for name in loaded}

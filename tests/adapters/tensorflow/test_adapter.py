@@ -1,0 +1,461 @@
+"""What hooks of TensorFlow see in a session of this library, beside what they see in TensorFlow's own."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow
+
+import aiohooks as ah
+from aiohooks.adapters.tensorflow import (
+    AbortedError,
+    OutOfRangeError,
+    TensorFlowHooks,
+    TensorFlowSession,
+    TensorFlowSessionCreator,
+    UnavailableError,
+)
+from aiohooks.testing import FaultInjectionHook, RecordingHook, check_hook, hook_checks
+from tests.support.sessions import NO_BACKOFF, double
+
+tf: Any = tensorflow.compat.v1
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+Call = Callable[..., Any]
+
+
+class Recording(tf.train.SessionRunHook):  # type: ignore[misc]
+    """Records what it gets, and does at its calls what a test gives."""
+
+    def __init__(self, name: str = "hook", record: list[Any] | None = None, **calls: Any) -> None:
+        self.name = name
+        self.record: list[Any] = [] if record is None else record
+        self.calls = calls
+        self.runs = 0
+        self.graph: Any = None
+
+    def note(self, phase: str, *details: Any) -> None:
+        self.record.append((self.name, phase, *details))
+
+    def call(self, phase: str, *args: Any) -> Any:
+        return self.calls[phase](*args) if phase in self.calls else None
+
+    def begin(self) -> None:
+        self.graph = tf.get_default_graph()
+        self.note("begin", self.graph.finalized)
+        self.call("begin")
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self.note("after_create_session", type(session), isinstance(coord, tf.train.Coordinator), self.is_current(session))
+        self.call("after_create_session", session, coord)
+
+    def before_run(self, run_context: Any) -> Any:
+        self.runs += 1
+        fetches, feed_dict, options = run_context.original_args
+        self.note("before_run", fetches, feed_dict, options, run_context.stop_requested, self.is_current(run_context.session))
+        return self.call("before_run", run_context)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        traced = bool(run_values.run_metadata.step_stats.dev_stats)
+        options = run_values.options
+        merged = options.trace_level, options.timeout_in_ms, options.report_tensor_allocations_upon_oom
+        self.note("after_run", run_values.results, merged, traced, run_context.stop_requested)
+        self.call("after_run", run_context, run_values)
+
+    def end(self, session: Any) -> None:
+        self.note("end", self.is_current(session), float(session.run("w:0")))
+        self.call("end", session)
+
+    def is_current(self, session: Any) -> bool:
+        return bool(tf.get_default_graph() is self.graph is session.graph and self.graph.finalized)
+
+    def phases(self) -> list[str]:
+        return [phase for name, phase, *_ in self.record if name == self.name]
+
+
+def session_of(*hooks: Any, beside: Any = (), **options: Any) -> ah.AsyncMonitoredSession:
+    """Return a session over the current graph, with hooks of TensorFlow and others."""
+    creator = TensorFlowSessionCreator(options.pop("creator", None))
+    return ah.AsyncMonitoredSession(creator, [TensorFlowHooks(hooks), *beside], recovery=NO_BACKOFF, **options)
+
+
+class Pair(NamedTuple):
+    """Fetches with a shape."""
+
+    first: Any
+    rest: Any
+
+
+def asking(record: list[Any]) -> list[Recording]:
+    """Make hooks that ask for all kinds of things, share a record, and of which the second stops in its third run."""
+    args = tf.train.SessionRunArgs
+    x = tf.get_default_graph().get_tensor_by_name("x:0")
+    trace = tf.RunOptions(trace_level=tf.RunOptions.SOFTWARE_TRACE, timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
+
+    def stop(run_context: Any, _: Any) -> None:
+        if second.runs == 3:
+            run_context.request_stop()
+
+    first = Recording("first", record, before_run=lambda _: args({"loss": "loss:0", "nested": Pair(x, [x, ("train", x)])}))
+    second = Recording(
+        "second", record, before_run=lambda _: args("loss:0", {x: 7.0}, tf.RunOptions(timeout_in_ms=5_000)), after_run=stop
+    )
+    third = Recording("third", record, before_run=lambda _: args(None, options=trace))
+    return [first, second, third, Recording("silent", record)]
+
+
+async def test_hooks_see_what_they_see_in_tensorflow() -> None:
+    """All calls and their arguments are those of TensorFlow's MonitoredSession: order, results, feeds, options, metadata."""
+    wanted: list[Any] = []
+    with tf.train.MonitoredSession(hooks=asking(wanted)) as session:
+        while not session.should_stop():
+            session.run(["train", "loss:0"])
+    record: list[Any] = []
+    async with session_of(*asking(record)) as ours:
+        while not ours.should_stop():
+            assert await ours.run(["train", "loss:0"]) == [None, 14.0]
+    assert len(record) == len(wanted) == 4 * (1 + 1 + 3 * 2 + 1)
+    for one, other in zip(record, wanted, strict=True):
+        assert one == other
+    assert ours.stop_reason == "Recording has requested it"
+
+
+async def test_options_and_metadata_of_the_caller() -> None:
+    """The caller's options are merged with those of the hooks, which get the metadata object that the caller gives."""
+    hook = Recording(before_run=lambda _: tf.train.SessionRunArgs(None, options=tf.RunOptions(timeout_in_ms=90_000)))
+    metadata = tf.RunMetadata()
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, timeout_in_ms=1_000)
+    seen: list[Any] = []
+    hook.calls["after_run"] = lambda _, values: seen.append(values.run_metadata)
+    async with session_of(hook) as session:
+        await session.run("train", options={"run_options": [options], "run_metadata": [metadata]})
+    assert seen[0] is metadata
+    assert metadata.step_stats.dev_stats
+    [merged] = [each[3] for each in hook.record if each[1] == "after_run"]
+    assert merged == (tf.RunOptions.FULL_TRACE, 90_000, False)
+    assert options.timeout_in_ms == 1_000
+
+
+async def test_the_end_of_the_input_is_a_clean_end() -> None:
+    """TensorFlow's OutOfRangeError, out of a run or a hook, ends the session cleanly."""
+    batch = tf.data.make_one_shot_iterator(tf.data.Dataset.range(3)).get_next()
+    hook = Recording()
+    seen: list[int] = []
+    async with session_of(hook) as session:
+        while True:
+            seen.append((await session.run({"batch": batch, "train": "train"}))["batch"])
+    assert seen == [0, 1, 2]
+    assert hook.phases()[-1] == "end"
+
+    def read(run_context: Any, _: Any) -> None:
+        while True:
+            run_context.session.run(batch)
+
+    hook = Recording(after_run=read)
+    async with session_of(hook) as session:
+        await session.run("train")
+        raise RuntimeError("not reached")
+    assert hook.phases()[-1] == "end"
+
+
+def failing(phase: str, error: Exception, at: int) -> Recording:
+    """Make a hook that raises the error in its n-th run."""
+
+    def fail(*_: Any) -> None:
+        if hook.runs == at:
+            raise error
+
+    hook = Recording()
+    hook.calls[phase] = fail
+    return hook
+
+
+@pytest.mark.may_leak  # TensorFlow keeps the file of its events open
+@pytest.mark.parametrize("phase", ["before_run", "after_run"])
+@pytest.mark.parametrize("kind", [tf.errors.AbortedError, tf.errors.UnavailableError])
+async def test_it_recovers_from_the_checkpoint(tmp_path: Path, kind: Any, phase: str) -> None:
+    """After AbortedError and UnavailableError TensorFlow restores its checkpoint, and the global step is set back."""
+    folder = str(tmp_path)
+    hook = failing(phase, kind(None, None, "lost"), at=6)
+    saver = tf.train.CheckpointSaverHook(folder, save_steps=2)
+    steps: list[tuple[int, int, float]] = []
+    async with session_of(hook, saver, creator=tf.train.ChiefSessionCreator(checkpoint_dir=folder)) as session:
+        for _ in range(8):
+            value = (await session.run({"w": "w:0", "train": "train"}))["w"]
+            steps.append((*session.global_step.latest, float(value)))
+        assert session.status().recoveries == 1
+    assert [step for _, step, _ in steps] == [1, 2, 3, 4, 5, 5, 6, 7]
+    assert [epoch for epoch, _, _ in steps] == [1, 1, 1, 1, 1, 2, 2, 2]
+    assert steps[5][2] in (4.0, 5.0)  # read before or after the update of the same run, which was restored to step 4
+    assert hook.phases().count("after_create_session") == 2
+    assert hook.phases().count("end") == 1
+
+
+async def test_errors_are_those_of_both() -> None:
+    """An error is one of TensorFlow and of this library, has TensorFlow's message, and can be pickled."""
+    for kind in (OutOfRangeError, AbortedError, UnavailableError):
+        error = kind(None, None, "over there")
+        ours, theirs = kind.__bases__
+        assert isinstance(error, ours)
+        assert isinstance(error, theirs)
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.error_code) == (kind, "over there", error.error_code)
+
+
+async def test_an_error_names_its_hook() -> None:
+    """An error has the hook and its method as a note; TensorFlow's own is the cause of the one that is raised."""
+    hook = failing("after_run", tf.errors.AbortedError(None, None, "lost"), at=1)
+    singular = ah.AsyncSingularMonitoredSession(TensorFlowSessionCreator(), [TensorFlowHooks([hook])])
+
+    async def use() -> None:
+        async with singular as session:
+            await session.run("train")
+
+    with pytest.raises(tf.errors.AbortedError, match="lost") as caught:
+        await use()
+    assert type(caught.value.__cause__) is tf.errors.AbortedError
+    assert caught.value.__notes__[0] == "raised by Recording.after_run"
+    assert "end" not in hook.phases()
+
+
+async def test_end_of_every_hook_is_called() -> None:
+    """An error in one `end` takes it from no other hook; several come as a group."""
+
+    def fail(_: Any) -> None:
+        raise OSError("disk full")
+
+    hooks = [Recording(end=fail), Recording(), Recording(end=fail)]
+
+    async def use(*hooks: Recording) -> None:
+        async with session_of(*hooks):
+            pass
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await use(*hooks)
+    assert [str(error) for error in caught.value.exceptions] == ["disk full", "disk full"]
+    assert all(hook.phases()[-1] == "end" for hook in hooks)
+    with pytest.raises(OSError, match="disk full"):
+        await use(*hooks[:2])
+
+
+class WithThread:
+    """A hook with a thread that its coordinator knows, as input pipelines have them."""
+
+    def __init__(self, work: Callable[[Any], None]) -> None:
+        self.hook = Recording(after_create_session=self.start)
+        self.work = work
+        self.ended = 0
+
+    def start(self, session: Any, coord: Any) -> None:
+        def run() -> None:
+            with coord.stop_on_exception():
+                self.work(coord)
+            self.ended += 1
+
+        thread = threading.Thread(target=run)
+        coord.register_thread(thread)
+        thread.start()
+
+
+async def test_threads_learn_of_the_end_and_are_joined() -> None:
+    """`should_stop` and `wait_for_stop` of TensorFlow's coordinator end the threads of hooks, which are waited for."""
+    threads = WithThread(lambda coord: coord.wait_for_stop())
+    async with session_of(threads.hook) as session:
+        await session.run("train")
+    assert threads.ended == 1
+    async with session_of(threads.hook) as session:
+        session.request_stop("by the caller")
+    assert threads.ended == 2
+
+
+async def test_a_thread_stops_the_session() -> None:
+    """`request_stop` of TensorFlow's coordinator stops the session, and ends its waits."""
+    go = threading.Event()
+
+    def work(coord: Any) -> None:
+        go.wait()
+        coord.request_stop()
+
+    async with session_of(WithThread(work).hook) as session:
+        go.set()
+        await session.until(asyncio.Event().wait())
+    assert session.stop_reason == "TensorFlow's coordinator was requested to stop"
+
+
+async def test_the_error_of_a_thread_fails_the_session_once() -> None:
+    """An error that a thread reports to TensorFlow's coordinator ends a wait and is raised, the same object, without `end`."""
+    error = OSError("the reader failed")
+
+    def work(_: Any) -> None:
+        raise error
+
+    threads = WithThread(work)
+
+    async def use() -> None:
+        async with session_of(threads.hook) as session:
+            await session.until(asyncio.Event().wait())
+
+    with pytest.raises(OSError, match="the reader failed") as caught:
+        await use()
+    assert caught.value is error
+    assert not any("and then" in note for note in caught.value.__notes__)
+    assert "end" not in threads.hook.phases()
+
+
+async def test_the_error_of_a_thread_is_recovered_from() -> None:
+    """If a session recovers from it, the next one has a coordinator and threads of its own."""
+    failed: list[bool] = []
+
+    def work(coord: Any) -> None:
+        if not failed:
+            failed.append(True)
+            raise tf.errors.AbortedError(None, None, "the reader was moved")
+        coord.wait_for_stop()
+
+    threads = WithThread(work)
+    async with session_of(threads.hook) as session:
+        while not session.status().recoveries:
+            await session.run("train")
+    assert threads.hook.phases().count("after_create_session") == 2
+    assert threads.ended == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_queue_runners_are_started_and_joined() -> None:
+    """Queue runners of the graph feed the runs, and the end of their queue is a clean end."""
+    item = tf.train.input_producer([1, 2, 3], num_epochs=1, shuffle=False).dequeue()
+    seen: list[int] = []
+    async with session_of() as session:
+        while True:
+            seen.append(int(await session.run(item)))
+    assert seen == [1, 2, 3]
+
+
+async def test_the_event_loop_continues_during_a_run() -> None:
+    """A run that blocks waits in a thread: here for what the event loop does. A cancel waits for it, and then passes."""
+    started, go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait() -> Any:
+        loop.call_soon_threadsafe(started.set)
+        go.wait()
+        return np.float32(1.0)
+
+    blocked = tf.py_func(wait, [], tf.float32)
+    async with session_of() as session:
+        run = asyncio.create_task(session.run(blocked))
+        await started.wait()
+        go.set()
+        assert await run == 1.0
+
+        started.clear()
+        go.clear()
+        run = asyncio.create_task(session.run([blocked, "train"]))
+        await started.wait()
+        run.cancel()
+        await asyncio.sleep(0)
+        assert not run.done()
+        go.set()
+        await asyncio.wait([run])
+        assert run.cancelled()
+
+
+async def test_the_graph_is_finalized_while_it_is_used() -> None:
+    """`begin` may add operations; then the graph is finalized, and after the session it can be added to again."""
+    graph = tf.get_default_graph()
+    added: list[Any] = []
+    hook = Recording(
+        begin=lambda: added.append(tf.constant(3.0, name="three")), before_run=lambda _: tf.train.SessionRunArgs(added[0])
+    )
+    async with session_of(hook) as session:
+        assert graph.finalized
+        await session.run("train")
+    assert not graph.finalized
+    assert [each[2] for each in hook.record if each[1] == "after_run"] == [3.0]
+    graph.finalize()
+    async with session_of() as session:
+        await session.run("train")
+    assert graph.finalized
+
+
+async def test_feeds_do_not_conflict() -> None:
+    """Two hooks that feed a tensor, or a hook and the caller, are refused, by name and by tensor."""
+    x = tf.get_default_graph().get_tensor_by_name("x:0")
+
+    def feeding(key: Any) -> Recording:
+        return Recording(before_run=lambda _: tf.train.SessionRunArgs(None, {key: 2.0}))
+
+    async def use(*hooks: Any, feed_dict: Any = None) -> None:
+        async with session_of(*hooks) as session:
+            await session.run("train", feed_dict)
+
+    await use(feeding(x))
+    with pytest.raises(ah.errors.FeedConflictError, match="Recording feeds x:0, which another hook feeds as well"):
+        await use(feeding(x), feeding("x:0"))
+    with pytest.raises(ah.errors.FeedConflictError, match=r"'x:0' by TensorFlowHooks.before_run and the caller"):
+        await use(feeding(x), feed_dict={"x:0": 3.0})
+
+
+async def test_hooks_of_this_library_work_beside_them() -> None:
+    """They fetch and feed by TensorFlow's names, and get raw runs of the session."""
+    sparse = tf.sparse.from_dense([0.0, 3.0])
+    history = ah.HistoryHook(["loss:0"])
+    raw: list[Any] = []
+
+    class Reads(ah.SessionRunHook):
+        async def after_run(self, run_context: Any, run_values: Any) -> None:
+            assert isinstance(run_context.session, TensorFlowSession)
+            raw.append(await run_context.session.run(["w:0", run_context.session.graph.global_step, sparse]))
+
+    async with session_of(beside=[history, Reads(), ah.StopAtStepHook(last_step=2)]) as session:
+        async for loss in session.steps(["loss:0", "train"], feeds=[{"x:0": 1.0}, {"x:0": 2.0}, {"x:0": 3.0}]):
+            assert loss[0] in (2.0, 4.0)
+    assert history.values == {"loss:0": [2.0, 4.0]}
+    assert [(w, step) for w, step, _ in raw] == [(1.0, 1), (3.0, 2)]
+    assert list(raw[0][2].values) == [3.0]
+
+
+async def test_what_does_not_fit_is_refused() -> None:
+    """Unknown names, operations of this library in a graph of TensorFlow, and its hooks in another session."""
+    async with session_of() as session:
+        with pytest.raises(ah.errors.FetchError, match="'lost' is not in the graph of TensorFlow"):
+            await session.run("lost")
+        with pytest.raises(ah.errors.GraphError, match="add an operation of TensorFlow"):
+            session.graph.placeholder("y")
+    with pytest.raises(ah.errors.InvalidHookError, match="for the session of a TensorFlowSessionCreator"):
+        await ah.AsyncMonitoredSession(double, [TensorFlowHooks([Recording()])]).__aenter__()
+
+
+async def test_an_error_of_another_hook_passes() -> None:
+    """The session of TensorFlow is closed when another hook fails at any point, and its error comes out alone."""
+    for phase in ("begin", "after_create_session", "before_run", "after_run", "end", "close"):
+        hook, fault = Recording(), FaultInjectionHook({(phase, 1): OSError(phase)})
+
+        async def use(hook: Recording = hook, fault: RecordingHook = fault) -> None:
+            async with session_of(hook, beside=[fault]) as session:
+                await session.run("train")
+
+        with pytest.raises(OSError, match=phase):
+            await use()
+        assert not tf.get_default_graph().finalized
+
+
+@pytest.mark.parametrize("check", hook_checks())
+async def test_it_is_a_good_hook(check: str) -> None:
+    """`TensorFlowHooks` passes the conformance suite of hooks, in sessions over a TensorFlow graph."""
+    ask = tf.train.SessionRunArgs("loss:0", {"x:0": 2.0})
+    await check_hook(
+        lambda: TensorFlowHooks([Recording(before_run=lambda _: ask), Recording()]),
+        check,
+        make_source=TensorFlowSessionCreator,
+        fetches="train",
+        errors=[OutOfRangeError(None, None, "the end")],
+    )
