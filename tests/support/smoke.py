@@ -282,11 +282,18 @@ async def asgi() -> None:
     assert "state" in json.loads(sent[1]["body"]), sent
 
 
+async def completion() -> None:
+    """The line for a shell is printed."""
+    from aiohooks._command_line.parser import main
+
+    assert main(["completion", "bash"]) == 0
+
+
 PROGRAMS: Mapping[str, Callable[..., Coroutine[Any, Any, None]]] = {
     program.__name__: program
     for program in (
         *(core, uvloop, checkpoint, tensorflow, torch, rich, tensorboard, matplotlib, pyinstrument, fsspec, redis, nats, ray),
-        *(opentelemetry, prometheus, mlflow, wandb, asgi),
+        *(opentelemetry, prometheus, mlflow, wandb, asgi, completion),
     )
 }
 """By the name of the extra."""
