@@ -317,6 +317,7 @@ def golden_state() -> dict[str, Any]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch's, once in a process
 def test_version_2_is_read() -> None:
     """The files in the repository are read as the state that they were made from."""
     restored = directory(GOLDEN, read_only=True).restore(None)
