@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
@@ -48,23 +48,34 @@ __all__ = [
 
 tf: Any = tensorflow.compat.v1
 
+if TYPE_CHECKING:  # it has no types
+    _OpError = Exception
+    _OutOfRangeError = Exception
+    _AbortedError = Exception
+    _UnavailableError = Exception
+else:
+    _AbortedError = tf.errors.AbortedError
+    _OpError = tf.errors.OpError
+    _OutOfRangeError = tf.errors.OutOfRangeError
+    _UnavailableError = tf.errors.UnavailableError
+
 _NUMBERS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
 """Of `RunOptions` the larger one is taken; flags are joined by "or", and lists to one."""
 
 
-class OutOfRangeError(errors.OutOfRangeError, tf.errors.OutOfRangeError):  # type: ignore[misc]
+class OutOfRangeError(errors.OutOfRangeError, _OutOfRangeError):
     """TensorFlow's error of that name, by which a session ends cleanly: raised in its place, caused by it."""
 
     __reduce__: Any = tf.errors.OpError.__reduce__
 
 
-class AbortedError(errors.AbortedError, tf.errors.AbortedError):  # type: ignore[misc]
+class AbortedError(errors.AbortedError, _AbortedError):
     """TensorFlow's error of that name, from which a session recovers: raised in its place, caused by it."""
 
     __reduce__: Any = tf.errors.OpError.__reduce__
 
 
-class UnavailableError(errors.UnavailableError, tf.errors.UnavailableError):  # type: ignore[misc]
+class UnavailableError(errors.UnavailableError, _UnavailableError):
     """TensorFlow's error of that name, from which a session recovers: raised in its place, caused by it."""
 
     __reduce__: Any = tf.errors.OpError.__reduce__
@@ -75,12 +86,13 @@ def _errors_of_both() -> Generator[None]:
     """Raise errors that a session knows as those of TensorFlow and of this library in one."""
     try:
         yield
-    except tf.errors.OpError as error:
+    except _OpError as caught:
+        error: Any = caught
         for kind in (OutOfRangeError, AbortedError, UnavailableError):
-            if isinstance(error, kind.__bases__[1]) and not isinstance(error, kind):
+            if isinstance(caught, kind.__bases__[1]) and not isinstance(caught, kind):
                 both: Any = kind(error.node_def, error.op, error.message)
                 both.args = (error.message,)  # for its repr in log lines
-                raise both from error
+                raise both from caught
         raise
 
 
