@@ -30,7 +30,7 @@ from tests.support.checkpoint_files import same
 from tests.support.checkpoint_programs import run_here
 
 PROGRAMS: list[tuple[Program, int]] = [
-    (checkpoint_kill.kill, 400),
+    (checkpoint_kill.kill, 150),
     (checkpoint_turns.turns, 100),
     (checkpoint_strace.strace, 60),
     (checkpoint_power.power, 60),

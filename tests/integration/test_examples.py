@@ -307,15 +307,7 @@ def readme_programs() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("number", "wanted"),
-    [
-        (0, ["called search"]),
-        (1, ["step 1: loss 1.0", "step 2: loss 0.5", "step 3: loss 0.25"]),
-        (2, ["(1, 1)", "(2, 2)"]),
-        (3, ["at step 2", "step 10 will not come: out of memory"]),
-    ],
-)
+@pytest.mark.parametrize(("number", "wanted"), [(0, []), (1, ["step 1 loss 1.0", "step 2 loss 0.5", "step 3 loss 0.25"])])
 def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:
     """Each program of the README is complete: it runs and prints this."""
     done = subprocess.run(

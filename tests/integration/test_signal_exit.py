@@ -74,7 +74,7 @@ WAITS = """
     async def main(creator, url):
         async with ah.open_step_store(url, run="r") as store:
             if creator is ah.ChiefSessionCreator:
-                await ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=store)).__aenter__()
+                first = await ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=store)).__aenter__()
             async with ah.open_step_store(url, run="r") as other:
                 async with ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=other), [Hook()], handle_signals=True):
                     print("open", flush=True)

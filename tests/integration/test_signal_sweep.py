@@ -27,7 +27,7 @@ def test_signals_anywhere(loop: str) -> None:
     assert tally.violations == []
     assert tally.once >= 30
     assert tally.twice >= 30
-    assert len(tally.signals) == 9
+    assert len(tally.signals) == 10
 
 
 @pytest.mark.slow

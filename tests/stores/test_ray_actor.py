@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 
@@ -54,7 +55,7 @@ async def test_contract_when_the_actor_dies(check: str) -> None:
         for actor in cluster.actors.values():
             actor.die()
 
-    await check_step_store(cluster.store, check, lose_data=lose_data)
+    await check_step_store(functools.partial(cluster.store, lease_secs=2.0), check, lose_data=lose_data)
     for actor in cluster.actors.values():
         actor.stop()
 
@@ -111,7 +112,7 @@ async def test_a_publisher_leaves_once_whenever_the_actor_dies(fate: str) -> Non
     """The exit is sent again to the next actor, which may know it from other processes: waiters see one exit."""
     cluster = FakeCluster()
     actor = cluster.actor("fake")
-    async with cluster.store() as a, cluster.store() as b:
+    async with cluster.store(lease_secs=2.0) as a, cluster.store(lease_secs=2.0) as b:
         publisher = a.publisher("one")
         await a.flush()
         waiting = asyncio.ensure_future(b.wait_for(10))

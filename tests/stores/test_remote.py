@@ -37,7 +37,7 @@ async def test_conformance_without_its_data(check: str, connected: bool) -> None
         if not connected:
             engine.cut()
 
-    await check_step_store(lambda run: FakeStepStore(engine, run=run), check, lose_data=lose_data)
+    await check_step_store(lambda run: FakeStepStore(engine, run=run, lease_secs=2.0), check, lose_data=lose_data)
 
 
 # --- outages
