@@ -202,12 +202,13 @@ async def test_it_recovers_from_the_checkpoint(tmp_path: Path, kind: Any, phase:
 async def test_errors_are_those_of_both() -> None:
     """An error is one of TensorFlow and of this library, has TensorFlow's message, and can be pickled."""
     for kind in (OutOfRangeError, AbortedError, UnavailableError):
-        error = kind(None, None, "over there")
+        error: Any = kind(None, None, "over there")
         ours, theirs = kind.__bases__
+        code = error.error_code
         assert isinstance(error, ours)
         assert isinstance(error, theirs)
         again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again), again.error_code) == (kind, "over there", error.error_code)
+        assert (type(again), str(again), again.error_code) == (kind, "over there", code)
 
 
 async def test_an_error_names_its_hook() -> None:
