@@ -169,9 +169,11 @@ class RedisConnection:
                 await self._client.connect()
         except TimeoutError as error:
             self._lost_by = TimeoutError(f"no answer within {within:g} s")
+            await self._disconnect()
             raise explain_error(self._lost_by, self._address, connecting=True) from error
         except Exception as error:
             self._lost_by = error
+            await self._disconnect()  # redis-py leaves what was reset during the handshake
             raise explain_error(error, self._address, connecting=True) from error
         if self._lost_by is not None:  # dropped meanwhile
             await self._disconnect()
