@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from aiohooks._aio.cancel import wait_done
+from aiohooks._aio.clock import wake
 
 T = TypeVar("T")
 
@@ -31,3 +35,40 @@ async def wait_for_others(waiter: Awaitable[T]) -> T:
     until = _until.get()
     result: T = await (waiter if until is None else until(waiter))
     return result
+
+
+class Outages:
+    """The outages of an engine, for those who wait for what a task asks it: the task has no part in the opening of a session."""
+
+    def __init__(self) -> None:
+        self._current = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @contextlib.contextmanager
+    def outage(self) -> Generator[None]:
+        """Mark the time of this block as one in which the engine does not answer."""
+        self._current += 1
+        for waiter in self._waiters:
+            wake(waiter)
+        try:
+            yield
+        finally:
+            self._current -= 1
+
+    async def wait_in_opening(self, answer: asyncio.Future[Any]) -> None:
+        """Wait until `answer` is done, if a session is being opened here: from an outage on like `wait_for_others`.
+
+        Before that it is no wait for others: a session whose engine answers is opened also after a stop, and its hooks see the
+        end.
+        """
+        if _until.get() is None:
+            return
+        if not self._current:
+            outage: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(outage)
+            try:
+                await asyncio.wait([answer, outage], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._waiters.discard(outage)
+        if not answer.done():
+            await wait_for_others(wait_done([answer], None))

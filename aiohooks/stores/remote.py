@@ -215,7 +215,8 @@ class RemoteStepStore(SharedStepStore):
         self._sleepers.add(sleeper)
         timer = wake_after(sleeper, secs, self._clock)
         try:
-            await sleeper
+            with self._outages.outage():
+                await sleeper
         finally:
             timer.cancel()
             self._sleepers.discard(sleeper)
@@ -346,8 +347,11 @@ class RemoteStepStore(SharedStepStore):
         self._pending_writes.append(write)
         if self._writing is None:
             self._writing = self._spawn(self._write_all(), "writing")
-        # A write to an engine that answers is no wait: a session is opened also after a stop, and its hooks see the end.
-        answer = await (write.answer if self._disconnected_at is None else wait_for_others(write.answer))
+        try:
+            await self._outages.wait_in_opening(write.answer)
+            answer = await write.answer
+        finally:
+            write.answer.cancel()  # a stop has ended the wait
         if isinstance(answer, Position):
             return answer
         raise answer

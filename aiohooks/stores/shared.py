@@ -18,7 +18,7 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._aio.opening import wait_for_others
+from aiohooks._aio.opening import Outages, wait_for_others
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import (
     AiohooksError,
@@ -90,6 +90,7 @@ class SharedStepStore(StepStore):
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._opening: asyncio.Task[None] | None = None
         self._opened = self._closing = self._forgotten = False
+        self._outages = Outages()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._seq = 0
         self._term = 0
@@ -238,8 +239,10 @@ class SharedStepStore(StepStore):
         self._announce()
 
     async def flush(self, timeout: float | None = None) -> None:
-        if self._announcing is not None:
-            await wait_done([self._announcing], timeout)
+        if (announcing := self._announcing) is not None:
+            if timeout is None:
+                await self._outages.wait_in_opening(announcing)
+            await wait_done([announcing], timeout)
 
     # Opening and closing.
 
@@ -542,6 +545,7 @@ class SharedStepStore(StepStore):
         """Read the run before a wait that would fail: nothing is reported while nothing waits. Concurrent callers share it."""
         self._enter()
         if (refreshing := self._start_refresh()) is not None:
+            await self._outages.wait_in_opening(refreshing)
             await wait_done([refreshing], None)
 
     def _start_refresh(self) -> asyncio.Task[None] | None:

@@ -162,31 +162,63 @@ async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bo
         clock.advance(1)
 
 
-async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock) -> None:
-    """A chief that has restored its state, and whose engine has gone away meanwhile, ends at a stop."""
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize("write", ["advance", "raise_to", "reset", "mark_initialised"])
+async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock, write: str, noticed: bool) -> None:
+    """A chief whose engine has gone away after its state was restored ends at a stop, in whatever it does, and writes nothing."""
     engine = FakeEngine()
-    restored = asyncio.Event()
 
     async def init(session: ah.Session) -> None:
+        await steps.raise_to(3)
         engine.stop()
-        await ticks(40)  # the store notices it
-        restored.set()
-        await session.global_step.raise_to(5)
+        if noticed:
+            await ticks(40)
+        if write != "mark_initialised":  # the chief calls that next
+            await getattr(steps, write)(*[] if write == "advance" else [5])
 
     steps = FakeStepStore(engine)
     creator = ah.ChiefSessionCreator(model(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
     session = ah.AsyncMonitoredSession(creator)
     entering = asyncio.ensure_future(session.__aenter__())
-    await restored.wait()
-    await ticks(40)
+    for _ in range(20):
+        await ticks(40)
+        clock.advance(1)
     assert not entering.done()
     session.request_stop("enough")
     with pytest.raises(ah.StopRequestedError, match="enough"):
         await entering
-    closing = asyncio.ensure_future(steps.aclose())
-    while not closing.done():
-        await ticks(5)
-        clock.advance(1)
+    engine.restart()
+    await ticks(40)
+    clock.advance(6)
+    assert await steps.value() == (1, 3)
+    await steps.aclose()
+
+
+async def test_a_stop_ends_the_wait_for_the_publishers(clock: ManualClock) -> None:
+    """A worker whose publishers have all left looks for new ones first: its engine has gone away, and it ends at a stop."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as chief:
+        await steps.value()
+        with chief.publisher("chief"):
+            await chief.flush()
+            await steps.value()
+        await chief.flush()
+        with pytest.raises(ah.errors.PublisherFinishedError):
+            await steps.wait_for(1)
+        engine.stop()
+        session = ah.AsyncMonitoredSession(waiting_worker(engine, steps))
+        entering = asyncio.ensure_future(session.__aenter__())
+        for _ in range(20):
+            await ticks(40)
+            clock.advance(1)
+        assert not entering.done()
+        session.request_stop("enough")
+        with pytest.raises(ah.StopRequestedError, match="enough"):
+            await entering
+        engine.restart()
+        await ticks(40)
+        clock.advance(6)
+        await ticks(40)
 
 
 async def test_a_stop_before_a_lead_that_is_free() -> None:
