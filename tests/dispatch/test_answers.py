@@ -133,3 +133,23 @@ async def test_what_is_only_logged_names_its_hook(caplog: pytest.LogCaptureFixtu
     assert another.choose("x") == "a of x"
     assert [record.getMessage().split(" ")[0] for record in caplog.records] == ["Failing.call", "Failing.choose"]
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["call failed", "choose failed"]
+
+
+async def test_a_hook_fails_after_the_next_one_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """`wrap`, and only logged: the last answer it got counts, and the rest is not called again."""
+    asked: list[str] = []
+
+    class Repeating:
+        async def call(self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
+            await call_next(f"{text}1")
+            await call_next(f"{text}2")
+            raise OSError("call failed")
+
+    async def own(text: str, *, extra: str = "") -> str:
+        asked.append(text)
+        return text
+
+    hooks = ah.compose(Texts, [ah.configure(Repeating(), on_error="log"), Adding("a")])
+    assert await hooks.call("x", call_next=own) == "a(x2)"
+    assert asked == ["x1", "x2"]
+    assert len(caplog.records) == 1

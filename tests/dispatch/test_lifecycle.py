@@ -139,6 +139,27 @@ def test_several_hooks_on_a_method_that_seems_to_wrap_need_a_word_how(name: str,
             ah.compose(Untyped, [kind(), kind()])
 
 
+class Events:
+    """A method that takes any positional arguments, and one that takes any keywords."""
+
+    async def on_items(self, name: str, *items: int) -> None: ...
+
+    async def on_fields(self, name: str, **fields: int) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["on_items", "on_fields"])
+def test_hooks_must_take_as_many_arguments_as_the_class(name: str) -> None:
+    """Where it takes any, so must they."""
+
+    async def fits(self: object, name: str, *items: int, **fields: int) -> None: ...
+
+    async def too_few(self: object, name: str) -> None: ...
+
+    ah.compose(Events, [type("Observer", (), {name: fits})()])
+    with refused(InvalidHookError, f"Observer.{name}(", "cannot take the call", f"Events.{name}(self, name: ", "*"):
+        ah.compose(Events, [type("Observer", (), {name: too_few})()])
+
+
 class Questions:
     async def count(self) -> int:
         return 0

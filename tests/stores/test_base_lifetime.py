@@ -6,6 +6,9 @@ import asyncio
 import dataclasses
 import logging
 import threading
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 from anyio import to_thread
@@ -19,6 +22,19 @@ from tests.support.waiting import parked, result_without_suspending, ticks
 pytestmark = pytest.mark.every_python
 
 MAX_STEP = 2**53 - 1
+
+
+def asynchronous_calls(store: MemoryStepStore) -> list[Coroutine[Any, Any, object]]:
+    """Call each method that suspends and is refused where the store cannot be used."""
+    return [
+        store.advance(), store.raise_to(5), store.reset(5), store.value(), store.wait_for(1), store.wait_initialised(),
+        store.mark_initialised(), store.inspect(), enter(store.lead()),
+    ]  # fmt: skip
+
+
+async def enter(block: AbstractAsyncContextManager[object]) -> None:
+    async with block:
+        pass
 
 
 # --- changes
@@ -116,7 +132,7 @@ async def test_close_ends_waits_and_later_calls() -> None:
         for end in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(end, StoreClosedError)
         await store.aclose()
-        for coro in (store.wait_for(1), store.advance(), store.raise_to(9), store.reset(1), store.value(), anext(changes)):
+        for coro in (*asynchronous_calls(store), anext(changes)):
             with pytest.raises(StoreClosedError, match=r"at step 4 of epoch 1, closed.* is closed: make a new one"):
                 await coro
         for call in (lambda: store.publisher("late"), lambda: store.fail(ValueError()), store.advance_threadsafe):
@@ -138,7 +154,7 @@ def test_other_loop_is_refused_before_any_effect() -> None:
     assert asyncio.run(store.advance()) == 1
 
     async def use() -> None:
-        for coro in (store.advance(), store.raise_to(5), store.reset(5), store.value(), store.wait_for(1), store.aclose()):
+        for coro in (*asynchronous_calls(store), store.aclose()):
             with pytest.raises(WrongLoopError, match="another event loop than its own; from other threads"):
                 await coro
         with pytest.raises(WrongLoopError):

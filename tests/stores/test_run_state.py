@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -29,6 +30,17 @@ def test_state_as_text_is_the_same() -> None:
     assert RunState.load(state.dump()).apply(requests[0]).position == Position(2, 1)
     with pytest.raises(ValueError, match="which is not the state of a run"):
         RunState.load(b"{}")
+
+
+def test_a_state_of_an_older_version_is_read() -> None:
+    """It says nothing of a leader, or of a loss."""
+    state = RunState()
+    for request in (Write("advance", 3, Position(1, 0), 0, "p", 1), Leave("p/1", "a")):
+        state.apply(request)
+    fields = json.loads(state.dump())
+    for name in ("leader", "recovered", "unconfirmed", "recovered_exits", "recovered_revision"):
+        del fields[name]
+    assert RunState.load(json.dumps(fields).encode()).dump() == state.dump()
 
 
 def test_state_refuses_an_older_term() -> None:
@@ -116,6 +128,18 @@ def test_a_lost_run_is_recovered_from_those_who_know_it(order: tuple[str, ...]) 
     assert state.apply(Lead(Member("q/1", "standby", 1.0))).term == 3
     assert state.apply(Write("advance", 1, Position(1, 0), 2, "p", 2)).status == "stale"
     assert state.exits == lost.exits + 1
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_what_was_initialised_before_the_loss_is_initialised(initialised: bool) -> None:
+    """Any process that knows it is enough; it is not so for a chief that has taken over since."""
+    lost, newer = led_by("p"), RunState()
+    lost.apply(Join(lost.members["p/1"]._replace(ready=initialised)))
+    assert recovered({"q": lost}).snapshot().ready is initialised
+    for _ in range(3):
+        newer.apply(Lead(Member("new/1", "new chief", 1.0)))
+        newer.apply(Leave("new/1"))
+    assert not recovered({"q": lost}, newer).snapshot().ready
 
 
 @pytest.mark.parametrize("process", ["p", "q"])

@@ -15,7 +15,6 @@ _LOGGED = " # when the last line was logged, or the waiting began"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
 _LONG = "if len(text) > {} or abs(value := int(text)) > MAX_INT:"
 _COMPARED = "the numbers are only compared with each other"
-_RECOVERED = 'state.recovered_revision = _number(read.get("recovered_revision", {}))'
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
 _RANGE = "if type(start) is not int or start < 0 or start % kind.itemsize or start + {} > len(data):"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
@@ -73,6 +72,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/cli.py", "_readable_size", "break  =>  continue"): "the other units are not reached either",
     ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
     ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
+    ("aiohooks/stores/shared.py", "SharedStepStore.__init__", "self._seq = 0  =>  self._seq = 1"): _COMPARED,
+    (
+        "aiohooks/stores/memory.py",
+        "MemoryStepStore.advance_nowait",
+        "if type(by) is not int or by < 1:  =>  if type(by) is not int or (by <= 1):",
+    ): "1 is checked once more, and is right",
     ("aiohooks/stores/memory.py", "MemoryStepStore.lead", "self._terms += 1  =>  self._terms += 2"): _COMPARED,
     ("aiohooks/stores/_membership.py", "RunWatcher._end_grace", "self._grace = None  =>  pass"): "its timer has ended",
     (
@@ -80,11 +85,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "RunWatcher.__init__",
         "self.snapshot = Snapshot(Position(1, 0))  =>  self.snapshot = Snapshot(Position(0, 1))",
     ): "its members, exits and failure are compared, not its position",
-    (
-        "aiohooks/stores/_run_state.py",
-        "RunState.load",
-        f"{_RECOVERED.format(0)}  =>  {_RECOVERED.format(1)}",
-    ): "every state that was written has it",
     (
         "aiohooks/stores/_membership.py",
         "LeaseWatch.observe",
