@@ -8,6 +8,7 @@ import contextvars
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -92,8 +93,9 @@ class Coordinator:
         self._waits: dict[CancelScope, bool] = {}  # and whether a drain ends them too
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self._drain_reason: str | None = None
-        self._drain_secs: float | None = None
+        self._drain_limits: list[float] = []  # in seconds; requested, and not begun yet
         self._drain_timer: TimerHandle | None = None
+        self._drain_end = math.inf
         self._drain_waiters: set[asyncio.Future[None]] = set()
         self._pause_reason: str | None = None
         self._pause_waiters: set[asyncio.Future[None]] = set()
@@ -173,7 +175,7 @@ class Coordinator:
 
         Loops over `session.steps` use the elements that were taken, and take no others; when all of them have ended, a stop
         is requested. Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A pause ends.
-        The first reason and its time are kept; after a stop nothing changes.
+        The first reason is kept, and of several time limits the one that is reached first; after a stop nothing changes.
 
         Args:
             reason: a text, which is the reason of the stop as well.
@@ -181,10 +183,14 @@ class Coordinator:
         """
         check_instance(reason, str, "reason", optional=True)
         check_secs(secs, "secs", optional=True)
-        if not self.should_drain():
-            self._root._drain_secs = secs
-            self._root.record_drain(reason)
-            self._root._call_in_loop(self._root.begin_drain)
+        if self.should_stop():
+            return
+        root = self._root
+        begin = root._limit_drain if self.should_drain() else root.begin_drain
+        if secs is not None:
+            root._drain_limits.append(secs)
+        root.record_drain(reason)
+        root._call_in_loop(begin)
 
     def record_drain(self, reason: str | None) -> None:
         """Internal: record a drain of the root; the waits continue until `begin_drain` is called in the loop."""
@@ -195,8 +201,7 @@ class Coordinator:
         if self._drain_reason is None or self.stopped:
             return
         _logger.info("%s: draining: %s", self.label, self._drain_reason)
-        if self._drain_secs is not None and self._drain_timer is None:
-            self._drain_timer = current_clock().call_later(self._drain_secs, self._end_drain)
+        self._limit_drain()
         self.resume()
         for waiter in self._drain_waiters:
             wake(waiter)
@@ -204,13 +209,23 @@ class Coordinator:
             if ends_at_drain:
                 scope.cancel("the session drains", self._stop_error())
 
-    def _end_drain(self) -> None:
-        self.request_stop(f"{self._drain_reason}, and the drain took longer than {self._drain_secs} s")
+    def _limit_drain(self) -> None:
+        """Set the timer for the time limit that is reached first."""
+        clock = current_clock()
+        while self._drain_limits and not self.stopped:
+            secs = self._drain_limits.pop()
+            end = clock.now() + secs
+            if end < self._drain_end:
+                self._forget_drain_timer()
+                self._drain_timer, self._drain_end = clock.call_later(secs, functools.partial(self._end_drain, secs)), end
+
+    def _end_drain(self, secs: float) -> None:
+        self.request_stop(f"{self._drain_reason}, and the drain took longer than {secs} s")
 
     def _forget_drain_timer(self) -> None:
         if self._drain_timer is not None:
             self._drain_timer.cancel()
-            self._drain_timer = None
+            self._drain_timer, self._drain_end = None, math.inf
 
     def should_drain(self) -> bool:
         """Return whether nothing new is to be begun: a drain or a stop was requested; never waits, never raises."""
@@ -275,7 +290,8 @@ class Coordinator:
     def clear_stop(self) -> None:
         """Reset the stop, the drain, their reasons, the errors and `joined`; the tasks stay."""
         self.stopped = self._joined = self.raised = False
-        self._reason = self._drain_reason = self._drain_secs = None
+        self._reason = self._drain_reason = None
+        self._drain_limits.clear()
         self._forget_drain_timer()
         self.errors.clear()
         if self._root is not self:

@@ -374,6 +374,25 @@ async def test_the_end_of_the_server_drains_the_session(server: list[int], by_si
     assert (feeds.used, service.health().stop_reason) == ([0, 1, 2], reason)
 
 
+async def test_a_signal_during_a_drain_limits_it(server: list[int]) -> None:
+    """A drain that a client or a hook has requested continues, as at a first signal; the second one is a stop."""
+    feeds = Draining()
+    session = AsyncMonitoredSession(feeds.step)
+    with ManualClock() as clock:
+        service = SessionService(session, feeds.loop, drain_secs=30)
+        async with service.lifespan():
+            feeds.queue.put_nowait(0)
+            await ticks(20)
+            session.request_drain("before a signal")
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until_true(lambda: clock.pending)
+            assert service.health().state == "draining"
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until_true(session.should_stop)
+            feeds.released.set()
+    assert (session.drain_reason, session.stop_reason) == ("before a signal", "the server received SIGTERM")
+
+
 async def test_a_second_signal_ends_the_drain_of_a_service(server: list[int]) -> None:
     """It is the stop then, and clients are answered."""
     feeds = Draining()

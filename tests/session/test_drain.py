@@ -439,7 +439,7 @@ async def test_it_is_limited(clock: ManualClock) -> None:
         if number == 1:
             await until_true(lambda: session.status().feeds_unused == 3)
             session.request_drain("enough", secs=20)
-            session.request_drain("later", secs=1)
+            session.request_drain("later", secs=30)
             await held.wait()
         return number
 
@@ -458,6 +458,25 @@ async def test_it_is_limited(clock: ManualClock) -> None:
         await loop
         assert steps.unused == [2, 3, 4]
     assert session.stop_reason == "enough, and the drain took longer than 20 s"
+
+
+@pytest.mark.parametrize("first", [None, 20.0])
+async def test_a_later_request_limits_it(clock: ManualClock, first: float | None) -> None:
+    """Who ends a session that drains already can rely on the time limit; the reason is the first one."""
+    async with ah.AsyncMonitoredSession(same) as session:
+        session.request_drain("enough", secs=first)
+        clock.advance(10)
+        session.request_drain("later", secs=7)
+        session.request_drain("and later", secs=8)
+        session.pause("no space")
+        clock.advance(6)
+        await ticks()
+        assert not session.should_stop()
+        assert session.pause_reason == "no space", "only the first request ends a pause"
+        clock.advance(1)
+        assert session.should_stop()
+    assert session.stop_reason == "enough, and the drain took longer than 7 s"
+    assert clock.pending == 0
 
 
 async def test_its_time_begins_when_the_session_opens(clock: ManualClock) -> None:

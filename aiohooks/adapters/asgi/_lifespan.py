@@ -39,6 +39,7 @@ class SessionRunner:
         name = session.status().name
         self._label = "the session" if name is None else f"session {safe_text(name)}"
         self._task: asyncio.Task[None] | None = None
+        self._end_requested = False
         self._ending: asyncio.Task[None] | None = None
         self.opened: asyncio.Event = asyncio.Event()
         """Set once the session is open, or has failed to open."""
@@ -103,10 +104,10 @@ class SessionRunner:
         The server may wait for its clients before it calls `stop`, and these may wait for the end of the session.
         """
         assert self._task is not None
-        if self._session.drain_reason is None:
-            self._begin_end(reason)
-        else:
+        if self._end_requested:
             self._session.request_stop(reason)
+        else:
+            self._begin_end(reason)
         self._task.get_loop().call_soon_threadsafe(self._limit_end)
 
     async def stop(self, reason: str) -> None:
@@ -119,6 +120,7 @@ class SessionRunner:
         await shielded(ending, grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel)
 
     def _begin_end(self, reason: str) -> None:
+        self._end_requested = True
         if self._drain_secs is None:
             self._session.request_stop(reason)
         else:
@@ -127,18 +129,15 @@ class SessionRunner:
     def _limit_end(self) -> asyncio.Task[None]:
         assert self._task is not None
         if self._ending is None:
-            ending = self._wait_stopped(self._task)
+            ending = self._wait_ended(self._task)
             self._ending = asyncio.get_running_loop().create_task(ending, name="the end of a service")
         return self._ending
 
-    async def _wait_stopped(self, task: asyncio.Task[None]) -> None:
-        if self._drain_secs is not None:
-            stop = asyncio.ensure_future(self._coord.wait_for_stop(self._drain_secs))
-            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
-            await asyncio.wait([stop])
-            if not task.done():
-                self._session.request_stop(f"the drain took longer than {self._drain_secs} s")
+    async def _wait_ended(self, task: asyncio.Task[None]) -> None:
+        stop = asyncio.ensure_future(self._coord.wait_for_stop())
+        await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        await asyncio.wait([stop])
         if await wait_done([task], self._grace_secs):
             return
         _logger.warning("%s is still active %s s after the stop; cancelling it", self._label, self._grace_secs)
