@@ -152,7 +152,6 @@ def _quiet_collector() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
         if was_on:
             gc.enable()
 

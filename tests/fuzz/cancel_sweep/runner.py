@@ -249,7 +249,6 @@ def _collecting_finalizer_errors(errors: list[str]) -> Iterator[None]:
         try:
             yield
         finally:
-            gc.unfreeze()
             if enabled:
                 gc.enable()
             sys.unraisablehook = hook

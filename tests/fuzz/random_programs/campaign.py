@@ -187,7 +187,6 @@ def _collecting(errors: list[str], logs: list[logging.LogRecord]) -> Iterator[No
         try:
             yield
         finally:
-            gc.unfreeze()
             if enabled:
                 gc.enable()
             logger.removeHandler(handler)
