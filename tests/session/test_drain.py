@@ -18,7 +18,7 @@ from aiohooks.session import Steps
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF
+from tests.support.sessions import NO_BACKOFF, Loader
 from tests.support.waiting import fail, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -281,25 +281,6 @@ async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
                     session.request_drain()
     assert used[0] == [0, 1, 2, 3, 4, 5]
     assert used[1] == [6, 7, 8, 9, 10, 11]
-
-
-class Loader:
-    """Numbers from 0 that continue from a saved state."""
-
-    def __init__(self) -> None:
-        self.position = 0
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        while True:
-            await asyncio.sleep(0)
-            self.position += 1
-            yield self.position - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
 
 
 # -- with other events

@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.session.steps import Steps
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, Loader, counting_graph
 from tests.support.waiting import forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -48,26 +48,6 @@ class Source:
 
     def feeds(self, kind: str) -> dict[str, Any]:
         return {"feeds": self.numbers() if kind == "async" else self.plain(), "thread": kind == "thread"}
-
-
-class Loader:
-    """Numbers from 0 that continue from a saved state, as data loaders do; `held` makes a pass wait before that number."""
-
-    def __init__(self, count: int = 100) -> None:
-        self.position = 0
-        self.count = count
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        while self.position < self.count:
-            await asyncio.sleep(0)
-            self.position += 1
-            yield self.position - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
 
 
 async def same(batch: int) -> int:

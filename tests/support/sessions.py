@@ -1,8 +1,9 @@
-"""Graphs, steps and policies of the sessions that tests open."""
+"""Graphs, steps, feeds and policies of the sessions that tests open."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohooks as ah
@@ -75,3 +76,23 @@ async def train(*hooks: ah.SessionRunHook, runs: int, start: int | ah.StepStore 
     async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store) as session:
         for _ in range(runs):
             await session.run("train", feed_dict=feed_dict)
+
+
+class Loader:
+    """Numbers from 0 that continue from a saved state, as data loaders do."""
+
+    def __init__(self, count: int = 100) -> None:
+        self.position = 0
+        self.count = count
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while self.position < self.count:
+            await asyncio.sleep(0)
+            self.position += 1
+            yield self.position - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
