@@ -194,6 +194,12 @@ async def stop_by_hook(fixture: Fixture) -> None:
         await fixture.run(session)
 
 
+def check_drained(fixture: Fixture, session: ah.AsyncMonitoredSession, taken: int) -> None:
+    """Check that a session has used all the elements that were taken, and stops for the reason of its drain."""
+    if fixture.runs != taken or session.stop_reason != "enough":
+        fixture.add_violation(f"drain: {fixture.runs} of {taken} elements were used, and the session ends: {session.stop_reason}")
+
+
 @scenario("a drain with elements taken ahead", hooks=1)
 async def drain_ahead(fixture: Fixture) -> None:
     taken = 0
@@ -210,10 +216,7 @@ async def drain_ahead(fixture: Fixture) -> None:
         async for _ in steps:
             fixture.runs += 1
             session.request_drain("enough")
-        if fixture.runs != taken or session.stop_reason != "enough":
-            fixture.add_violation(
-                f"drain: {fixture.runs} of {taken} elements were used, and the session ends: {session.stop_reason}"
-            )
+        check_drained(fixture, session, taken)
 
 
 @scenario("a drain of a queue with its producer", hooks=1)
@@ -232,10 +235,7 @@ async def drain_queue(fixture: Fixture) -> None:
         async for _ in session.steps("train", feeds=queue, producer=producer):
             fixture.runs += 1
             session.request_drain("enough")
-        if fixture.runs != taken or session.stop_reason != "enough":
-            fixture.add_violation(
-                f"drain: {fixture.runs} of {taken} elements were used, and the session ends: {session.stop_reason}"
-            )
+        check_drained(fixture, session, taken)
 
 
 @scenario("aclose in the block, and again", hooks=2)
