@@ -23,26 +23,11 @@ from aiohooks.adapters.asgi._lifespan import notify_on_signals
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
+from tests.support.hooks import EndRecorder
 from tests.support.services import FeedQueue, make_service, running_service
 from tests.support.waiting import ticks, until_true
 
 owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="test")
-
-
-class Recorder(SessionRunHook):
-    """Records the calls at the end of a session, with the error."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    async def begin(self) -> None:
-        self.calls.append("begin")
-
-    async def end(self, session: Any) -> None:
-        self.calls.append("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        self.calls.append(f"close({type(exc).__name__})")
 
 
 async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
@@ -82,7 +67,7 @@ async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
 
 async def test_the_end_of_the_server_is_a_clean_end_of_the_session() -> None:
     """When the server ends, the session stops, waits end, and its hooks' `end` and `close` are called."""
-    recorder, feeds = Recorder(), FeedQueue()
+    recorder, feeds = EndRecorder(), FeedQueue()
     async with running_service(feeds, [recorder]) as service:
         waiting = Exchange(service, "/steps/9")
         await ticks(20)
@@ -94,7 +79,7 @@ async def test_the_end_of_the_server_is_a_clean_end_of_the_session() -> None:
 
 async def test_a_loop_that_does_not_stop_is_cancelled_after_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
     """The server waits `grace_secs` for the loop; then it is cancelled with a warning, and the hooks are closed."""
-    recorder = Recorder()
+    recorder = EndRecorder()
 
     async def nothing() -> None:
         pass
@@ -122,7 +107,7 @@ async def test_a_loop_that_does_not_stop_is_cancelled_after_the_grace_period(cap
 
 async def test_a_cancelled_server_still_closes_the_session() -> None:
     """A server that is cancelled while it ends cancels the session, waits until it is closed, and raises the cancellation."""
-    recorder = Recorder()
+    recorder = EndRecorder()
 
     async def nothing() -> None:
         pass
@@ -147,7 +132,7 @@ async def test_a_cancelled_server_still_closes_the_session() -> None:
 
 async def test_a_server_that_fails_ends_the_session_too() -> None:
     """An error inside the server's lifespan is raised after the session was left."""
-    recorder = Recorder()
+    recorder = EndRecorder()
     service = make_service(FeedQueue(), [recorder])
 
     async def server() -> None:

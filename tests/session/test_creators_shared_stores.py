@@ -13,25 +13,10 @@ import aiohooks as ah
 from aiohooks.stores._protocol import Expire
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.hooks import EndRecorder
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
-
-
-class Recorder(ah.SessionRunHook):
-    """Records the calls at the beginning and the end of a session."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    async def begin(self) -> None:
-        self.calls.append("begin")
-
-    async def end(self, session: Any) -> None:
-        self.calls.append("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        self.calls.append(f"close({type(exc).__name__})")
 
 
 def model() -> ah.Graph:
@@ -118,7 +103,7 @@ def standby_chief(engine: FakeEngine, steps: FakeStepStore) -> ah.ChiefSessionCr
 async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, before: bool) -> None:
     """A session that waits for a chief, or for the end of another chief, ends at a stop, requested before or meanwhile."""
     engine = FakeEngine()
-    recorder = Recorder()
+    recorder = EndRecorder()
 
     class Stops(ah.SessionRunHook):
         async def begin(self) -> None:
@@ -142,7 +127,7 @@ async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, befor
 async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bool, was_open: bool) -> None:
     """A session that waits for an engine that does not answer ends at a stop, and makes no further attempt to reach it."""
     engine = FakeEngine()
-    recorder = Recorder()
+    recorder = EndRecorder()
     steps = FakeStepStore(engine)
     if was_open:
         await steps.value()
@@ -162,6 +147,22 @@ async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bo
         clock.advance(1)
 
 
+async def check_that_a_stop_ends_the_opening(session: ah.AsyncMonitoredSession, engine: FakeEngine, clock: ManualClock) -> None:
+    """Check that a session that waits for its engine ends at a stop; the engine is available again afterwards."""
+    entering = asyncio.ensure_future(session.__aenter__())
+    for _ in range(20):
+        await ticks(40)
+        clock.advance(1)
+    assert not entering.done()
+    session.request_stop("enough")
+    with pytest.raises(ah.StopRequestedError, match="enough"):
+        await entering
+    engine.restart()
+    await ticks(40)
+    clock.advance(6)
+    await ticks(40)
+
+
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("write", ["advance", "raise_to", "reset", "mark_initialised"])
 async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock, write: str, noticed: bool) -> None:
@@ -178,18 +179,7 @@ async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock, write: str, 
 
     steps = FakeStepStore(engine)
     creator = ah.ChiefSessionCreator(model(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
-    session = ah.AsyncMonitoredSession(creator)
-    entering = asyncio.ensure_future(session.__aenter__())
-    for _ in range(20):
-        await ticks(40)
-        clock.advance(1)
-    assert not entering.done()
-    session.request_stop("enough")
-    with pytest.raises(ah.StopRequestedError, match="enough"):
-        await entering
-    engine.restart()
-    await ticks(40)
-    clock.advance(6)
+    await check_that_a_stop_ends_the_opening(ah.AsyncMonitoredSession(creator), engine, clock)
     assert await steps.value() == (1, 3)
     await steps.aclose()
 
@@ -206,19 +196,7 @@ async def test_a_stop_ends_the_wait_for_the_publishers(clock: ManualClock) -> No
         with pytest.raises(ah.errors.PublisherFinishedError):
             await steps.wait_for(1)
         engine.stop()
-        session = ah.AsyncMonitoredSession(waiting_worker(engine, steps))
-        entering = asyncio.ensure_future(session.__aenter__())
-        for _ in range(20):
-            await ticks(40)
-            clock.advance(1)
-        assert not entering.done()
-        session.request_stop("enough")
-        with pytest.raises(ah.StopRequestedError, match="enough"):
-            await entering
-        engine.restart()
-        await ticks(40)
-        clock.advance(6)
-        await ticks(40)
+        await check_that_a_stop_ends_the_opening(ah.AsyncMonitoredSession(waiting_worker(engine, steps)), engine, clock)
 
 
 async def test_a_stop_before_a_lead_that_is_free() -> None:
@@ -229,7 +207,7 @@ async def test_a_stop_before_a_lead_that_is_free() -> None:
         async def begin(self) -> None:
             session.request_stop("enough")
 
-    recorder = Recorder()
+    recorder = EndRecorder()
     async with FakeStepStore(engine) as steps:
         session = ah.AsyncMonitoredSession(standby_chief(engine, steps), [Stops(), recorder])
         async with session:

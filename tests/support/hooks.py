@@ -139,3 +139,19 @@ class SessionRecorder(ah.SessionRunHook):
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         self.attempts.append(run_context.attempt)
+
+
+class EndRecorder(ah.SessionRunHook):
+    """Records the calls at the beginning and the end of a session, with the error."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def begin(self) -> None:
+        self.calls.append("begin")
+
+    async def end(self, session: Any) -> None:
+        self.calls.append("end")
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.calls.append(f"close({type(exc).__name__})")
