@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 from aiohooks._aio.backoff import Backoff
 from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.dispatch.hook import HookRegistration, registration_of
-from aiohooks.errors import AbortedError, InvalidArgumentError, add_note, did_you_mean
+from aiohooks.errors import AbortedError
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.session._hooks import LIFECYCLE
 from aiohooks.session.creators import ChiefSessionCreator, Source, graph_of
 from aiohooks.session.hook import HOOK_METHODS, SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.recovery import RecoveryPolicy
+from aiohooks.testing._checks import run_checks
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
 from aiohooks.testing.leaks import no_leaks
@@ -333,18 +334,13 @@ async def check_hook(
         AssertionError: a check failed; the message or a note names it.
         BaseException: an error of the hook, with a note that names the check.
     """
-    if check is not None and check not in _CHECKS:
-        raise InvalidArgumentError(f"unknown check {check!r}; {did_you_mean(check, _CHECKS)}")
     case = _Case(make, make_source, fetches, feed_dict, tuple(errors))
-    for name in _CHECKS if check is None else [check]:
-        try:
-            async with asyncio.timeout(limit_secs), no_leaks():
-                await _CHECKS[name](case)
-        except TimeoutError as error:
-            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {_CHECKS[name].__doc__}") from error
-        except Exception as error:
-            add_note(error, f"this fails the check {name}: {_CHECKS[name].__doc__}")
-            raise
+
+    async def run(check: _Check) -> None:
+        async with no_leaks():
+            await check(case)
+
+    await run_checks(_CHECKS, check, run, limit_secs)
 
 
 def hook_checks() -> list[str]:

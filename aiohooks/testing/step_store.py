@@ -19,10 +19,9 @@ from aiohooks.errors import (
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
-    add_note,
-    did_you_mean,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
+from aiohooks.testing._checks import run_checks
 
 MakeStore = Callable[[str], StepStore]
 """Return a store of the named run, as another process would open it; for a store of one process, the same one again."""
@@ -657,18 +656,12 @@ async def check_step_store(
     Raises:
         AssertionError: a check failed; the message or a note names it.
     """
-    checks = _CHECKS if lose_data is None else _CHECKS | _LOSSES
-    if check is not None and check not in checks:
-        raise InvalidArgumentError(f"unknown check {check!r}; {did_you_mean(check, checks)}")
-    for name in checks if check is None else [check]:
-        try:
-            async with asyncio.timeout(limit_secs), opened(make, lose_data) as run:
-                await checks[name](run)
-        except TimeoutError as error:
-            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {checks[name].__doc__}") from error
-        except Exception as error:
-            add_note(error, f"this fails the check {name}: {checks[name].__doc__}")
-            raise
+
+    async def run_check(check: _Check) -> None:
+        async with opened(make, lose_data) as run:
+            await check(run)
+
+    await run_checks(_CHECKS if lose_data is None else _CHECKS | _LOSSES, check, run_check, limit_secs)
 
 
 def step_store_checks(*, lose_data: bool = False) -> list[str]:

@@ -1,0 +1,41 @@
+"""How the conformance suites run their checks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from aiohooks.errors import InvalidArgumentError, add_note, did_you_mean
+
+Check = TypeVar("Check", bound=Callable[..., Any])
+
+
+async def run_checks(
+    checks: Mapping[str, Check], only: str | None, run: Callable[[Check], Awaitable[None]], limit_secs: float
+) -> None:
+    """Await `run` with each check, or with the one of that name.
+
+    Args:
+        checks: the checks by name; their docstrings say what is checked.
+        only: the name of one; None: all are run.
+        run: calls a check.
+        limit_secs: how long one check may take.
+
+    Raises:
+        InvalidArgumentError: there is no check of that name.
+        AssertionError: a check took too long.
+        Exception: a check failed; a note names it.
+    """
+    if only is not None and only not in checks:
+        raise InvalidArgumentError(f"unknown check {only!r}; {did_you_mean(only, checks)}")
+    for name in checks if only is None else [only]:
+        check = checks[name]
+        try:
+            async with asyncio.timeout(limit_secs):
+                await run(check)
+        except TimeoutError as error:
+            raise AssertionError(f"{name}: stuck for {limit_secs:g} s. {check.__doc__}") from error
+        except Exception as error:
+            add_note(error, f"this fails the check {name}: {check.__doc__}")
+            raise
