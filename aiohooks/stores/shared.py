@@ -52,8 +52,8 @@ from aiohooks.stores.report import RunReport
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
 
-_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
-"""The pauses before something is announced again that the engine has refused: a full disk, too many open files."""
+REFUSED_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
+"""The pauses before a request is sent again that the engine has refused: a full disk, too many open files."""
 
 OnLost = Literal["raise", "keep"]
 
@@ -493,7 +493,7 @@ class SharedStepStore(StepStore):
             self._announcing = None
             self._failed_announcements = self._failed_announcements + 1 if failed else 0
             if refused:
-                secs = _BACKOFF.pause_secs(self._failed_announcements)
+                secs = REFUSED_BACKOFF.pause_secs(self._failed_announcements)
             if self._announces and self._renewal is None and secs is not None:
                 self._renewal = self._clock.call_later(secs, self._announce_later if refused else self._renew)
 

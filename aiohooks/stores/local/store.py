@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreClosedError, StoreUnavailableError
@@ -31,7 +30,7 @@ from aiohooks.stores.local._files import RunFiles, RunRecord, default_directory,
 from aiohooks.stores.local._lock import FileLock, check_system
 from aiohooks.stores.local._notify import InotifyWatcher, watch_run
 from aiohooks.stores.report import RunReport, report_of
-from aiohooks.stores.shared import OnLost, SharedStepStore
+from aiohooks.stores.shared import REFUSED_BACKOFF, OnLost, SharedStepStore
 
 T = TypeVar("T")
 _OPEN_SECS = 5.0
@@ -39,7 +38,6 @@ _NOT_OUR_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST)
 """Errors of a file in the place of a directory, and the like."""
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 """Errors that pass: files that others have open, a disk that is full."""
-_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
 _CLOSE_SECS = 1.0
 """How long closing waits for the lock, which a stopped process may hold."""
 _POLL_SECS = 1.0
@@ -388,7 +386,7 @@ class LocalStepStore(SharedStepStore):
                 self._failed_reads += 1
                 log = logger.warning if self._failed_reads == 1 else logger.info
                 log("run %s: the waits continue, trying again: %s", self.run, error)
-                self._retry_timer = self._clock.call_later(_BACKOFF.pause_secs(self._failed_reads), self._read_again)
+                self._retry_timer = self._clock.call_later(REFUSED_BACKOFF.pause_secs(self._failed_reads), self._read_again)
         elif not self._waits.closed:
             reason = self._engine_error(error) if isinstance(error, OSError) else error
             logger.error("run %s: %s", self.run, reason)
