@@ -175,21 +175,27 @@ async def test_a_cancel_of_the_caller_wins(tool: Call, place: int) -> None:
             await task
 
 
+def another_hook() -> tuple[ValueError, asyncio.Event, Call]:
+    """Make an error, an event, and a call that raises the error after the event."""
+    error, gate = ValueError("of the other"), asyncio.Event()
+
+    async def fails() -> None:
+        await gate.wait()
+        raise error
+
+    return error, gate, fails
+
+
 @places
 @tools
 async def test_the_error_of_another_hook_is_raised(tool: Call, place: int) -> None:
     """Another hook fails after the tool was used: its error ends the run, and not the cancel that this makes."""
-    error = ValueError("of the other")
-    gate = asyncio.Event()
+    error, gate, fails = another_hook()
 
     async def opens() -> None:
         await tool()
         gate.set()
         await forever()
-
-    async def fails() -> None:
-        await gate.wait()
-        raise error
 
     with pytest.raises(ValueError, match="of the other") as raised:
         await in_a_task(run_with(place, opens, fails))
@@ -200,8 +206,7 @@ async def test_the_error_of_another_hook_is_raised(tool: Call, place: int) -> No
 @tools
 async def test_a_tool_in_the_cleanup_hides_no_error(tool: Call, place: int) -> None:
     """A hook that another's failure ends uses the tool before it passes its cancel on: the failure comes out, and no cancel."""
-    error = ValueError("of the other")
-    gate = asyncio.Event()
+    error, gate, fails = another_hook()
 
     async def cleans_up() -> None:
         gate.set()
@@ -209,10 +214,6 @@ async def test_a_tool_in_the_cleanup_hides_no_error(tool: Call, place: int) -> N
             await forever()
         finally:
             await tool()
-
-    async def fails() -> None:
-        await gate.wait()
-        raise error
 
     with pytest.raises(ValueError, match="of the other") as raised:
         await in_a_task(run_with(place, cleans_up, fails))
