@@ -356,7 +356,7 @@ class Coordinator:
         error = self._wait_error(drain)
         if error is not None:
             close_unawaited(awaitable)
-            self._mark_raised(error)
+            self.mark_raised(error)
             raise_unchanged(error)
         if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
@@ -368,7 +368,7 @@ class Coordinator:
         try:
             return await _until_cancelled(scope, watch, awaitable)
         except BaseException as raised:
-            self._mark_raised(raised)
+            self.mark_raised(raised)
             raise
         finally:
             waits.pop(scope, None)
@@ -379,7 +379,8 @@ class Coordinator:
         """Internal: return whether `error` is one of the failures."""
         return any(error is one for one in self.errors)
 
-    def _mark_raised(self, error: BaseException) -> None:
+    def mark_raised(self, error: BaseException) -> None:
+        """Internal: note that `error` is raised, if it is one of the failures here or in the parent."""
         for one in (self, self._root):
             one.raised = one.raised or one.failed_with(error)
 

@@ -240,8 +240,7 @@ class SessionSupervisor:
                 raise_unchanged(cause)
             error = self._root_cause(error)
             if not self.recovers(error):
-                for coord in (self.coord, self.root):
-                    coord.raised = coord.raised or coord.failed_with(error)
+                self.coord.mark_raised(error)
                 if isinstance(error, StopRequestedError):
                     self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
                 self.name_session(error)
@@ -272,8 +271,7 @@ class SessionSupervisor:
         _, cause = (False, error) if run_lock is None else run_lock.end_interrupt(error)
         if isinstance(error, asyncio.CancelledError):
             error = cause or next(iter(self.root.errors or self.coord.errors), error)
-        for coord in (self.coord, self.root):
-            coord.raised = coord.raised or coord.failed_with(error)
+        self.coord.mark_raised(error)
         return error
 
     def _root_cause(self, error: BaseException) -> BaseException:
