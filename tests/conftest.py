@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the library's own plugin, as pytest does where the library is installed."""
     if not config.pluginmanager.has_plugin("aiohooks"):
         config.pluginmanager.register(pytest_plugin, "aiohooks")
+    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have the most tests
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -78,7 +79,11 @@ def pytest_asyncio_loop_factories(config: pytest.Config) -> dict[str, Callable[[
 
 @pytest.hookimpl(trylast=True)  # pytest itself brings tests that share a fixture together
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle the tests, if so asked: they must not depend on each other. With xdist all workers have the same order."""
+    """Begin with what waits for servers and processes: meanwhile CI checks other things. Or shuffle the tests, if so asked.
+
+    Tests must not depend on each other. With xdist all workers have the same order.
+    """
+    items.sort(key=lambda item: "integration" not in item.path.parts)
     seed = config.getoption("--shuffle")
     if seed is not None:
         random.Random(seed).shuffle(items)

