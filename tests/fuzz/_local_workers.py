@@ -225,21 +225,10 @@ class Worker:
         await asyncio.gather(*(advance() for _ in range(callers)))
         return callers * times
 
-    async def keep_advancing(self, suspend_every: int = 1) -> None:
+    async def keep_advancing(self) -> None:
         while True:
             await self.advance(1)
-            if self._counts[0] % suspend_every == 0:
-                await asyncio.sleep(0)
-
-    async def keep_waiting(self) -> None:
-        """Wait for steps near and far, and cancel the far waits."""
-        while True:
-            step = (await self.store.value()).step
-            near = asyncio.ensure_future(self.store.wait_for(step + 3))
-            far = asyncio.ensure_future(self.store.wait_for(step + 1000))
             await asyncio.sleep(0)
-            far.cancel()
-            await asyncio.wait([near, far])
 
     async def lead(self) -> int:
         """Lead, and publish, until it quits; return the number of the term."""

@@ -87,7 +87,7 @@ async def record(
 ) -> Outcome:
     """Record runs until there are so many calls, and check each."""
     outcome = Outcome()
-    async with cluster_of(engine) as address, engine_setup(engine, directory, seed, address) as setup:
+    async with cluster_of(engine) as address, engine_setup(engine, directory, address) as setup:
         number = 0
         while outcome.calls < operations and number < most_runs:
             rnd = random.Random(f"{seed} {number}")

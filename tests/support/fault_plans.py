@@ -13,6 +13,10 @@ from tests.support.store_trials import WorkerProcess
 
 Role = Literal["chief", "standby", "waiter"]
 ROLES: tuple[Role, ...] = ("chief", "standby", "waiter")
+CLIENT_FAULTS = ("none", "killed", "stopped")
+"""Of a process."""
+LINK_FAULTS = ("link cut", "link a black hole", "answer lost", "cut in mid-message")
+"""Of its connection to a server."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,10 @@ class Plan:
     @classmethod
     def draw(cls, setup: EngineSetup, group: Group, rnd: random.Random) -> Plan:
         lease = setup.lease_secs
-        client = ["none", "none", "killed", "stopped", "stopped"]
+        client = [*CLIENT_FAULTS, "none", "stopped"]
         fault = rnd.choice(list(setup.strikes[group]))
         if setup.links() and "links" not in fault:  # otherwise healing the one link would heal part of the engine's fault
-            client += ["link cut", "link a black hole", "answer lost", "cut in mid-message"]
+            client += LINK_FAULTS
         engine_secs = rnd.uniform(1.5, 3.5) * lease if group == "outage longer than a lease" else rnd.random() ** 2 * 0.6 * lease
         return cls(
             group,

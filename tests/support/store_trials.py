@@ -8,10 +8,7 @@ import itertools
 import json
 import signal
 import sys
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 from tests.conformance.report import installed_loops
 from tests.support.source import ROOT
@@ -132,68 +129,3 @@ async def reply_to(answer: asyncio.Future[dict[str, Any]], what: str, secs: floa
     if not done:
         raise StuckError(f"{what}: no answer within {secs:g} s")
     return answer.result()
-
-
-def find_miscount(workers: Sequence[WorkerProcess], step: int) -> str:
-    """Return what is wrong if the step is not all that was acknowledged, plus at most what killed processes had begun."""
-    begun, acked = sum(one.begun for one in workers), sum(one.acked for one in workers)
-    return "" if acked <= step <= begun else f"step {step}, acknowledged {acked}, begun {begun}"
-
-
-# --- trials
-
-
-class TrialSetup(Protocol):
-    """The processes and servers that trials use."""
-
-    late_secs: float
-    """How long after the fault the last wait of the trial ended."""
-    bound_secs: float
-    """The bound of `late_secs`."""
-
-    async def end(self) -> str:
-        """Finish a trial; return what is wrong with the count, or what is left in the engine."""
-        ...
-
-    async def abandon(self) -> None:
-        """Clean up after a failed trial."""
-        ...
-
-
-S = TypeVar("S", bound=TrialSetup)
-
-
-async def run_trials(
-    setup: S, count: int, faults: Sequence[tuple[str, Callable[[S], Awaitable[str]]]]
-) -> tuple[Counter[str], list[str]]:
-    """Run `count` trials, fault after fault; return how often each outcome occurred, and the problems."""
-    verdicts: Counter[str] = Counter()
-    problems: list[str] = []
-    for number, (name, trial) in zip(range(count), itertools.cycle(faults), strict=False):
-        began = time.monotonic()
-        try:
-            status = await trial(setup)
-            wrong = await setup.end()
-            if not wrong and setup.late_secs > setup.bound_secs:
-                wrong = f"resumed after {setup.late_secs:.1f} s, more than {setup.bound_secs:g} s"
-            if wrong:
-                problems.append(f"trial {number}, {name}: {wrong}")
-                status = "wrong"
-        except AssertionError as error:
-            problems.append(f"trial {number}, {name}: {error}")
-            status = "stuck" if isinstance(error, StuckError) else "wrong"
-            await setup.abandon()
-        verdicts[f"{name}: {status}"] += 1
-        print(f"{number:4} {name:38} {status:12} {setup.late_secs:6.2f} of {time.monotonic() - began:6.2f} s", flush=True)
-    return verdicts, problems
-
-
-def report(verdicts: Counter[str], problems: Sequence[str]) -> int:
-    """Print the outcomes; return the exit code."""
-    for name, times in sorted(verdicts.items()):
-        print(f"{times:5} {name}")
-    stuck = sum(times for name, times in verdicts.items() if name.endswith(": stuck"))
-    print(f"{verdicts.total()} faults, {stuck} stuck (limit {LIMIT_SECS:g} s), {len(problems)} problems")
-    for problem in problems:
-        print(problem)
-    return 1 if problems else 0

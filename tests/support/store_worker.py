@@ -60,11 +60,11 @@ class Worker:
             await self.rest()
         await self.stack.aclose()
 
-    async def wait(self, step: int, times: int = 1) -> int:
-        return int(min(await asyncio.gather(*(self.store.wait_for(step) for _ in range(times)))))
+    async def wait(self, step: int) -> int:
+        return int(await self.store.wait_for(step))
 
-    async def parked(self, count: int = 1) -> int:
-        while self.store.statistics().waiting < count:  # noqa: ASYNC110 - a store has no event for this
+    async def parked(self) -> int:
+        while not self.store.statistics().waiting:  # noqa: ASYNC110 - a store has no event for this
             await asyncio.sleep(0)
         return int(self.store.statistics().waiting)
 

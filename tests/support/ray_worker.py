@@ -1,6 +1,6 @@
-"""A process of the Ray store's fault program: `tests.support.store_worker` as a member of the cluster.
+"""A process of the programs with faults: `tests.support.store_worker` as a member of the cluster.
 
-    python -m tests.fuzz._ray_worker asyncio|uvloop ADDRESS
+    python -m tests.support.ray_worker asyncio|uvloop ADDRESS
 
 The cluster's token is in the environment.
 """
