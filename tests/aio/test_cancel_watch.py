@@ -9,6 +9,7 @@ import inspect
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.cancel import CancelScope
 from aiohooks._aio.cancel_watch import CancelWatch, ScopeReason, drive
 from tests.support.checks import refused
 from tests.support.hooks import RequestingHook
@@ -80,6 +81,45 @@ async def test_a_new_error_for_a_cancel_that_was_swallowed(reason: str, is_outsi
         await drive(swallows_and_raises_another(), watch)
     assert raised.value.__context__ is None
     assert watch.outside_cancel(raised.value) is (raised.value if is_outside else None)
+    assert task.uncancel() == 0
+
+
+class Settling:
+    """A block that absorbs a cancel while it is being left."""
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *error: object) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.get_running_loop().create_future()
+
+
+async def test_the_cancel_from_outside_is_found_behind_those_of_the_scope() -> None:
+    """A scope has cancelled twice, and then somebody else; blocks that were being left have kept the first one."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    watch = CancelWatch()
+    scope = CancelScope(task, watch)
+
+    async def cancelled_three_times() -> None:
+        loop.call_soon(scope.cancel, "first")
+        try:
+            await loop.create_future()
+        except asyncio.CancelledError as error:
+            first = error
+        loop.call_soon(scope.cancel_again, "second")
+        async with Settling():
+            pass
+        loop.call_soon(task.cancel, "from outside")
+        async with Settling():
+            pass
+        raise first
+
+    with pytest.raises(asyncio.CancelledError, match="first") as raised:
+        await drive(cancelled_three_times(), watch)
+    outside = scope.uncancel(raised.value)
+    assert outside is not None
+    assert outside.args == ("from outside",)
     assert task.uncancel() == 0
 
 

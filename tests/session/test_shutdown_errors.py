@@ -217,11 +217,21 @@ async def test_an_error_of_the_run_has_the_background_error_before_it_as_a_note(
     assert "a background task had failed before: OSError('lost')" in caught.value.__notes__
 
 
-async def test_an_error_of_close_keeps_the_cancel_of_the_block() -> None:
-    """As its context, by which code further out knows that it was cancelled."""
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [(None, "CancelledError('from outside')"), (OSError("close failed"), "OSError('close failed')")],
+    ids=repr,
+)
+async def test_an_error_of_close_keeps_the_cancel_of_the_block(own: OSError | None, expected: str) -> None:
+    """As its context, by which code further out knows that it was cancelled; unless it has one of its own."""
 
     async def ends(exc: BaseException | None) -> None:
-        raise SystemExit(3)
+        if own is None:
+            raise SystemExit(3)
+        try:
+            raise own
+        except OSError:
+            sys.exit(3)
 
     async def use() -> BaseException | None:
         try:
@@ -234,7 +244,7 @@ async def test_an_error_of_close_keeps_the_cancel_of_the_block() -> None:
     ending = asyncio.create_task(use())
     await ticks(20)
     ending.cancel("from outside")
-    assert repr(await ending) == "CancelledError('from outside')"
+    assert repr(await ending) == expected
 
 
 # -- errors that end the program

@@ -222,10 +222,11 @@ async def test_a_closing_that_others_cancel_continues() -> None:
         task.cancel()
         await asyncio.Event().wait()
 
-    with refused(ah.errors.HookCancelledError, "PhaseHook.close was cancelled"):
+    with refused(ah.errors.HookCancelledError, "PhaseHook.close was cancelled") as raised:
         async with ah.AsyncMonitoredSession(double, [hook, PhaseHook("close", cancels_itself)]):
             pass
     assert hook.closed_with == [None]
+    assert isinstance(raised.value.__cause__, asyncio.CancelledError)
 
 
 async def test_a_part_that_was_cancelled_by_others_does_not_cancel_the_block() -> None:
@@ -286,6 +287,26 @@ async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel_for_the_gra
         uncancellable.released.set()
         await until_true(lambda: uncancellable.done)
         await ticks()
+
+
+async def test_a_background_task_is_cancelled_once() -> None:
+    """By the failure of the block; a cancel of its end does not interrupt the cleanup of the task."""
+    uncancellable = UncancellableHook()
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double) as session:
+            session.start_soon(uncancellable.wait)
+            await ticks()
+            raise OSError("broken")
+
+    ending = asyncio.create_task(main())
+    await until_true(lambda: uncancellable.cancels)
+    ending.cancel()
+    await ticks(20)
+    assert uncancellable.cancels == 1
+    uncancellable.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
 
 
 async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_wait() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Snapshot
+from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.waiting import ticks
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -109,7 +109,7 @@ async def test_what_is_known_already_is_not_read() -> None:
         assert store.reads > before
 
 
-async def test_closing_ends_calls_that_wait_for_the_engine() -> None:
+async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -> None:
     """Pending calls end with StoreClosedError, not with the unavailability of the engine."""
     engine = FakeEngine()
     store = FakeStepStore(engine)
@@ -119,7 +119,10 @@ async def test_closing_ends_calls_that_wait_for_the_engine() -> None:
     calls = [store.value(), store.wait_for(5), store.advance(), store.raise_to(9), store.lead().__aenter__()]
     tasks = [asyncio.ensure_future(call) for call in calls]
     await ticks(20)
-    await store.aclose()
+    closing = asyncio.create_task(store.aclose())
+    while not closing.done():  # the lead is given back, or not, while the engine may come back
+        await ticks(10)
+        clock.advance(1.0)
     assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {ah.errors.StoreClosedError}
 
 
@@ -153,3 +156,73 @@ async def test_a_publisher_is_announced_as_soon_as_the_engine_is_there(clock: Ma
     await ticks(10)
     assert len(asyncio.all_tasks()) == 1
     await store.aclose()
+
+
+async def test_a_publisher_of_a_damaged_run_is_announced_no_more(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning has what is wrong; another attempt would find the same."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine, run="digits") as store:
+        engine.damaged.add("digits")
+        publishers = [store.publisher(name) for name in ("trainer", "helper")]
+        await store.flush()
+        assert caplog.messages.count("run digits: could not announce its publishers: digits is damaged") == 1
+        asked = len(engine.requests)
+        clock.advance(100)
+        await ticks(20)
+        assert len(engine.requests) == asked
+        for publisher in publishers:
+            publisher.close()
+
+
+async def test_closing_waits_for_what_the_store_does() -> None:
+    """The connection is closed when nothing uses it any more."""
+    ends: list[str] = []
+    reading = asyncio.Event()
+
+    class Slow(FakeStepStore):
+        async def _read_run_once(self) -> Snapshot:
+            reading.set()
+            try:
+                await forever()
+                raise AssertionError
+            finally:
+                await ticks(3)
+                ends.append("read")
+
+        async def _close_connection(self) -> None:
+            ends.append("closed")
+
+    store = Slow(FakeEngine())
+    await finish(store)
+    waiting = asyncio.create_task(store.wait_for(5))
+    await reading.wait()
+    await store.aclose()
+    assert ends == ["read", "closed"]
+    with pytest.raises(ah.errors.StoreClosedError):
+        await waiting
+
+
+async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A hundred seconds of a full disk are some tens of attempts and a warning for each publisher; then all are announced."""
+    full, attempts = True, 0
+
+    class Full(FakeStepStore):
+        async def _request_once(self, request: Request) -> Answer:
+            nonlocal attempts
+            attempts += isinstance(request, Join)
+            if full:
+                raise ah.errors.StoreRefusedError("the disk is full")
+            return await super()._request_once(request)
+
+    engine = FakeEngine()
+    async with Full(engine) as store:
+        with store.publisher("trainer"), store.publisher("helper"):
+            for _ in range(500):
+                await ticks(10)
+                clock.advance(0.2)
+            assert 2 * 20 <= attempts <= 2 * 80
+            assert caplog.messages == 2 * ["run default: could not announce its publishers, trying again: the disk is full"]
+            full = False
+            clock.advance(5)
+            await ticks(20)
+            assert {member.name for member in engine.run("default").members.values()} == {"trainer", "helper"}

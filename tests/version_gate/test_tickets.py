@@ -182,6 +182,21 @@ async def test_a_lost_ticket_that_is_reset_counts_once() -> None:
     assert (statistics.admitted, statistics.invalidated, statistics.abandoned, statistics.room) == (2, 2, 0, 2)
 
 
+async def test_an_item_is_shipped_after_the_versions_that_its_block_has_seen() -> None:
+    """A version published in the block uses up earlier items only: the place of this one is taken until the next."""
+    versions = MemoryStepStore()
+    gate = VersionGate(versions, max_lag=1)
+    async with gate.admit() as ticket:
+        await versions.advance()
+    assert (ticket.state, ticket.lag, gate.statistics().room) == ("shipped", 1, 1)
+    async with gate.admit() as late:
+        await versions.advance(2)
+    assert (late.state, late.lag, gate.statistics().room) == ("stale", 2, 2)
+    async with gate.admit() as invalid:
+        await versions.reset(1)
+    assert invalid.state == "invalidated"
+
+
 async def test_an_item_settled_in_its_block_stays_settled() -> None:
     """A later error or the end of the block does not change the state of a ticket that was settled inside it."""
     gate = VersionGate(MemoryStepStore(), max_lag=1)
