@@ -95,7 +95,7 @@ class Settling:
 
 
 async def test_the_cancel_from_outside_is_found_behind_those_of_the_scope() -> None:
-    """A scope has cancelled twice, and then somebody else; blocks that were being left have kept the first one."""
+    """The scope has cancelled twice, and then a third party has; blocks that were being left have kept the first cancel."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     watch = CancelWatch()

@@ -6,7 +6,9 @@ import asyncio
 import os
 import selectors
 import signal
+import socket
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -252,15 +254,30 @@ async def test_the_wakeup_fd_is_restored() -> None:
     async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
         assert wakeup_fd() != -1
     assert wakeup_fd() == before
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    with reader, writer:
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+            signal.set_wakeup_fd(writer.fileno())  # by other code, whose it stays
+        assert signal.set_wakeup_fd(before) == writer.fileno()
 
 
 async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
-    """A signal that is raised in a worker thread wakes a loop that waits for events."""
-    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
-        thread = asyncio.get_running_loop().run_in_executor(None, signal.raise_signal, USER)
-        assert await session.coord.wait_for_stop(timeout=40)
-        await thread
-    assert session.stop_signal is USER
+    """A signal that is raised in a worker thread wakes a loop that waits for events, for one session after the other."""
+    main = threading.get_ident()
+
+    def raise_signal() -> None:
+        while sys._current_frames()[main].f_code.co_name not in ("select", "run", "run_until_complete"):  # of asyncio, of uvloop
+            os.sched_yield()
+        signal.raise_signal(USER)
+
+    for _ in range(2):
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+            thread = threading.Thread(target=raise_signal)
+            thread.start()
+            assert await session.coord.wait_for_stop(timeout=40)
+            thread.join()
+        assert session.stop_signal is USER
 
 
 async def test_whether_nothing_but_sessions_handles_a_signal() -> None:
