@@ -35,8 +35,12 @@ SLOW_CALLS = 40  # with --slow-disk
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 # The extra `test` has torch for the first supported Python only (pyproject.toml); there it must not be missing.
 collect_ignore_glob = ["*torch*"] if sys.version_info >= (3, 12) and importlib.util.find_spec("torch") is None else []
-if importlib.util.find_spec("tensorflow") is None:
-    collect_ignore_glob.append("adapters/tensorflow")  # has an environment of its own: .ci/tensorflow
+# These have an environment of their own, which fails without them: .ci/frameworks.
+collect_ignore_glob += [
+    folder
+    for folder, package in {"adapters/tensorflow": "tensorflow", "adapters/callbacks": "keras"}.items()
+    if importlib.util.find_spec(package) is None
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

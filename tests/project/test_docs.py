@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import doctest
-import inspect
 import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from tests.support.pages import blocks, printed_blocks, python_blocks, run_blocks
 from tests.support.source import ROOT, own_functions, python_files, tree
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-NOT_RUN = re.compile(r"# not run: (?P<reason>.+)")
 # The maximum number of blocks, over all pages, that start with `# not run: reason`.
 MOST_NOT_RUN = 3
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page: language, number of the first line, text."""
-
-    language: str
-    line: int
-    text: str
-
-    @property
-    def reason_not_run(self) -> str | None:
-        """The reason that the block gives for not being run."""
-        found = NOT_RUN.match(self.text)
-        return found["reason"] if found else None
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    """Yield the fenced blocks of a page."""
-    text = page.read_text(encoding="utf-8")
-    for found in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL):
-        line = text.count("\n", 0, found.start(3)) + 1
-        yield Block(found[2], line, inspect.cleandoc(f"\n{found[3]}") + "\n" if found[1] else found[3])
-
-
-def python_blocks(page: Path) -> list[Block]:
-    """Return the Python blocks of a page."""
-    return [block for block in blocks(page) if block.language == "python"]
-
-
-def printed_blocks(page: Path) -> dict[int, str]:
-    """Return what a page says that its Python blocks print: the text blocks below a line that ends with "prints:".
-
-    By the number of the Python block's first line.
-    """
-    lines = page.read_text(encoding="utf-8").splitlines()
-    printed: dict[int, str] = {}
-    python: Block | None = None
-    for block in blocks(page):
-        if block.language == "python":
-            python = block
-        elif block.language == "text" and lines[block.line - 4].endswith("prints:"):
-            assert python is not None, f"{page.name}:{block.line}: no Python block is above"
-            printed[python.line] = block.text
-    return printed
 
 
 @pages
@@ -84,23 +32,10 @@ def test_every_python_block_runs(
 ) -> None:
     """The Python blocks of a page run in order, share their names, and print what the page says; "..." is any text.
 
-    A block may use `await` outside of a function. Files are written to a temporary directory.
+    Files are written to a temporary directory. Blocks that need a framework are run by tests/adapters/callbacks.
     """
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    printed = printed_blocks(page)
-    same = doctest.OutputChecker().check_output
-    with asyncio.Runner() as runner:
-        for block in python_blocks(page):
-            if block.reason_not_run is None:
-                # Empty lines above make tracebacks show the line numbers of the page.
-                code = compile("\n" * (block.line - 1) + block.text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-                result = eval(code, names)
-                if inspect.iscoroutine(result):
-                    runner.run(result)
-                output = capsys.readouterr().out
-                if block.line in printed and not same(printed[block.line], output, doctest.ELLIPSIS):
-                    assert output == printed[block.line]
+    run_blocks(page, [block for block in python_blocks(page) if not (block.reason_not_run or block.framework)], capsys)
     errors = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
     assert not errors
 

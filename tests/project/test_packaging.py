@@ -23,7 +23,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 # Their tests use the newest versions too, and need a server, or a minute.
-TESTED_ELSEWHERE = {*smoke.SERVERS, "ray", "tensorflow", "torch"}
+TESTED_ELSEWHERE = {*smoke.SERVERS, "ray", "tensorflow", "keras", "lightning", "ignite", "transformers", "torch"}
 
 
 def test_the_version_is_in_one_place() -> None:

@@ -1,0 +1,258 @@
+"""What the adapters of Keras, Lightning, Ignite and the Trainer of Hugging Face share.
+
+CallbacksHook   a framework's callbacks as one hook: they are called at the steps and epochs of a session
+HooksInLoop     hooks in a framework's loop: a session in a thread, whose runs are the steps of that loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from aiohooks._aio.cancel import retrieve_exception, to_thread
+from aiohooks._validate import check_int
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.errors import SessionClosedError, StopRequestedError
+from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import Values, checked_values
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.monitored import AsyncSingularMonitoredSession
+from aiohooks.stores.memory import MemoryStepStore
+
+
+class CallbacksHook(SessionRunHook):
+    """Base of the hooks that call the callbacks of a framework, one after the other in the order of their list.
+
+    The callbacks get the chosen values and `run_context.metrics`: the hook is called after the others (it has order 90), so it
+    has what they added. An epoch is a number of steps, or the whole training. A training that a recovery set back begins its
+    epoch again. A callback that asks the framework to stop requests a stop of the session.
+    """
+
+    order: ClassVar[int] = 90
+
+    def __init__(self, values: Values | None, steps_per_epoch: int | None, thread: bool) -> None:
+        check_int(steps_per_epoch, "steps_per_epoch", 1, optional=True)
+        fetches = checked_values(values, may_be_empty=True)
+        self._request = SessionRunArgs(fetches) if fetches else None
+        self._steps_per_epoch = steps_per_epoch
+        self._thread = thread
+        self._reset()
+
+    def _reset(self) -> None:
+        self._coord: Coordinator | None = None
+        self._epoch: int | None = None
+        self._logs: dict[str, Any] = {}
+        self._results: list[Mapping[str, Any]] = []
+
+    async def begin(self) -> None:
+        """Forget an earlier session."""
+        self._reset()
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Begin the training, the first time."""
+        is_first, self._coord, self._epoch = self._coord is None, coord, None
+        if is_first:
+            await self._call(self._train_begin, session.global_step.latest.step)
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Begin the step, and the epoch with its first one; fetch the values."""
+        fed = run_context.original_args.feed_dict or {}
+        batch = next(iter(fed.values())) if len(fed) == 1 else fed
+        await self._call(self._begin, run_context.global_step - 1, batch)
+        return self._request
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """End the step, and the epoch with its last one."""
+        self._logs = {**run_context.metrics, **(run_values.results or {})}
+        await self._call(self._end, run_context.global_step - 1)
+
+    async def end(self, session: Session) -> None:
+        """End the epoch, if it is not over, and the training."""
+        await self._call(self._end_all)
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Let the callbacks know that the training failed, where the framework has a call for that."""
+        if exc is not None and self._coord is not None:
+            await self._call(self._train_failed, exc)
+
+    def report(self, step: int, result: Mapping[str, Any]) -> None:
+        """Pass on the result of an evaluation, at the end of the step: `EvaluatorHook(..., on_result=callbacks.report)`."""
+        self._results.append(result)
+
+    async def _call(self, fn: Callable[..., None], *args: Any) -> None:
+        if self._thread:
+            await to_thread(fn, *args)
+        else:
+            fn(*args)
+        if self._coord is not None and self._has_asked_to_stop():
+            self._coord.request_stop(f"a callback of {type(self).__name__} has requested it")
+
+    def _begin(self, step: int, batch: Any) -> None:
+        epoch, index = (0, step) if self._steps_per_epoch is None else divmod(step, self._steps_per_epoch)
+        if epoch != self._epoch:
+            self._end_epoch()  # also where another worker made its last step
+            self._epoch = epoch
+            self._epoch_begin(epoch)
+        self._step_begin(step, index, batch)
+
+    def _end(self, step: int) -> None:
+        self._step_end(step, self._logs)
+        self._pass_results()
+        if self._steps_per_epoch is not None and (step + 1) % self._steps_per_epoch == 0:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            self._epoch_end(epoch, self._logs)
+
+    def _end_all(self) -> None:
+        self._pass_results()
+        self._end_epoch()
+        self._train_end(self._logs)
+
+    def _pass_results(self) -> None:
+        while self._results:
+            self._evaluated(self._results.pop(0))
+
+    # What a framework's own hook says: how its callbacks are called. Steps and epochs are counted from 0.
+
+    def _has_asked_to_stop(self) -> bool:
+        raise NotImplementedError
+
+    def _train_begin(self, step: int) -> None:
+        """Begin a training of which `step` steps were made before."""
+        raise NotImplementedError
+
+    def _epoch_begin(self, epoch: int) -> None:
+        raise NotImplementedError
+
+    def _step_begin(self, step: int, index: int, batch: Any) -> None:
+        """Begin a step, which has this index in its epoch."""
+        raise NotImplementedError
+
+    def _step_end(self, step: int, logs: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _evaluated(self, result: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _train_end(self, logs: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _train_failed(self, error: BaseException) -> None:
+        """Most frameworks have no call for this."""
+
+
+class HooksInLoop:
+    """Base of what runs hooks in the loop of a framework: `with HooksFor...(hooks) as callback:` around the call that trains.
+
+    The hooks are in a session, which lives in an event loop in a thread. It is opened when the training begins and counts its
+    steps from there. Each step of the framework is a run of the session: the framework waits for `before_run` of all hooks, makes
+    its step, and waits for `after_run`. What it logs can be fetched by name. Tasks of the hooks continue while it computes.
+    An error of a hook is raised in the framework's own call. A stop of the session stops the framework; a step that it still
+    makes is no run. The session ends when the block is left, with the error of the training if there was one: the framework
+    need not call anything then. Nothing is repeated: a session like this does not recover.
+    """
+
+    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
+        self._hooks = list(hooks)
+        self._exits = contextlib.ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._session: AsyncSingularMonitoredSession | None = None
+        self._run: asyncio.Task[Any] | None = None
+        self._begun: asyncio.Future[None]
+        self._made: asyncio.Future[Mapping[str, Any]]
+
+    def __enter__(self) -> Self:
+        """Start the event loop."""
+        self._portal = self._exits.enter_context(start_blocking_portal())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """End the session and the event loop; an error that is a clean end of a session is swallowed."""
+        self._portal = self._session = None
+        return self._exits.__exit__(kind, error, traceback)
+
+    def _train(self, step: int) -> bool:
+        """Open the session, unless it is open, after `step` steps; return whether the framework is to stop."""
+        portal = self._open_portal()
+        if self._session is None:
+            session = AsyncSingularMonitoredSession(self._framework_step, self._hooks, global_step=MemoryStepStore(step))
+            self._exits.enter_context(portal.wrap_async_context_manager(session))
+            self._exits.callback(portal.call, self._drop_run)
+            self._session = session
+        return self._session.should_stop()
+
+    def _begin_step(self) -> bool:
+        """Begin a run, unless the framework is to stop; return that. A step that was begun before and has not ended is no run."""
+        portal, session = self._open_portal(), self._open_session()
+        if self._run is not None:
+            portal.call(self._drop_run)
+        if not session.should_stop():
+            portal.call(self._begin_run, session)
+        return self._run is None  # a stop that is requested before a run does not end it
+
+    def _end_step(self, values: Mapping[str, Any]) -> bool:
+        """End the run, if there is one, with the values that hooks fetch; return whether the framework is to stop."""
+        session = self._open_session()
+        if self._run is not None:
+            self._open_portal().call(self._end_run, session, dict(values))
+        return session.should_stop()
+
+    def _open_portal(self) -> BlockingPortal:
+        if self._portal is None:
+            raise SessionClosedError(
+                f"{type(self).__name__} is used outside of its block; train in `with {type(self).__name__}(...)`"
+            )
+        return self._portal
+
+    def _open_session(self) -> AsyncSingularMonitoredSession:
+        if self._session is None:
+            raise SessionClosedError(f"{type(self).__name__} has not seen the beginning of the training")
+        return self._session
+
+    # In the event loop.
+
+    async def _framework_step(self) -> Mapping[str, Any]:
+        if not self._begun.done():  # a hook may make raw runs
+            self._begun.set_result(None)
+        return await self._made
+
+    async def _begin_run(self, session: AsyncSingularMonitoredSession) -> None:
+        loop = asyncio.get_running_loop()
+        self._begun, self._made = loop.create_future(), loop.create_future()
+        self._run = loop.create_task(session.run(()), name="step of a framework")
+        await asyncio.wait([self._run, self._begun], return_when=asyncio.FIRST_COMPLETED)
+        if self._run.done():
+            await self._end_run(session, {})
+
+    async def _end_run(self, session: AsyncSingularMonitoredSession, values: Mapping[str, Any]) -> None:
+        if not self._made.done():
+            self._made.set_result(values)
+        run = self._run
+        assert run is not None
+        await asyncio.wait([run])
+        self._run = None
+        try:
+            run.result()
+        except StopRequestedError as error:
+            session.request_stop(str(error))  # has no effect after the stop because of which the run did not begin
+
+    async def _drop_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.cancel()
+            await asyncio.wait([run])
+            retrieve_exception(run)

@@ -1,0 +1,133 @@
+"""Keras: its callbacks as a hook of a session, and hooks in `model.fit`.
+
+callbacks = KerasCallbacks([keras.callbacks.CSVLogger("log.csv")], ["loss"], model=model, steps_per_epoch=100)
+async with AsyncMonitoredSession(step, [callbacks, *hooks]) as session: ...
+
+with HooksForKeras(hooks) as callback:
+    model.fit(x, y, callbacks=[callback])
+"""
+
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The package has no types.
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.errors import missing_extra
+from aiohooks.hooks._observing import Values
+from aiohooks.session.hook import SessionRunHook
+
+try:
+    import keras
+except ImportError as _missing:
+    raise missing_extra("aiohooks.adapters.keras", "keras") from _missing
+
+__all__ = ["HooksForKeras", "KerasCallbacks"]
+
+if TYPE_CHECKING:  # it has no types
+    _Callback = object
+else:
+    _Callback = keras.callbacks.Callback
+
+
+class KerasCallbacks(CallbacksHook):
+    """Keras callbacks as a hook; see `CallbacksHook`. A callback stops the session by `self.model.stop_training = True`.
+
+    `logs` are the values of the step, not the means of the epoch so far, and those of its last step at the end of an epoch.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[Any],
+        values: Values | None = None,
+        *,
+        model: Any = None,
+        steps_per_epoch: int | None = None,
+        thread: bool = False,
+    ) -> None:
+        """Create the hook.
+
+        Args:
+            callbacks: objects of `keras.callbacks.Callback`.
+            values: a mapping from a tag to a fetch, or several nodes or names: `logs`, beside `run_context.metrics`.
+            model: their `self.model`; left out, an object that has `stop_training` and nothing else.
+            steps_per_epoch: how many steps are an epoch; left out, the whole training is one.
+            thread: call them in a worker thread, because they block.
+        """
+        super().__init__(values, steps_per_epoch, thread)
+        self.model: Any = SimpleNamespace(stop_training=False) if model is None else model
+        self._callbacks = list(callbacks)
+        self._validation: dict[str, Any] = {}
+
+    def _has_asked_to_stop(self) -> bool:
+        return bool(self.model.stop_training)
+
+    def _call_all(self, method: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, method)(*args)
+
+    def _train_begin(self, step: int) -> None:
+        self.model.stop_training = False
+        self._validation = {}
+        self._call_all("set_params", {"verbose": 0, "epochs": None, "steps": self._steps_per_epoch})
+        self._call_all("set_model", self.model)
+        self._call_all("on_train_begin", {})
+
+    def _epoch_begin(self, epoch: int) -> None:
+        self._call_all("on_epoch_begin", epoch, {})
+
+    def _step_begin(self, step: int, index: int, batch: Any) -> None:
+        self._index = index
+        self._call_all("on_train_batch_begin", index, {})
+
+    def _step_end(self, step: int, logs: dict[str, Any]) -> None:
+        self._call_all("on_train_batch_end", self._index, logs)
+
+    def _evaluated(self, result: Mapping[str, Any]) -> None:
+        self._validation.update(result)
+
+    def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        logs.update(self._validation)
+        self._validation = {}
+        self._call_all("on_epoch_end", epoch, logs)
+
+    def _train_end(self, logs: dict[str, Any]) -> None:
+        self._call_all("on_train_end", logs)
+
+    def __repr__(self) -> str:
+        return f"KerasCallbacks({self._callbacks!r})"
+
+
+class HooksForKeras(HooksInLoop, _Callback):
+    """Hooks as a callback of `keras.Model.fit`; see `HooksInLoop`. They fetch the `logs` of a batch.
+
+    Of epochs, of evaluations and of the validation in `fit` they see nothing.
+    """
+
+    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
+        """Take the hooks; nothing is started."""
+        _Callback.__init__(self)
+        HooksInLoop.__init__(self, hooks)
+
+    if TYPE_CHECKING:
+        model: Any
+
+    def _stop_if(self, stop: bool) -> None:
+        if stop:
+            self.model.stop_training = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Open the session, at the number of steps that the optimizer has made."""
+        self._stop_if(self._train(int(self.model.optimizer.iterations)))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begin a run."""
+        self._stop_if(self._begin_step())
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """End the run."""
+        self._stop_if(self._end_step(logs or {}))

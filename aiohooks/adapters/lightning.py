@@ -1,0 +1,164 @@
+"""Lightning: the callbacks of a Trainer as a hook of a session, and hooks in `trainer.fit`.
+
+callbacks = LightningCallbacks(L.Trainer(callbacks=[MyCallback()]), module, ["loss"])
+async with AsyncMonitoredSession(step, [callbacks, *hooks]) as session: ...
+
+with HooksForLightning(hooks) as callback:
+    L.Trainer(callbacks=[callback]).fit(module, loader)
+"""
+
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The package is not where types are checked.
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.errors import missing_extra
+from aiohooks.hooks._observing import Values
+from aiohooks.session.hook import SessionRunHook
+
+try:
+    from lightning.fabric.utilities.apply_func import convert_to_tensors as _convert_to_tensors
+    from lightning.pytorch import Callback as _LightningCallback
+    from lightning.pytorch.callbacks import Checkpoint as _Checkpoint
+    from lightning.pytorch.callbacks import EarlyStopping as _EarlyStopping
+    from lightning.pytorch.trainer.states import TrainerFn as _TrainerFn
+except ImportError as _missing:
+    raise missing_extra("aiohooks.adapters.lightning", "lightning") from _missing
+
+__all__ = ["HooksForLightning", "LightningCallbacks"]
+
+_convert: Any = _convert_to_tensors
+_monitoring: Any = (_EarlyStopping, _Checkpoint)
+_trainer_fn: Any = _TrainerFn
+
+if TYPE_CHECKING:
+    _Callback = object
+else:
+    _Callback = _LightningCallback
+
+
+class LightningCallbacks(CallbacksHook):
+    """The callbacks of a Lightning Trainer as a hook; see `CallbacksHook`. `trainer.should_stop` stops the session.
+
+    The Trainer does not run: it is what its callbacks get, with the session's step, epoch and metrics, and with the module. Its
+    loaders, loggers and validation know nothing of the session.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        module: Any,
+        values: Values | None = None,
+        *,
+        optimizers: Iterable[Any] = (),
+        steps_per_epoch: int | None = None,
+        thread: bool = False,
+    ) -> None:
+        """Create the hook.
+
+        Args:
+            trainer: a Trainer with the callbacks, which is used for nothing else.
+            module: the `LightningModule` that they get.
+            values: a mapping from a tag to a fetch, or several nodes or names: `outputs` and, as tensors,
+                `trainer.callback_metrics`, beside `run_context.metrics`.
+            optimizers: its `trainer.optimizers`: `ModelCheckpoint` saves their states.
+            steps_per_epoch: how many steps are an epoch; left out, the whole training is one.
+            thread: call them in a worker thread, because they block.
+        """
+        super().__init__(values, steps_per_epoch, thread)
+        self.trainer: Any = trainer
+        self.module: Any = module
+        self._optimizers = list(optimizers)
+
+    def _has_asked_to_stop(self) -> bool:
+        return bool(self.trainer.should_stop)
+
+    def _call_all(self, method: str, *args: Any) -> None:
+        for callback in self.trainer.callbacks:
+            getattr(callback, method)(self.trainer, self.module, *args)
+
+    def _set_step(self, step: int) -> None:
+        self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
+
+    def _set_metrics(self, metrics: Mapping[str, Any]) -> None:
+        numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
+        self.trainer.callback_metrics.update(_convert(numbers, self.module.device))
+
+    def _train_begin(self, step: int) -> None:
+        self.trainer.strategy.connect(self.module)
+        self.trainer.optimizers = self._optimizers
+        self.module.trainer = self.trainer
+        self.trainer.state.fn = _trainer_fn.FITTING
+        self.trainer.training = True
+        self.trainer.should_stop = False
+        self._set_step(step)
+        self._call_all("setup", _trainer_fn.FITTING)
+        self._call_all("on_fit_start")
+        self._call_all("on_train_start")
+
+    def _epoch_begin(self, epoch: int) -> None:
+        self.trainer.fit_loop.epoch_progress.current.completed = epoch
+        self._call_all("on_train_epoch_start")
+
+    def _step_begin(self, step: int, index: int, batch: Any) -> None:
+        self._batch = batch, index
+        self._call_all("on_train_batch_start", batch, index)
+
+    def _step_end(self, step: int, logs: dict[str, Any]) -> None:
+        self._set_step(step + 1)
+        self._set_metrics(logs)
+        self._call_all("on_train_batch_end", logs, *self._batch)
+
+    def _evaluated(self, result: Mapping[str, Any]) -> None:
+        self._set_metrics(result)
+        self._call_all("on_validation_end")
+
+    def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        # As in Lightning, those that look at metrics are the last ones.
+        for callback in sorted(self.trainer.callbacks, key=lambda one: isinstance(one, _monitoring)):
+            callback.on_train_epoch_end(self.trainer, self.module)
+        self.trainer.fit_loop.epoch_progress.current.completed = epoch + 1
+
+    def _train_end(self, logs: dict[str, Any]) -> None:
+        self._call_all("on_train_end")
+        self._call_all("on_fit_end")
+        self._call_all("teardown", _trainer_fn.FITTING)
+
+    def _train_failed(self, error: BaseException) -> None:
+        self._call_all("on_exception", error)
+
+    def __repr__(self) -> str:
+        return f"LightningCallbacks({self.trainer.callbacks!r})"
+
+
+class HooksForLightning(HooksInLoop, _Callback):
+    """Hooks as a callback of a Lightning Trainer; see `HooksInLoop`. A run is a batch of the training.
+
+    They fetch the keys of `outputs` and of `trainer.callback_metrics`, which are tensors.
+    """
+
+    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
+        """Take the hooks; nothing is started."""
+        HooksInLoop.__init__(self, hooks)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the session, at the batch at which the training starts."""
+        _stop_if(self._train(trainer.fit_loop.total_batch_idx + 1), trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Begin a run."""
+        _stop_if(self._begin_step(), trainer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End the run."""
+        of_step = outputs if isinstance(outputs, Mapping) else {}
+        _stop_if(self._end_step({**trainer.callback_metrics, **of_step}), trainer)
+
+
+def _stop_if(stop: bool, trainer: Any) -> None:
+    if stop:
+        trainer.should_stop = True

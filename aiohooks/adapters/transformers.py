@@ -1,0 +1,155 @@
+"""Hugging Face's Trainer: its callbacks as a hook of a session, and hooks in `trainer.train`.
+
+callbacks = TrainerCallbacks([MyCallback()], arguments, ["loss"], model=model)
+async with AsyncMonitoredSession(step, [callbacks, *hooks]) as session: ...
+
+with HooksForTrainer(hooks) as callback:
+    Trainer(model, arguments, callbacks=[callback], ...).train()
+"""
+
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The package is not where types are checked.
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.errors import missing_extra
+from aiohooks.hooks._observing import Values
+from aiohooks.session.hook import SessionRunHook
+
+try:
+    import transformers.trainer_callback as _trainer_callback
+except ImportError as _missing:
+    raise missing_extra("aiohooks.adapters.transformers", "transformers") from _missing
+
+__all__ = ["HooksForTrainer", "TrainerCallbacks"]
+
+_hf: Any = _trainer_callback
+
+if TYPE_CHECKING:
+    _TrainerCallback = object
+else:
+    _TrainerCallback = _hf.TrainerCallback
+
+
+class TrainerCallbacks(CallbacksHook):
+    """Callbacks of Hugging Face's Trainer as a hook; see `CallbacksHook`. `control.should_training_stop` stops the session.
+
+    `on_log` is called when the arguments say so, with the values of that step, and `on_evaluate` with what is reported. Nothing
+    here evaluates, saves or ends an epoch when a callback asks for it: these are for hooks of the session.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[Any],
+        args: Any,
+        values: Values | None = None,
+        *,
+        model: Any = None,
+        steps_per_epoch: int | None = None,
+        thread: bool = False,
+    ) -> None:
+        """Create the hook.
+
+        Args:
+            callbacks: objects of `TrainerCallback`.
+            args: their `TrainingArguments`: when to log, and after how many steps to stop (`max_steps`).
+            values: a mapping from a tag to a fetch, or several nodes or names: the `logs`, beside `run_context.metrics`.
+            model: their `model`.
+            steps_per_epoch: how many steps are an epoch; left out, the whole training is one.
+            thread: call them in a worker thread, because they block.
+        """
+        super().__init__(values, steps_per_epoch, thread)
+        self._args = args
+        self._handler: Any = _hf.CallbackHandler([_hf.DefaultFlowCallback(), *callbacks], model, None, None, None)
+        self._start()
+        self._call_all("on_init_end")
+
+    def _start(self, step: int = 0) -> None:
+        most = self._args.max_steps if self._args.max_steps > 0 else float("inf")
+        self.state: Any = _hf.TrainerState(global_step=step, max_steps=most)
+        """The `TrainerState` of the session, or of the last one."""
+        self.state.compute_steps(self._args, most)
+        self._control: Any = _hf.TrainerControl()
+
+    def _has_asked_to_stop(self) -> bool:
+        return bool(self._control.should_training_stop)
+
+    def _call_all(self, event: str, **kwargs: Any) -> None:
+        self._control = getattr(self._handler, event)(self._args, self.state, self._control, **kwargs)
+
+    def _train_begin(self, step: int) -> None:
+        self._start(step)
+        self._call_all("on_train_begin")
+
+    def _epoch_begin(self, epoch: int) -> None:
+        self.state.epoch = float(epoch)
+        self._call_all("on_epoch_begin")
+
+    def _step_begin(self, step: int, index: int, batch: Any) -> None:
+        self._call_all("on_step_begin")
+
+    def _step_end(self, step: int, logs: dict[str, Any]) -> None:
+        self.state.global_step = step + 1
+        if self._steps_per_epoch is not None:
+            self.state.epoch = (step + 1) / self._steps_per_epoch
+        self._call_all("on_step_end")
+        self._log(logs)
+
+    def _log(self, logs: dict[str, Any]) -> None:
+        if self._control.should_log:
+            logs = {**logs, "epoch": self.state.epoch}
+            self.state.log_history.append({**logs, "step": self.state.global_step})
+            self._call_all("on_log", logs=logs)
+
+    def _evaluated(self, result: Mapping[str, Any]) -> None:
+        self._call_all("on_evaluate", metrics=dict(result))
+
+    def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        self._call_all("on_epoch_end")
+        self._log(logs)
+
+    def _train_end(self, logs: dict[str, Any]) -> None:
+        self._call_all("on_train_end")
+
+    def __repr__(self) -> str:
+        return f"TrainerCallbacks({self._handler.callbacks[1:]!r})"
+
+
+class HooksForTrainer(HooksInLoop, _TrainerCallback):
+    """Hooks as a callback of Hugging Face's Trainer; see `HooksInLoop`. A run is a step of the optimizer.
+
+    They fetch what the Trainer logs (`loss`, `grad_norm`, `learning_rate`) in the steps that it logs: after every step with
+    `logging_steps=1`. It knows no loss of a step besides.
+    """
+
+    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
+        """Take the hooks; nothing is started."""
+        HooksInLoop.__init__(self, hooks)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Open the session, at the step at which the training starts."""
+        _stop_if(self._train(state.global_step), control)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin a run."""
+        self._end_step({})  # in a Trainer whose `log` calls no callbacks
+        _stop_if(self._begin_step(), control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the run, unless the Trainer will log this step."""
+        if not control.should_log:
+            _stop_if(self._end_step({}), control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """End the run with the values that are logged."""
+        if self._run is not None:
+            _stop_if(self._end_step(logs or {}), control)
+
+
+def _stop_if(stop: bool, control: Any) -> None:
+    if stop:
+        control.should_training_stop = True

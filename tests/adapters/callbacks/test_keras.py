@@ -1,0 +1,204 @@
+"""Keras: what its callbacks see in a session, beside what they see in `fit`, and what hooks see in `fit`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.adapters.keras import HooksForKeras, KerasCallbacks
+from aiohooks.hooks import Evaluation
+from tests.adapters.callbacks.loops import KerasModel, StepsHook, fit_keras, losses
+from tests.support.sessions import NO_BACKOFF
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+class Recording(keras.callbacks.Callback):  # type: ignore[misc]
+    """Records its calls; stops after a number of batches."""
+
+    def __init__(self, stop_after: int = 100) -> None:
+        super().__init__()
+        self.record: list[Any] = []
+        self.left = stop_after
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.record.append(("train_begin", logs, self.model.stop_training))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.record.append(("epoch_begin", epoch, logs))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.record.append(("batch_begin", batch, logs))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.record.append(("batch_end", batch, dict(logs)))
+        self.left -= 1
+        if not self.left:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.record.append(("epoch_end", epoch, dict(logs)))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.record.append(("train_end", dict(logs)))
+
+
+@pytest.mark.parametrize("stop_after", [100, 4, 5])
+async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
+    """Calls, epochs, batches and logs are the same, also when it stops at the end or in the middle of an epoch."""
+    in_fit, in_session = Recording(stop_after), Recording(stop_after)
+    fit_keras(KerasModel(), [in_fit], 2, epochs=3)
+    hook = KerasCallbacks([in_session], ["loss"], steps_per_epoch=2)
+    async with ah.AsyncMonitoredSession(losses(), [hook, ah.StopAtStepHook(last_step=6)]) as session:
+        async for _ in session.steps():
+            pass
+    assert in_session.record == in_fit.record
+    assert session.global_step.latest.step == min(stop_after, 6)
+    if stop_after < 6:
+        assert session.stop_reason == "a callback of KerasCallbacks has requested it"
+
+
+async def test_callbacks_of_keras_do_what_they_do_in_fit(tmp_path: Path) -> None:
+    """`EarlyStopping` stops and restores the best weights, with what an evaluation reports; `CSVLogger` writes both."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    accuracies = iter([0.5, 0.9, 0.8, 0.7, 0.6])
+
+    async def step() -> dict[str, float]:
+        model.set_weights([np.full((1, 1), next(numbers))])
+        return {"loss": 0.5}
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        return {"val_accuracy": next(accuracies)}
+
+    numbers = iter(range(1, 100))
+    stopping = keras.callbacks.EarlyStopping("val_accuracy", patience=2, mode="max", restore_best_weights=True)
+    hook = KerasCallbacks([stopping, keras.callbacks.CSVLogger(tmp_path / "log.csv")], ["loss"], model=model, steps_per_epoch=2)
+    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    async with ah.AsyncMonitoredSession(step, [evaluator, hook]) as session:
+        async for _ in session.steps():
+            pass
+    assert session.global_step.latest.step == 8
+    assert model.get_weights()[0].item() == 4  # of the second epoch
+    assert (tmp_path / "log.csv").read_text().split()[:3] == ["epoch,loss,val_accuracy", "0,0.5,0.5", "1,0.5,0.9"]
+
+
+async def test_logs_have_the_metrics_of_other_hooks() -> None:
+    """What hooks add in the run is in the logs, wherever they are in the list; without epochs there is one."""
+
+    @ah.hook("after_run")
+    async def measure(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        run_context.metrics["speed"] = run_context.global_step * 10
+
+    recording = Recording()
+    async with ah.AsyncMonitoredSession(losses(), [KerasCallbacks([recording], {"cost": "loss"}), measure]) as session:
+        await session.run(())
+        await session.run(())
+    ends = [one for one in recording.record if one[0].endswith("_end")]
+    of_last = {"cost": 0.5, "speed": 20}
+    assert ends == [
+        *[("batch_end", 0, {"cost": 1.0, "speed": 10}), ("batch_end", 1, of_last)],
+        *[("epoch_end", 0, of_last), ("train_end", of_last)],
+    ]
+
+
+async def test_a_recovery_begins_the_epoch_again() -> None:
+    """The training begins once; an epoch that a recovery interrupted has no end, and begins a second time."""
+    attempts = 0
+
+    async def step() -> dict[str, float]:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 2:
+            raise ah.AbortedError("lost")
+        return {}
+
+    recording = Recording()
+    hook = KerasCallbacks([recording], steps_per_epoch=2)
+    async with ah.AsyncMonitoredSession(step, [hook], recovery=NO_BACKOFF) as session:
+        await session.run(())
+        await session.run(())
+    assert [one[:2] for one in recording.record[1:-1]] == [
+        *[("epoch_begin", 0), ("batch_begin", 0), ("batch_end", 0), ("batch_begin", 1)],
+        *[("epoch_begin", 0), ("batch_begin", 1), ("batch_end", 1), ("epoch_end", 0)],
+    ]
+
+
+async def test_a_resumed_session_continues_with_its_epoch() -> None:
+    """Epochs and batches are those of the global step."""
+    recording = Recording()
+    steps, hook = ah.MemoryStepStore(5), KerasCallbacks([recording], steps_per_epoch=2)
+    async with ah.AsyncMonitoredSession(losses(), [hook], global_step=steps) as session:
+        await session.run(())
+    assert [one[:2] for one in recording.record[1:-1]] == [
+        *[("epoch_begin", 2), ("batch_begin", 1), ("batch_end", 1), ("epoch_end", 2)]
+    ]
+
+
+@pytest.mark.parametrize("thread", [False, True])
+async def test_callbacks_block_in_a_thread_only_if_asked(thread: bool) -> None:
+    """With `thread` the event loop continues while a callback blocks; without, callbacks are in the loop's own thread."""
+    threads, released = set[int](), threading.Event()
+
+    class Blocking(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            threads.add(threading.get_ident())
+            assert not thread or released.wait(20)
+
+    async def release() -> None:
+        await asyncio.sleep(0)
+        released.set()
+
+    @ah.hook("after_run")
+    async def start(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        assert run_context.coord is not None
+        run_context.coord.start_soon(release)
+
+    async with ah.AsyncMonitoredSession(losses(), [start, KerasCallbacks([Blocking()], thread=thread)]) as session:
+        await session.run(())
+    assert (threads == {threading.get_ident()}) != thread
+
+
+async def test_an_error_of_a_callback_is_that_of_the_run() -> None:
+    """It names the hook; nothing of Keras is called then, as in `fit`."""
+
+    class Failing(Recording):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise LookupError("a callback")
+
+    failing = Failing()
+    with pytest.raises(LookupError, match="a callback") as raised:
+        async with ah.AsyncMonitoredSession(losses(), [KerasCallbacks([failing])]) as session:
+            await session.run(())
+    assert "KerasCallbacks" in raised.value.__notes__[0]
+    assert [one[0] for one in failing.record] == ["train_begin", "epoch_begin", "batch_begin"]
+
+
+def test_hooks_count_the_steps_of_the_optimizer() -> None:
+    """A session in a `fit` that continues a training begins at its step."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    fit_keras(model, [], 3)
+    steps = StepsHook()
+    with HooksForKeras([steps]) as callback:
+        fit_keras(model, [callback], 2)
+    assert steps.steps == [3, 4, 5]
+
+
+def test_a_batch_that_does_not_exist_is_no_step() -> None:
+    """Where the data has no known length, `fit` begins a batch and finds none: the hooks see no step of it."""
+
+    def batches() -> Any:
+        for _ in range(2):
+            yield np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
+
+    steps = StepsHook()
+    with HooksForKeras([steps]) as callback:
+        KerasModel().fit(batches(), verbose=0, callbacks=[callback])
+    assert steps.steps == [0, 1, 2]

@@ -1,0 +1,152 @@
+"""Lightning: what its callbacks see in a session, beside what they see in `fit`, and what hooks see of a Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+
+import aiohooks as ah
+from aiohooks.adapters.lightning import HooksForLightning, LightningCallbacks
+from aiohooks.hooks import Evaluation
+from aiohooks.testing import RecordingHook
+from tests.adapters.callbacks.loops import LightningModule, StepsHook, lightning_trainer, loader, losses
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+class Recording(Callback):  # type: ignore[misc]
+    """Records its calls; stops after a number of batches."""
+
+    def __init__(self, stop_after: int = 100) -> None:
+        self.record: list[Any] = []
+        self.left = stop_after
+
+    def note(self, method: str, trainer: Any, module: Any, *details: Any) -> None:
+        assert trainer.lightning_module is module.trainer.lightning_module is module
+        self.record.append((method, trainer.global_step, trainer.current_epoch, *details))
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.note("setup", trainer, pl_module, str(stage))
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note("fit_start", trainer, pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note("train_start", trainer, pl_module, trainer.should_stop)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note("epoch_start", trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.note("batch_start", trainer, pl_module, batch, batch_idx)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        self.note("batch_end", trainer, pl_module, float(outputs["loss"]), batch, batch_idx, metrics)
+        self.left -= 1
+        if not self.left:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note("epoch_end", trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note("train_end", trainer, pl_module)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note("fit_end", trainer, pl_module)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.note("teardown", trainer, pl_module, str(stage))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.note("exception", trainer, pl_module, exception)
+
+
+@pytest.mark.parametrize("stop_after", [100, 4, 5])
+async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
+    """Calls, steps, epochs, batches, outputs and metrics are the same, also when it stops in the middle of an epoch."""
+    in_fit, in_session = Recording(stop_after), Recording(stop_after)
+    lightning_trainer([in_fit], max_epochs=3, limit_train_batches=2).fit(LightningModule(), loader(2))
+    step = losses()
+
+    async def fed(batch: Any) -> Any:
+        values = await step()
+        return {"loss": torch.tensor(values["loss"])}
+
+    hook = LightningCallbacks(lightning_trainer([in_session]), LightningModule(), ["loss"], steps_per_epoch=2)
+    async with ah.AsyncMonitoredSession(fed, [hook]) as session:
+        async for _ in session.steps(feeds=list(loader(2)) * 3):
+            pass
+    assert in_session.record == in_fit.record
+    assert session.global_step.latest.step == min(stop_after, 6)
+
+
+async def test_callbacks_of_lightning_do_what_they_do_in_fit(tmp_path: Path) -> None:
+    """`EarlyStopping` stops by what an evaluation reports, and `ModelCheckpoint` keeps the best epoch, with the optimizer."""
+    accuracies = iter([0.5, 0.9, 0.8, 0.7, 0.6])
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        return {"val_accuracy": next(accuracies)}
+
+    stopping = EarlyStopping("val_accuracy", patience=2, mode="max")
+    saving = ModelCheckpoint(tmp_path, monitor="val_accuracy", mode="max", save_on_train_epoch_end=True)
+    module = LightningModule()
+    trainer = lightning_trainer([stopping, saving], enable_checkpointing=True)
+    optimizer = torch.optim.SGD(module.parameters(), 0.25)
+    hook = LightningCallbacks(trainer, module, ["loss"], optimizers=[optimizer], steps_per_epoch=2)
+    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook]) as session:
+        async for _ in session.steps():
+            pass
+    assert session.global_step.latest.step == 8
+    saved: Any = torch.load(saving.best_model_path, weights_only=False)
+    assert (saved["epoch"], saved["global_step"]) == (1, 4)
+    assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == 0.25
+    assert saved["state_dict"] == module.state_dict()
+
+
+async def test_a_failure_is_passed_on() -> None:
+    """`on_exception` gets the error, and `teardown` is not called, as in Lightning."""
+    recording, error = Recording(), LookupError("a step")
+
+    async def step() -> None:
+        raise error
+
+    hook = LightningCallbacks(lightning_trainer([recording]), LightningModule())
+    with pytest.raises(LookupError):
+        async with ah.AsyncMonitoredSession(step, [hook]) as session:
+            await session.run(())
+    assert [one[0] for one in recording.record[-2:]] == ["batch_start", "exception"]
+    assert recording.record[-1][-1] is error
+
+
+def test_hooks_fetch_what_the_module_logs() -> None:
+    """Beside the loss, what `self.log` got under another name."""
+
+    class Module(LightningModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.log("rows", 7.0)
+            return super().training_step(batch, batch_idx)
+
+    hook = RecordingHook(fetches=["rows", "loss"])
+    with HooksForLightning([hook]) as callback:
+        lightning_trainer([callback]).fit(Module(), loader(1))
+    assert [value.item() for value in hook.results[0]] == [7, 1]
+
+
+def test_hooks_continue_with_a_training_that_continues(tmp_path: Path) -> None:
+    """A session in a `fit` that restores a checkpoint begins at its batch."""
+    trainer = lightning_trainer([])
+    trainer.fit(LightningModule(), loader(3))
+    trainer.save_checkpoint(tmp_path / "3.ckpt")
+    steps = StepsHook()
+    with HooksForLightning([steps]) as callback:
+        lightning_trainer([callback], max_epochs=2).fit(
+            LightningModule(), loader(3), ckpt_path=tmp_path / "3.ckpt", weights_only=False
+        )
+    assert steps.steps == [3, 4, 5, 6]
