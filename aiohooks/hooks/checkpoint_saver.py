@@ -59,7 +59,8 @@ class CheckpointSaverHook(SessionRunHook):
     The state consists of the graph's variables, the objects tracked by the scaffold, the hooks that are `Stateful`, and the
     global step. It is taken inside the step, after the `after_run` of the other hooks (this one has order 100). Values of
     variables are not copied, because a commit replaces them; everything else is. It is written in a background task while
-    training continues, one write at a time, so at most one older value of each variable is kept besides the current one.
+    training continues, one write at a time, so at most one older value of each variable is kept besides the current one. Where
+    steps never wait, the task continues in the turns that the session gives the event loop (`yield_secs`).
 
     A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph, checkpoint_dir=...)`.
     """
@@ -225,8 +226,6 @@ class CheckpointSaverHook(SessionRunHook):
                 await self._wait_for_write()
                 self._raise_failure()
                 await self._save(run_context.session)
-        if self._write_task is not None:
-            await asyncio.sleep(0)  # lets the write continue where steps never suspend
         self._raise_failure()
 
     async def end(self, session: Session) -> None:
@@ -283,7 +282,9 @@ class CheckpointSaverHook(SessionRunHook):
             self._write(session, state, step, metrics), name=f"save of step {step}"
         )
         del state  # so that only the write refers to it
-        if not self._background:
+        if self._background:
+            await asyncio.sleep(0)  # the write begins: a task that is cancelled before does nothing, and records no failure
+        else:
             await self._wait_for_write()
 
     async def _write(self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float]) -> None:

@@ -17,7 +17,7 @@ from tests.support.checks import drop, refused
 from tests.support.hooks import RequestingHook
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, Listener, array_graph, on_disk, saving, train
 from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import result_without_suspending, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -175,20 +175,35 @@ async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
     assert await on_disk(tmp_path) == [3, 8]
 
 
+class QuickSaver(ah.Saver):
+    """Suspends once in a save, and writes nothing."""
+
+    async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
+        await asyncio.sleep(0)
+        return ah.checkpoint.Checkpoint(step, step)
+
+
+@pytest.mark.turns
 async def test_steps_that_never_suspend_let_the_write_continue(tmp_path: Path) -> None:
-    """Even if steps never yield to the loop, saves begin and end, and listeners are called."""
-
-    class QuickSaver(ah.Saver):
-        async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
-            await asyncio.sleep(0)
-            return ah.checkpoint.Checkpoint(step, step)
-
+    """Even if steps never yield to the loop, the turns that a session gives it let saves begin and end."""
     listener = Listener()
     hook = saving(QuickSaver(tmp_path), listeners=[listener], on_busy="skip")
-    async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-        for _ in range(20):
-            await session.run("train")
-        assert len(listener.saved) > 5
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+            for _ in range(7):
+                await session.run("train")
+                clock.advance(60)
+            assert listener.saved == [0, 2, 4]  # each turn ends one, and the step after it begins the next
+
+
+async def test_a_run_during_a_write_does_not_suspend(tmp_path: Path) -> None:
+    """Where steps never wait, a step during a write costs what any other step does: no turn of the event loop."""
+    hook = saving(QuickSaver(tmp_path), every=ah.Every(at=[1]), save_on_begin=False, save_on_end=False)
+    async with ah.AsyncMonitoredSession(array_graph(), [hook], yield_secs=None) as session:
+        await session.run("train")
+        result_without_suspending(session.run("train"))
+        assert hook.saved == 0
+    assert hook.saved == 1
 
 
 async def test_in_the_foreground_the_step_waits(tmp_path: Path) -> None:
