@@ -75,7 +75,9 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
 class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
-    __slots__ = ("grace_secs", "has_timeouts", "hooks", "methods", "names", "number", "size", "suspended", "timeouts")
+    __slots__ = (
+        "_observed", "grace_secs", "has_timeouts", "hooks", "methods", "names", "number", "size", "suspended", "timeouts",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -115,13 +117,19 @@ class OrderGroup:
                 call = _unless_disabled(call, one)
             methods.append(call if secs is None else _detachable(call, self.suspended, f"{one.name}.{method}"))
         self.methods: tuple[Method, ...] = tuple(methods)
+        self._observed: tuple[tuple[Observer, ...], list[Method]] = (), methods
 
     def observed_methods(self, observers: Sequence[Observer]) -> list[Method]:
-        """Return the methods, with `observers` that are notified of each call."""
-        return [
-            functools.partial(observed_call, method, "hook", name, observers)
-            for method, name in zip(self.methods, self.names, strict=True)
-        ]
+        """Return the methods, with `observers` that are notified of each call: mostly those of the call before."""
+        notified = tuple(observers)
+        known, methods = self._observed
+        if known != notified:
+            methods = [
+                functools.partial(observed_call, method, "hook", name, notified)
+                for method, name in zip(self.methods, self.names, strict=True)
+            ]
+            self._observed = notified, methods
+        return methods
 
 
 def order_groups(

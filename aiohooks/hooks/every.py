@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,8 +91,7 @@ class EveryTimer:
                 return True
         if every.secs is not None and now - self._last_now >= every.secs:
             return True
-        first = max(last, every.after)
-        return any(first < boundary <= step for boundary in self._at)
+        return bisect_right(self._at, step) > bisect_right(self._at, max(last, every.after))
 
     def mark(self, step: int, now: float) -> tuple[float, int]:
         """Record that it was done at this step and time.
