@@ -20,7 +20,7 @@ import numpy.typing as npt
 import aiohooks as ah
 from aiohooks.checkpoint import Saver
 from aiohooks.testing import ManualClock
-from tests.benchmarks.measure import Counts, Figure, Setup, blocking_writes
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, blocking_writes
 
 Array = npt.NDArray[np.float64]
 BATCH = 4096
@@ -35,13 +35,12 @@ FEW = 20
 class Training:
     """A session that trains step by step, with a `CheckpointSaverHook` that saves on request."""
 
-    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, directory: Path, **tracked: ah.Stateful) -> None:
+    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, saver: Saver, **tracked: ah.Stateful) -> None:
         """Takes a graph whose train operations are run in turn, and what they change besides its variables."""
         self.variables = ah.Variables()
+        self.saver = saver
         creator = ah.ChiefSessionCreator(graph, variables=self.variables, scaffold=ah.Scaffold(tracked=tracked))
-        self.hook = ah.CheckpointSaverHook(
-            directory, every=ah.Every(secs=PERIOD_SECS), keep=ah.checkpoint.KeepNewest(1), save_on_begin=False, save_on_end=False
-        )
+        self.hook = ah.CheckpointSaverHook(saver, every=ah.Every(secs=PERIOD_SECS), save_on_begin=False, save_on_end=False)
         self.session = ah.AsyncMonitoredSession(creator, [self.hook])
         self._operations = [name for name in graph.nodes if name.startswith("train")]
         self._feeds = {name: value for name, value in _feeds().items() if name in graph.nodes}
@@ -57,24 +56,38 @@ class Training:
             await asyncio.sleep(0)  # a training loop that waits for its data lets others in, too
         return time.perf_counter() - began
 
-    async def saved(self) -> tuple[int, float]:
-        """Run steps, the first of which is saved, until the checkpoint is durable; return their number and seconds."""
-        before, made, secs = self.hook.saved, 0, 0.0
-        self._clock.advance(PERIOD_SECS)
-        while self.hook.saved == before:
+    async def steps_until(self, done: Callable[[], bool]) -> tuple[int, float]:
+        """Run steps until something is done; return their number and seconds."""
+        made, secs = 0, 0.0
+        while not done():
             secs += await self.steps(1)
             made += 1
         return made, secs
 
-    async def lost(self, times: int) -> float:
-        """Return how much longer the steps during saves took than as many before and after would have taken."""
-        lost, few = 0.0, self._few
-        for _ in range(times):
-            before = await self.steps(few)
-            made, secs = await self.saved()
-            after = await self.steps(max(made, few))
-            lost += secs - made * (before + after) / (few + max(made, few))
-        return lost
+    async def saved(self) -> tuple[int, float]:
+        """Run steps, the first of which is saved, until the checkpoint is durable, and in the mirror if there is one."""
+        before = self.hook.saved
+        self._clock.advance(PERIOD_SECS)
+
+        def is_complete() -> bool:
+            mirror = self.saver.mirror_status
+            return self.hook.saved > before and (mirror is None or mirror.pending == 0)
+
+        return await self.steps_until(is_complete)
+
+    def lost_to(self, saved: Callable[[], Awaitable[tuple[int, float]]]) -> Lane:
+        """Return a lane: how much longer the steps during saves took than as many before and after would have taken."""
+
+        async def lane(times: int) -> float:
+            lost, few = 0.0, self._few
+            for _ in range(times):
+                before = await self.steps(few)
+                made, secs = await saved()
+                after = await self.steps(max(made, few))
+                lost += secs - made * (before + after) / (few + max(made, few))
+            return lost
+
+        return lane
 
 
 def lookups(size: int) -> ah.Graph:
@@ -129,14 +142,18 @@ def _feeds() -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened_training(graph: ah.Graph, counts: Counts, **tracked: ah.Stateful) -> AsyncIterator[Training]:
+async def opened_training(
+    graph: ah.Graph, counts: Counts, *, mirrored: bool = False, **tracked: ah.Stateful
+) -> AsyncIterator[Training]:
     """Open the session of a training, and make a few steps."""
     few = min(FEW, counts.rounds)
     with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory, ManualClock() as clock:
-        training = Training(graph, few, clock, Path(directory), **tracked)
-        async with training.session:
-            await training.steps(few)
-            yield training
+        mirror = f"file://{directory}/mirror" if mirrored else None
+        async with Saver(Path(directory, "run"), keep=ah.checkpoint.KeepNewest(1), mirror=mirror) as saver:
+            training = Training(graph, few, clock, saver, **tracked)
+            async with training.session:
+                await training.steps(few)
+                yield training
 
 
 @asynccontextmanager
@@ -149,9 +166,9 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
         work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
         yield Setup(
             {
-                "one core": one_core.lost,
+                "one core": one_core.lost_to(one_core.saved),
                 "savez": blocking_writes(directory, lambda file: np.savez(file, **dict[str, Any](one_core.variables.snapshot()))),
-                "all cores": all_cores.lost,
+                "all cores": all_cores.lost_to(all_cores.saved),
                 "savez of layers": blocking_writes(
                     directory, lambda file: np.savez(file, **dict[str, Any](all_cores.variables.snapshot()))
                 ),
@@ -164,6 +181,31 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
                     itemgetter("all cores"),
                     itemgetter("savez of layers"),
                 ),
+            ],
+            most_times=1,
+            most_rounds=15,
+        )
+
+
+@asynccontextmanager
+async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
+    """Training time lost to a save and its copy to a mirror, until that is verified, and to a save without a mirror."""
+    async with AsyncExitStack() as stack:
+        mirrored = await stack.enter_async_context(opened_training(lookups(counts.checkpoint_bytes), counts, mirrored=True))
+        plain = await stack.enter_async_context(opened_training(lookups(counts.checkpoint_bytes), counts))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")))
+        work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
+        yield Setup(
+            {
+                "mirrored": mirrored.lost_to(mirrored.saved),
+                "plain": plain.lost_to(plain.saved),
+                "savez": blocking_writes(directory, lambda file: np.savez(file, **dict[str, Any](plain.variables.snapshot()))),
+            },
+            [
+                Figure(
+                    f"{work} and its mirror / a blocking np.savez and fsync", None, itemgetter("mirrored"), itemgetter("savez")
+                ),
+                Figure("the same without a mirror", None, itemgetter("plain"), itemgetter("savez")),
             ],
             most_times=1,
             most_rounds=15,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.dispatch.calls import OrderGroup, RegisteredHook
 from aiohooks.stores._waiting import WaitersByThreshold
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.benchmarks import dispatchers
@@ -55,10 +56,10 @@ def test_a_row_about_another_engine_is_measured_or_says_what_is_missing(name: st
 
 def assert_measured(result: Result) -> None:
     """Checks that all of a line is there; a slope, or a loss, out of one round may be anything."""
-    assert result.bar is not None or result.row in ("checkpoint", "group", "taskgroup", "tf-hooks", "torch-checkpoint")
+    assert result.bar is not None or result.row in ("checkpoint", "group", "mirror", "taskgroup", "tf-hooks", "torch-checkpoint")
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
     assert result.figure is not None
-    assert result.figure > 0 or result.row in ("marginal", "checkpoint", "torch-checkpoint")
+    assert result.figure > 0 or result.row in ("marginal", "checkpoint", "mirror", "torch-checkpoint")
     assert result.ours_secs is not None
     assert result.theirs_secs is not None
 
@@ -254,6 +255,32 @@ async def test_methods_that_are_not_overridden_are_never_called() -> None:
             await session.run("train", {"batch": 2})
         assert [hook.looks for hook in silent] == looks
     assert record.count(("loud", "before_run")) == 3
+
+
+def test_observed_calls_are_made_once_for_the_same_observers() -> None:
+    """A group makes the calls that notify observers again only for others than those of the call before."""
+    hooks = [RegisteredHook(f"hook {number}", ah.configure(hook)) for number, hook in enumerate(five_hooks(do_nothing))]
+    group = OrderGroup("before_run", hooks, grace_secs=1.0)
+    first, second = Unnoticed(), Unnoticed()
+    methods = group.observed_methods((first,))
+    assert group.observed_methods([first]) is methods
+    assert group.observed_methods((first, second)) is not methods
+    assert len(methods) == len(HOOKS)
+
+
+async def do_nothing(number: int, phase: str) -> None:
+    """A hook's call."""
+
+
+class Unnoticed:
+    """An observer, and its observations, that takes no notice."""
+
+    def started(self, kind: str, what: str) -> Unnoticed:
+        return self
+
+    def suspended(self) -> None: ...
+
+    def ended(self, error: BaseException | None) -> None: ...
 
 
 class CountingGraph(ah.Graph):
