@@ -34,6 +34,7 @@ class RunState:
         "answers",
         "exits",
         "failure",
+        "gone",
         "last_exit",
         "leader",
         "members",
@@ -63,6 +64,7 @@ class RunState:
         self.recovered_exits = 0  # the highest number of an exit from before
         self.recovered_revision = 0  # the highest revision from before
         self.unconfirmed: list[str] = []  # members that other processes knew, and that have not been renewed since
+        self.gone: list[str] = []  # those that were removed without having been renewed
 
     def copy(self) -> RunState:
         other = RunState()
@@ -98,7 +100,8 @@ class RunState:
         """Take over what a process knows of the run from before the engine lost it, with its own members as they are now.
 
         Each process does this once after a loss, in any order; what has happened since the loss is kept. Members of other
-        processes come back as they were last seen: none counts as gone before it could be announced again.
+        processes come back as they were last seen: none counts as gone before it could be announced again, and none that has
+        been found dead since the loss comes back.
         """
         before = self.snapshot()
         self.position = max(self.position, known.position)
@@ -124,6 +127,7 @@ class RunState:
     def mark_older(self) -> None:
         """Before `recover`: the engine has come back with an older copy of the run, in which nothing is from after the loss."""
         self.recovered.clear()
+        self.gone.clear()
         self.recovered_exits, self.recovered_revision = self.exits, self.revision
         self.unconfirmed = list(self.members)
 
@@ -142,12 +146,12 @@ class RunState:
         for id in tuple(self.unconfirmed):
             # The process itself, or one with a more recent snapshot, knows that it has left.
             if id not in here and (newest or id.rpartition("/")[0] == process):
-                self.unconfirmed.remove(id)
-                del self.members[id]
+                self._remove(id)
+        seen_since = {*self.members, *self.gone}
         for member in known.members:
             if member.process == process:
                 self._join(member)
-            elif newest and member.process not in self.recovered and member.id not in self.members and not self._is_stale(member):
+            elif newest and member.process not in self.recovered and not self._is_stale(member) and member.id not in seen_since:
                 self.members[member.id] = member
                 self.unconfirmed.append(member.id)
         self.recovered_revision = max(self.recovered_revision, known.revision)
@@ -242,6 +246,7 @@ class RunState:
     def _remove(self, id: str) -> Member | None:
         if id in self.unconfirmed:
             self.unconfirmed.remove(id)
+            self.gone.append(id)
         return self.members.pop(id, None)
 
     def _record_exit(self, name: str, step: int, error: str, *, lost: bool) -> None:
@@ -291,7 +296,8 @@ class RunState:
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.exits = _number(read["exits"])
             state.leader = str(read.get("leader", ""))
-            state.recovered, state.unconfirmed = [[str(one) for one in read.get(key, ())] for key in ("recovered", "unconfirmed")]
+            names = ([str(one) for one in read.get(key, ())] for key in ("recovered", "unconfirmed", "gone"))
+            state.recovered, state.unconfirmed, state.gone = names
             state.recovered_exits = _number(read.get("recovered_exits", 0))
             state.recovered_revision = _number(read.get("recovered_revision", 0))
             if read["last_exit"] is not None:

@@ -38,7 +38,7 @@ def test_a_state_of_an_older_version_is_read() -> None:
     for request in (Write("advance", 3, Position(1, 0), 0, "p", 1), Leave("p/1", "a")):
         state.apply(request)
     fields = json.loads(state.dump())
-    for name in ("leader", "recovered", "unconfirmed", "recovered_exits", "recovered_revision"):
+    for name in ("leader", "recovered", "unconfirmed", "gone", "recovered_exits", "recovered_revision"):
         del fields[name]
     assert RunState.load(json.dumps(fields).encode()).dump() == state.dump()
 
@@ -189,6 +189,25 @@ def test_a_member_that_has_left_does_not_come_back() -> None:
         if not first:
             state.recover("p", own, after.answers)
         assert list(state.members) == ["p/1"], first
+
+
+def test_a_member_that_was_found_dead_since_the_loss_does_not_come_back() -> None:
+    """A process that says late what it knows does not bring it back, to be found dead again; the member itself may come back."""
+    lost = led_by("p")
+    state = recovered({"q": lost})
+    for member in tuple(state.members.values()):
+        state.apply(Expire(member.id, member.heartbeat))
+    exits = state.exits
+    state = RunState.load(state.dump())
+    state.recover("r", lost.snapshot(), lost.answers)
+    assert not state.members
+    assert state.exits == exits
+    state.recover("p", lost.snapshot(), lost.answers)
+    assert state.members.keys() == lost.members.keys()
+    older = state.copy()
+    older.mark_older()  # in which nothing is known of what was found since
+    older.recover("r", state.snapshot(), state.answers)
+    assert older.members.keys() == lost.members.keys()
 
 
 def test_a_process_with_older_news_removes_no_member() -> None:
