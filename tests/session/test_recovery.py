@@ -9,10 +9,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import open_step_store
-from aiohooks.testing import FaultInjectionHook, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, recovery_policy
-from tests.support.waiting import ticks
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -285,3 +285,19 @@ async def test_a_stop_outlives_a_recovery() -> None:
         assert session.should_stop()
         assert session.coord.should_stop()
     assert session.stop_reason == "the hook says so"
+
+
+async def test_a_run_after_an_interrupted_recovery_has_a_session(clock: ManualClock) -> None:
+    """A run that is cancelled in the pause before a new session leaves none behind; the next run creates it."""
+    sessions = SessionRecorder()
+    fault = FaultInjectionHook({("before_run", 1): ah.UnavailableError("away")})
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=5))
+    async with ah.AsyncMonitoredSession(double, [sessions, fault], recovery=policy) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await until_true(lambda: sessions.sessions[0].closed)
+        await ticks(10)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert await session.run("loss", {"batch": 4}) == 8
+        assert [one.closed for one in sessions.sessions] == [True, False]
