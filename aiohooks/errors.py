@@ -445,6 +445,13 @@ def safe_str(value: object) -> str:
         return f"<{type(value).__name__}, whose str raises {type(error).__name__}>"
 
 
+def printable(text: str, max_length: int = 200) -> str:
+    """Return text of another process or of a file as one line of limited length, without what a terminal would obey."""
+    escaped = (each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text[: max_length + 1])
+    line = "".join(escaped)
+    return line if len(line) <= max_length else f"{line[: max_length - 3]}..."
+
+
 def raise_unchanged(error: BaseException) -> NoReturn:
     """Raise an error that came from elsewhere, such as another task, with the cause and the context that it has.
 

@@ -18,7 +18,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks import errors
-from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of
+from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of, printable
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import run_once
@@ -229,3 +229,11 @@ def test_the_contexts_of_errors_make_no_circle() -> None:
     assert errors.contexts(third) == [third, first, second]
     errors.set_context(third, third)
     assert errors.contexts(third) == [third]
+
+
+def test_printable_text() -> None:
+    """It is one line, without control characters, and of limited length."""
+    assert printable("a\x1b[31m\n\u202eb\ud800") == "a\\x1b[31m\\n\\u202eb\\ud800"
+    assert printable("x" * 200) == "x" * 200
+    assert printable("x" * 201) == "x" * 197 + "..."
+    assert printable("\n" * 60, 100) == "\\n" * 48 + "\\..."

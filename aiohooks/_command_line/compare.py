@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from aiohooks._command_line.steps import printable
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, printable
 
 
 def compare(a: str, b: str) -> int:
-    """Print what differs between two files or directories of one kind, which is found out by what is in them.
+    """Print what differs between two files or directories; their content says of which kind they are.
 
     Returns:
         The exit code: 0 if nothing differs, otherwise 1.

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, printable
 from aiohooks.stores import ExitReport, PublisherReport, RunReport, StepStore, open_step_store
-
-_MAX_TEXT = 200
 
 
 def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) -> int:
@@ -89,9 +87,3 @@ def _describe_exit(left: ExitReport) -> str:
     if left.error is None:
         return f"{printable(left.name)} finished at step {left.step}"
     return f"{printable(left.name)} failed at step {left.step}: {printable(left.error)}"
-
-
-def printable(text: str) -> str:
-    """Return text of other processes with control characters escaped, and shortened: a terminal would obey them."""
-    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."

@@ -16,9 +16,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, sleep
-from aiohooks._command_line.steps import printable, shared_store
+from aiohooks._command_line.steps import shared_store
 from aiohooks.distributed.task import until_sigterm
-from aiohooks.errors import AiohooksError, InvalidArgumentError, safe_str
+from aiohooks.errors import AiohooksError, InvalidArgumentError, printable, safe_str
 from aiohooks.hooks._observing import is_terminal
 from aiohooks.hooks.progress import Progress
 from aiohooks.stores import StepStore

@@ -8,7 +8,7 @@ from pathlib import Path
 from aiohooks.checkpoint._format import DamagedError, NewerVersionError
 from aiohooks.checkpoint.policies import KeepNewest
 from aiohooks.checkpoint.saver import CheckpointDirectory, Verified
-from aiohooks.errors import CheckpointError
+from aiohooks.errors import CheckpointError, printable
 
 _HEADINGS = ("step", "sequence", "size", "metrics", "state")
 
@@ -22,7 +22,7 @@ def checkpoints(directory: str) -> int:
     is_mirror = "://" in directory
     path = Path(directory)
     if not is_mirror and not path.is_dir():
-        print(f"{_printable(directory)} is not a directory", file=sys.stderr)
+        print(f"{printable(directory)} is not a directory", file=sys.stderr)
         return 1
     try:
         if is_mirror:
@@ -30,7 +30,7 @@ def checkpoints(directory: str) -> int:
         else:
             found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes=0, read_only=True).verify()
     except CheckpointError as error:
-        print(_printable(str(error)), file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     if found:
         _print_table([_HEADINGS, *map(_row, found)])
@@ -86,8 +86,8 @@ def _row(one: Verified) -> tuple[str, ...]:
     size = metrics = "-"
     if one.manifest is not None:
         size = _readable_size(one.manifest.size)
-        metrics = " ".join(f"{_printable(name)}={value:.6g}" for name, value in one.manifest.metrics.items()) or "-"
-    state = "good" if one.reason is None else _printable(one.reason)
+        metrics = " ".join(f"{printable(name)}={value:.6g}" for name, value in one.manifest.metrics.items()) or "-"
+    state = "good" if one.reason is None else printable(one.reason)
     return str(one.name.step), str(one.name.sequence), size, metrics, state
 
 
@@ -111,9 +111,3 @@ def _readable_size(size: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.1f} {unit}"
-
-
-def _printable(text: str) -> str:
-    """Return text from a file with control characters escaped, shortened to 200 characters."""
-    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
-    return text if len(text) <= 200 else text[:200] + "..."

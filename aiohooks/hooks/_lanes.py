@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO, cast
 
-from aiohooks.errors import InvalidArgumentError, did_you_mean
+from aiohooks.errors import InvalidArgumentError, did_you_mean, printable
 from aiohooks.hooks._observing import write_whole
 
 _PROCESS = 1
-_MAX_TEXT = 200
 _IDLE_SHARE = 0.002
 """A lane that is busy for a smaller share of the time is not drawn."""
 
@@ -267,11 +266,11 @@ class _Reader:
         given = cast("dict[str, Any]", args) if isinstance(args, dict) else {}
         if kind == "M":
             if event["name"] == "thread_name":
-                thread.name = _text(given["name"])
+                thread.name = printable(str(given["name"]))
             elif event["name"] == "thread_sort_index":
                 thread.index = _number(given["sort_index"])
             elif event["name"] == "process_name":
-                self._title = _text(given["name"])
+                self._title = printable(str(given["name"]))
             return
         at = _number(event["ts"]) / 1e6
         if kind == "E":
@@ -279,25 +278,25 @@ class _Reader:
                 name, began = thread.open.pop()
                 thread.bars.append(Bar(name, began, max(0.0, at - began)))
             return
-        name = _text(event["name"])
+        name = printable(str(event["name"]))
         if kind == "B":
-            thread.kind = thread.kind or _text(event.get("cat", ""))
+            thread.kind = thread.kind or printable(str(event.get("cat", "")))
             thread.open.append((name, at))
         elif kind == "X":
-            thread.kind = thread.kind or _text(event.get("cat", ""))
+            thread.kind = thread.kind or printable(str(event.get("cat", "")))
             held, error = given.get("held_us"), given.get("error")
             secs = _number(event.get("dur", 0)) / 1e6
             if secs < 0:
                 raise ValueError(f"it takes {secs} s")
             held_secs = None if held is None else _number(held) / 1e6
-            thread.bars.append(Bar(name, at, secs, held_secs, None if error is None else _text(error)))
+            thread.bars.append(Bar(name, at, secs, held_secs, None if error is None else printable(str(error))))
         else:
             self._marks.append((at, name))
 
     def _thread(self, event: Mapping[str, Any]) -> _Thread:
         place = event["pid"], event.get("tid", 0)
         if place not in self._threads:
-            self._threads[place] = _Thread(f"{_text(place[0])}/{_text(place[1])}")
+            self._threads[place] = _Thread(f"{printable(str(place[0]))}/{printable(str(place[1]))}")
         return self._threads[place]
 
     def lanes(self, other: Mapping[str, Any]) -> Lanes:
@@ -332,9 +331,3 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{str(value)[:80]!r} is not a number")
     return float(value)
-
-
-def _text(value: Any) -> str:
-    text = str(value)
-    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."

@@ -237,4 +237,4 @@ async def test_names_are_escaped() -> None:
             assert not set(body) & set(b"<>&\n\x1b")
             assert body.isascii()
         report = (await ask(service, "/progress")).json
-        assert list(report["values"]) == [report["title"]] == ["<img src=x onerror=alert(1)>\\u202e\\x1b[31m\\x0a&amp;"]
+        assert list(report["values"]) == [report["title"]] == ["<img src=x onerror=alert(1)>\\u202e\\x1b[31m\\n&amp;"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +149,7 @@ def safe_text(text: str, max_length: int = _MAX_LENGTH) -> str:
     a name such as `password`. This catches accidents and is no guarantee: errors should be made without secrets.
     """
     shown = _SECRET.sub(r"\g<name>***", _USERINFO.sub("***@", _SOURCE_LINE.sub("", text[: 4 * max_length])))
-    shown = "".join(char if char.isprintable() else _escape(char) for char in shown)
-    return shown if len(shown) <= max_length else f"{shown[: max_length - 3]}..."
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return printable(shown, max_length)
 
 
 def safe_error(error: BaseException) -> str:
