@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohooks import __version__
 from aiohooks.errors import AiohooksError, InvalidArgumentError
+
+Execute = Callable[[argparse.Namespace], int]
 
 _EXIT_CODES = """\
 exit codes:
@@ -20,6 +22,38 @@ exit codes:
   130  ended by Ctrl-C
   143  ended by SIGTERM
 """
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands. What it returns has `execute`, which takes that and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Start runs, and show what they have written or are doing.",
+        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add_to in (_add_run, _add_checkpoints, _add_steps, _add_watch, _add_compare, _add_plot, _add_completion):
+        add_to(commands)
+    return parser
+
+
+def _add_command(commands: Any, name: str, execute: Execute, help: str, epilog: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(execute=execute)
+    return command
+
+
+# The commands. Each imports what it needs when it is called: none loads the packages of another.
+
+
 _RUN = """\
 The function is `async def main(task)`; the `Task` has task_id, is_chief, num_workers, store, checkpoint_dir and attempt. It is
 imported from the current directory, or from what is installed. What it returns is printed, unless it is None.
@@ -35,107 +69,12 @@ exit codes:
   130  ended by Ctrl-C: every process got SIGTERM and the grace period
   143  ended by SIGTERM, in the same way
 """
-_CHECKPOINTS = """\
-example:
-  %(prog)s model
-  %(prog)s s3://bucket/model
-
-exit codes:
-  0    there are checkpoints, and none is damaged
-  1    there are none, one is damaged, or they cannot be read
-  2    the arguments are invalid
-"""
-_STEPS = """\
-The run is read from outside: nothing is registered, made or changed. A member whose lease has run out is shown until another
-process of the run notices; local:// shows only the living.
-
-example:
-  %(prog)s local:///tmp/steps --run digits
-  %(prog)s redis://127.0.0.1:6379 --run digits --json
-
-exit codes:
-  0    the run is there
-  1    it is not, or the store cannot be read
-  2    the arguments are invalid
-"""
-_WATCH = """\
-Live in a terminal if rich is installed (`pip install 'aiohooks[rich]'`), otherwise one line for each change. Step stores and
-services notify; a directory is watched by inotify, or read once a second where there is none. The token of a service is in the
-environment variable AIOHOOKS_SERVICE_TOKEN.
-
-example:
-  %(prog)s local:///tmp/steps --run digits --run letters
-  %(prog)s http://127.0.0.1:8000/training model
-
-exit codes:
-  0    all have ended, or Ctrl-C
-  1    one has failed, or cannot be followed
-  2    the arguments are invalid: nothing was followed
-  143  ended by SIGTERM
-"""
-_COMPARE = """\
-Two files of CSVHook or JSONLinesHook: for each tag the first step that differs, and the last and mean values. Two traces of
-TimelineHook: the seconds of each lane. Two checkpoints, or directories whose newest good ones are taken: names, types, shapes,
-and the largest difference.
-
-example:
-  %(prog)s before.csv after.jsonl
-  %(prog)s model backup/model
-
-exit codes:
-  0    nothing differs
-  1    something differs
-  2    they cannot be compared, or the arguments are invalid
-"""
-_COMPLETION = """\
-Needs `pip install 'aiohooks[completion]'`. Put the line for your shell into its start-up file.
-
-example:
-  %(prog)s bash         # ~/.bashrc, or ~/.zshrc with `zsh`: eval "$(aiohooks completion bash)"
-  %(prog)s fish         # ~/.config/fish/config.fish: aiohooks completion fish | source
-
-exit codes:
-  0    done
-  1    the extra is not installed
-  2    the arguments are invalid
-"""
-_PLOT = """\
-example:
-  %(prog)s losses.csv
-  %(prog)s trace.json --terminal --steps 5
-
-exit codes:
-  0    it is drawn
-  1    the file cannot be read, or holds nothing to draw
-  2    the arguments are invalid
-"""
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of all commands. What it returns has `execute`, which takes that and returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Start runs, and show what they have written or are doing.",
-        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    def add(name: str, execute: Any, help: str, epilog: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=help,
-            description=f"{help[0].upper()}{help[1:]}.",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.set_defaults(execute=execute)
-        return command
-
-    command = add("run", _run, "start a function as a chief and its workers, and wait for them", _RUN)
+def _add_run(commands: Any) -> None:
+    command = _add_command(commands, "run", _run, "start a function as a chief and its workers, and wait for them", _RUN)
     command.add_argument("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
-    command.add_argument("--workers", type=_count_or_none, default=3, metavar="N", help="besides the chief (default: 3)")
+    command.add_argument("--workers", type=_count, default=3, metavar="N", help="besides the chief (default: 3)")
     command.add_argument(
         "--engine",
         choices=("local", "ray"),
@@ -152,81 +91,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     command.add_argument("--run", metavar="NAME", help="the name of the run (default: a new one, which is forgotten afterwards)")
     command.add_argument("--checkpoint-dir", metavar="DIR", help="passed to the function")
-    command.add_argument(
-        "--max-restarts", type=_count_or_none, default=3, metavar="N", help="of each process that dies (default: 3)"
-    )
+    command.add_argument("--max-restarts", type=_count, default=3, metavar="N", help="of each process that dies (default: 3)")
     command.add_argument(
         "--grace-secs", type=_secs, default=10.0, metavar="S", help="how long a process may take to end (default: 10)"
     )
-
-    command = add(
-        "checkpoints", _checkpoints, "list and verify checkpoints, and say which one a restore would read", _CHECKPOINTS
-    )
-    command.add_argument(
-        "directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it"
-    )
-
-    command = add("steps", _steps, "show a run in a step store: step, chief, publishers, waiters, how the last one left", _STEPS)
-    command.add_argument("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
-    _add_run_arguments(command)
-    command.add_argument("--json", action="store_true", help="print it as JSON")
-
-    command = add("watch", _watch, "follow runs in step stores, services, and directories of checkpoints", _WATCH)
-    command.add_argument(
-        "targets",
-        nargs="+",
-        metavar="URL|DIR",
-        help="a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints",
-    )
-    _add_run_arguments(command, action="append")
-
-    command = add("compare", _compare, "say what differs between the records, traces or checkpoints of two runs", _COMPARE)
-    command.add_argument("a", metavar="A", help="a file or a directory")
-    command.add_argument("b", metavar="B", help="another one of the same kind")
-
-    command = add("plot", _plot, "draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook", _PLOT)
-    command.add_argument("run", help="the .csv or .jsonl file, or the .json of a trace")
-    command.add_argument("-o", "--output", help="the PNG to write (default: beside the file)")
-    command.add_argument("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no PNG")
-    command.add_argument("--steps", type=_count, metavar="N", help="draw the last N steps of a trace (default: all)")
-
-    command = add("completion", _completion, "print what makes a shell complete commands and options", _COMPLETION)
-    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
-    return parser
-
-
-def _add_run_arguments(command: argparse.ArgumentParser, action: str = "store") -> None:
-    more = "; may be repeated" if action == "append" else ""
-    command.add_argument(
-        "--run", action=action, metavar="NAME", help=f"the name of the run{more} (default: $AIOHOOKS_RUN, or `default`)"
-    )
-    command.add_argument(
-        "--address", metavar="HOST:PORT", help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)"
-    )
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("give a number of at least 1")
-    return count
-
-
-def _count_or_none(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError("give a number of at least 0")
-    return count
-
-
-def _secs(text: str) -> float:
-    secs = float(text)
-    if not 0 <= secs < float("inf"):
-        raise argparse.ArgumentTypeError("give seconds, 0 or more")
-    return secs
-
-
-# The commands import what they need when they are called: none loads the packages of another.
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -245,10 +113,55 @@ def _run(given: argparse.Namespace) -> int:
     )
 
 
+_CHECKPOINTS = """\
+example:
+  %(prog)s model
+  %(prog)s s3://bucket/model
+
+exit codes:
+  0    there are checkpoints, and none is damaged
+  1    there are none, one is damaged, or they cannot be read
+  2    the arguments are invalid
+"""
+
+
+def _add_checkpoints(commands: Any) -> None:
+    command = _add_command(
+        commands, "checkpoints", _checkpoints, "list and verify checkpoints, and say which one a restore would read", _CHECKPOINTS
+    )
+    command.add_argument(
+        "directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it"
+    )
+
+
 def _checkpoints(given: argparse.Namespace) -> int:
     from aiohooks.checkpoint.cli import checkpoints
 
     return checkpoints(given.directory)
+
+
+_STEPS = """\
+The run is read from outside: nothing is registered, made or changed. A member whose lease has run out is shown until another
+process of the run notices; local:// shows only the living.
+
+example:
+  %(prog)s local:///tmp/steps --run digits
+  %(prog)s redis://127.0.0.1:6379 --run digits --json
+
+exit codes:
+  0    the run is there
+  1    it is not, or the store cannot be read
+  2    the arguments are invalid
+"""
+
+
+def _add_steps(commands: Any) -> None:
+    command = _add_command(
+        commands, "steps", _steps, "show a run in a step store: step, chief, publishers, waiters, how the last one left", _STEPS
+    )
+    command.add_argument("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
+    _add_run_arguments(command)
+    command.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def _steps(given: argparse.Namespace) -> int:
@@ -257,16 +170,92 @@ def _steps(given: argparse.Namespace) -> int:
     return print_run(given.url, given.run, address=given.address, as_json=given.json)
 
 
+_WATCH = """\
+Live in a terminal if rich is installed (`pip install 'aiohooks[rich]'`), otherwise one line for each change. Step stores and
+services notify; a directory is watched by inotify, or read once a second where there is none. The token of a service is in the
+environment variable AIOHOOKS_SERVICE_TOKEN.
+
+example:
+  %(prog)s local:///tmp/steps --run digits --run letters
+  %(prog)s http://127.0.0.1:8000/training model
+
+exit codes:
+  0    all have ended, or Ctrl-C
+  1    one has failed, or cannot be followed
+  2    the arguments are invalid: nothing was followed
+  143  ended by SIGTERM
+"""
+
+
+def _add_watch(commands: Any) -> None:
+    command = _add_command(
+        commands, "watch", _watch, "follow runs in step stores, services, and directories of checkpoints", _WATCH
+    )
+    command.add_argument(
+        "targets",
+        nargs="+",
+        metavar="URL|DIR",
+        help="a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints",
+    )
+    _add_run_arguments(command, action="append")
+
+
 def _watch(given: argparse.Namespace) -> int:
     from aiohooks._command_line.watch import watch
 
     return watch(given.targets, runs=given.run or (), address=given.address)
 
 
+_COMPARE = """\
+Two files of CSVHook or JSONLinesHook: for each tag the first step that differs, and the last and mean values. Two traces of
+TimelineHook: the seconds of each lane. Two checkpoints, or directories whose newest good ones are taken: names, types, shapes,
+and the largest difference.
+
+example:
+  %(prog)s before.csv after.jsonl
+  %(prog)s model backup/model
+
+exit codes:
+  0    nothing differs
+  1    something differs
+  2    they cannot be compared, or the arguments are invalid
+"""
+
+
+def _add_compare(commands: Any) -> None:
+    command = _add_command(
+        commands, "compare", _compare, "say what differs between the records, traces or checkpoints of two runs", _COMPARE
+    )
+    command.add_argument("a", metavar="A", help="a file or a directory")
+    command.add_argument("b", metavar="B", help="another one of the same kind")
+
+
 def _compare(given: argparse.Namespace) -> int:
     from aiohooks._command_line.compare import compare
 
     return compare(given.a, given.b)
+
+
+_PLOT = """\
+example:
+  %(prog)s losses.csv
+  %(prog)s trace.json --terminal --steps 5
+
+exit codes:
+  0    it is drawn
+  1    the file cannot be read, or holds nothing to draw
+  2    the arguments are invalid
+"""
+
+
+def _add_plot(commands: Any) -> None:
+    command = _add_command(
+        commands, "plot", _plot, "draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook", _PLOT
+    )
+    command.add_argument("run", help="the .csv or .jsonl file, or the .json of a trace")
+    command.add_argument("-o", "--output", help="the PNG to write (default: beside the file)")
+    command.add_argument("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no PNG")
+    command.add_argument("--steps", type=_positive_count, metavar="N", help="draw the last N steps of a trace (default: all)")
 
 
 def _plot(given: argparse.Namespace) -> int:
@@ -279,10 +268,62 @@ def _plot(given: argparse.Namespace) -> int:
     return plot(given.run, given.output, given.steps)
 
 
+_COMPLETION = """\
+Needs `pip install 'aiohooks[completion]'`. Put the line for your shell into its start-up file.
+
+example:
+  %(prog)s bash         # ~/.bashrc, or ~/.zshrc with `zsh`: eval "$(aiohooks completion bash)"
+  %(prog)s fish         # ~/.config/fish/config.fish: aiohooks completion fish | source
+
+exit codes:
+  0    done
+  1    the extra is not installed
+  2    the arguments are invalid
+"""
+
+
+def _add_completion(commands: Any) -> None:
+    command = _add_command(
+        commands, "completion", _completion, "print what makes a shell complete commands and options", _COMPLETION
+    )
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
 def _completion(given: argparse.Namespace) -> int:
     from aiohooks._command_line._completion import print_completion
 
     return print_completion(given.shell)
+
+
+def _add_run_arguments(command: argparse.ArgumentParser, action: str = "store") -> None:
+    more = "; may be repeated" if action == "append" else ""
+    command.add_argument(
+        "--run", action=action, metavar="NAME", help=f"the name of the run{more} (default: $AIOHOOKS_RUN, or `default`)"
+    )
+    command.add_argument(
+        "--address", metavar="HOST:PORT", help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)"
+    )
+
+
+# ArgumentTypeError also for what is no number: for a ValueError argparse names these functions in its message.
+
+
+def _count(text: str, least: int = 0) -> int:
+    with contextlib.suppress(ValueError):
+        if (count := int(text)) >= least:
+            return count
+    raise argparse.ArgumentTypeError(f"give a number of at least {least}")
+
+
+def _positive_count(text: str) -> int:
+    return _count(text, 1)
+
+
+def _secs(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (secs := float(text)) < float("inf"):
+            return secs
+    raise argparse.ArgumentTypeError("give seconds, 0 or more")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -118,6 +118,24 @@ def test_what_is_not_understood(arguments: tuple[str, ...]) -> None:
     assert "usage: python -m aiohooks" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("run", "train:main", "--workers", "-1"), "--workers: give a number of at least 0"),
+        (("run", "train:main", "--max-restarts", "few"), "--max-restarts: give a number of at least 0"),
+        (("run", "train:main", "--grace-secs", "soon"), "--grace-secs: give seconds, 0 or more"),
+        (("run", "train:main", "--grace-secs", "inf"), "--grace-secs: give seconds, 0 or more"),
+        (("plot", "trace.json", "--steps", "0"), "--steps: give a number of at least 1"),
+        (("plot", "trace.json", "--steps", "all"), "--steps: give a number of at least 1"),
+    ],
+)
+def test_numbers_that_are_none(arguments: tuple[str, ...], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says what is wanted, and names nothing of the library."""
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert capsys.readouterr().err.strip().endswith(wanted)
+
+
 def test_the_installed_program_has_its_own_name(tmp_path: Path) -> None:
     """The program that an entry point makes calls `main`; its help and its errors have its name."""
     program = tmp_path / "aiohooks"
