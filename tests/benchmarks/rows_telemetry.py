@@ -100,11 +100,15 @@ async def opentelemetry_spans(counts: Counts) -> AsyncIterator[Setup]:
 
 
 def additions_in(secs: float) -> int:
-    """Return how many additions take so much time of a processor."""
-    count = 100_000
-    began = time.thread_time()
-    add(count)
-    return int(count * secs / (time.thread_time() - began))
+    """Return how many additions take so much time of a processor that nothing disturbs."""
+    count = 10_000
+
+    def secs_of_them() -> float:
+        began = time.thread_time()
+        add(count)
+        return time.thread_time() - began
+
+    return int(count * secs / min(secs_of_them() for _ in range(20)))
 
 
 def add(count: int) -> float:
