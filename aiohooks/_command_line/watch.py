@@ -297,22 +297,12 @@ def _notified_of_changes(path: Path) -> Generator[asyncio.Event]:
     """Set the event when a checkpoint appears or disappears: by inotify, or once a second where that is not available."""
     from aiohooks.stores.local._notify import DELETE_SELF, MOVE_SELF, MOVED_FROM, MOVED_TO, Inotify
 
-    loop, changed, clock = asyncio.get_running_loop(), asyncio.Event(), current_clock()
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
     try:
         inotify = Inotify()
     except OSError:
-        timer: TimerHandle
-
-        def poll() -> None:
-            nonlocal timer
-            changed.set()
-            timer = clock.call_later(_POLL_SECS, poll)
-
-        timer = clock.call_later(_POLL_SECS, poll)
-        try:
+        with _set_regularly(changed):
             yield changed
-        finally:
-            timer.cancel()
         return
 
     def on_events() -> None:
@@ -329,3 +319,20 @@ def _notified_of_changes(path: Path) -> Generator[asyncio.Event]:
             loop.remove_reader(inotify.fd)
     finally:
         inotify.close()
+
+
+@contextlib.contextmanager
+def _set_regularly(event: asyncio.Event) -> Generator[None]:
+    clock = current_clock()
+    timer: TimerHandle
+
+    def set_event() -> None:
+        nonlocal timer
+        event.set()
+        timer = clock.call_later(_POLL_SECS, set_event)
+
+    timer = clock.call_later(_POLL_SECS, set_event)
+    try:
+        yield
+    finally:
+        timer.cancel()
