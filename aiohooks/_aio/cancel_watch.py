@@ -26,6 +26,14 @@ else:  # `asyncio.current_task` is written in Python there, and slower than all 
     task_of = cast("Any", asyncio.tasks)._current_tasks.get
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running event loop, if there is one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def current_task() -> asyncio.Task[Any]:
     """Return the running task."""
     task = task_of(asyncio.get_running_loop())

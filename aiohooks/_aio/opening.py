@@ -38,7 +38,7 @@ async def wait_for_others(waiter: Awaitable[T]) -> T:
 
 
 class Outages:
-    """The outages of an engine, for those who wait for what a task asks it: the task has no part in the opening of a session."""
+    """The outages of an engine, for the openings of sessions that wait for what a task of its store requests."""
 
     def __init__(self) -> None:
         self._current = 0

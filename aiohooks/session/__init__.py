@@ -4,14 +4,16 @@
 `monitored.py` first: it has one run on one screen.
 
     status          the status of a session: its current calls and tasks
-    coordinator     Coordinator: background tasks, the stop and the first error
+    producers       the tasks that a wait depends on
+    coordinator     Coordinator: background tasks, the stop, the drain before it and the first error
     hook            SessionRunHook, and the arguments and results of its methods
     creators        the sources of a session; Scaffold, and how raw sessions are created and restored
     _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the results split
     recovery        RecoveryPolicy; the supervisor, which creates and replaces the raw session
     _run_lock       one run at a time, and how a run is interrupted
     _shutdown       the end of a session, clean or not
-    signals         SIGINT and SIGTERM as a stop
+    signals         SIGINT and SIGTERM as a drain or a stop
+    feeds           feeds that are taken ahead of the runs
     steps           StepContext and the loop over `session.steps`
     monitored       AsyncMonitoredSession
     program         aiohooks.run: a program's main coroutine

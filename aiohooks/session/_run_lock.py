@@ -12,7 +12,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.cancel import CancelScope, TimeLimit, shielded
-from aiohooks._aio.cancel_watch import CancelWatch, current_task, task_of
+from aiohooks._aio.cancel_watch import CancelWatch, current_task, running_loop, task_of
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.observers import observing
@@ -277,11 +277,7 @@ class RunLock:
         """Raise if the session was never entered, or belongs to another loop."""
         if self.loop is None:
             raise SessionClosedError("this session was not entered; use `async with`")
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
-        if loop is not self.loop:
+        if running_loop() is not self.loop:
             raise WrongLoopError("this session belongs to another event loop; use it where it was entered")
 
     def check_closer(self) -> None:

@@ -10,11 +10,11 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar
 
 from aiohooks._aio.await_chain import describe_awaitable
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, wait_done
-from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive, task_of
+from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive, running_loop, task_of
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.observers import Observer, observing
@@ -23,24 +23,20 @@ from aiohooks._validate import check_callable, check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
     NestedRunError,
-    ProducerFinishedError,
     SessionClosedError,
     StopRequestedError,
     WrongLoopError,
     add_note,
     add_origin,
-    flattened,
     is_clean_end,
     raise_unchanged,
     safe_repr,
 )
+from aiohooks.session.producers import EndOfProducers, Producer, Producers, checked_producers, is_end_of_producers
 from aiohooks.session.status import SessionStatus, background_activities
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
-Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
-"""The task that a wait depends on, or several."""
-Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
 
 
 class Coordinator:
@@ -152,6 +148,15 @@ class Coordinator:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
         return await self._wait_for(self.should_stop, self._root._stop_waiters, timeout)
 
+    async def wait_stopped_or_done(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
+        """Internal: wait until a stop is requested, or one of the tasks has ended; cancel none of them."""
+        stop = asyncio.ensure_future(self.wait_for_stop())
+        try:
+            await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            await asyncio.wait([stop])
+
     async def _wait_for(self, requested: Callable[[], bool], waiters: set[asyncio.Future[None]], timeout: float | None) -> bool:
         check_secs(timeout, "timeout", optional=True)
         if requested():
@@ -217,9 +222,9 @@ class Coordinator:
             end = clock.now() + secs
             if end < self._drain_end:
                 self._forget_drain_timer()
-                self._drain_timer, self._drain_end = clock.call_later(secs, functools.partial(self._end_drain, secs)), end
+                self._drain_timer, self._drain_end = clock.call_later(secs, functools.partial(self._stop_late_drain, secs)), end
 
-    def _end_drain(self, secs: float) -> None:
+    def _stop_late_drain(self, secs: float) -> None:
         self.request_stop(f"{self._drain_reason}, and the drain took longer than {secs} s")
 
     def _forget_drain_timer(self) -> None:
@@ -364,7 +369,7 @@ class Coordinator:
         scope = make_scope(current_task(), watch)
         waits = self._root._waits
         waits[scope] = drain
-        end = None if producers is None else _EndOfProducers(producers, scope)
+        end = None if producers is None else EndOfProducers(producers, scope)
         try:
             return await _until_cancelled(scope, watch, awaitable)
         except BaseException as raised:
@@ -441,7 +446,7 @@ class Coordinator:
         if self.failed_with(error):
             return  # `until` raised it in the task, which passed it on
         is_clean = self._is_clean_end(error)
-        if (self._closed and is_clean) or _is_end_of_producers(error):
+        if (self._closed and is_clean) or is_end_of_producers(error):
             return
         described = f"{what}: {safe_repr(error)}"
         if is_clean:
@@ -500,13 +505,8 @@ class Coordinator:
                 f"join was called from the background task {task.get_name()!r}, which it waits for; "
                 "to wait for the end there, use wait_for_stop"
             )
-        stop = asyncio.ensure_future(self.wait_for_stop())
-        try:
-            while self._tasks and not self.should_stop():
-                await asyncio.wait([*self._tasks, stop], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            await asyncio.wait([stop])
+        while self._tasks and not self.should_stop():
+            await self.wait_stopped_or_done(self._tasks)
         try:
             why, what = f"a stop was requested: {self.stop_reason}", f"{self._root.label}, joining"
             await end_tasks([self], stop_grace_period_secs, stop_grace_period_secs, why, what)
@@ -603,84 +603,6 @@ async def _wait(awaitable: Awaitable[T]) -> T:
         result: T = awaitable.result()
         return result
     return await awaitable
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the running event loop, if there is one."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-_MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one, or to take a lock
-
-
-class _EndOfProducers:
-    """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take what they left."""
-
-    def __init__(self, producers: Producers, scope: CancelScope) -> None:
-        self._producers = producers
-        self._scope = scope
-        self._left = {one for one in producers if not one.done()}
-        self._pass: asyncio.Handle | None = None
-        self._is_over = False
-        for one in self._left:
-            one.add_done_callback(self._ended)
-        if not self._left:
-            self._wait(_MOST_PASSES)
-
-    def _ended(self, producer: asyncio.Task[Any]) -> None:
-        self._left.discard(producer)
-        if not self._left:
-            self._wait(_MOST_PASSES)
-
-    def _wait(self, passes: int) -> None:
-        if self._is_over:  # the callback of a producer was due when the wait ended
-            return
-        if passes:
-            self._pass = self._scope.task.get_loop().call_soon(self._wait, passes - 1)
-        else:
-            CancelScope.cancel(self._scope, "the producers have ended", self._error())  # also during a recovery
-
-    def _error(self) -> BaseException:
-        ends: list[str] = []
-        for one in self._producers:
-            error = None if one.cancelled() else one.exception()
-            if error is not None and not is_clean_end(error):
-                return error
-            if one.cancelled():
-                how = "was cancelled"
-            elif error is None or _is_end_of_producers(error):
-                how = "has finished"
-            else:
-                how = f"has ended: {safe_repr(error)}"
-            ends.append(f"producer {one.get_name()!r} {how}")
-        return ProducerFinishedError(", ".join(ends))
-
-    def stop_watching(self) -> None:
-        """The wait has ended."""
-        self._is_over = True
-        for one in self._left:
-            one.remove_done_callback(self._ended)
-        if self._pass is not None:
-            self._pass.cancel()
-
-
-def _is_end_of_producers(error: BaseException) -> bool:
-    """Return whether a task that ended with this has finished: all that it waited for was produced and used."""
-    return all(isinstance(one, ProducerFinishedError) for one in flattened([error]))
-
-
-def checked_producers(producer: Producer | None) -> Producers | None:
-    """Return the tasks; raise `InvalidArgumentError` if there is none, or something else."""
-    if producer is None:
-        return None
-    given: object = producer
-    producers = tuple(producer) if isinstance(given, Iterable) and not asyncio.isfuture(given) else (producer,)
-    if not producers or not all(isinstance(one, asyncio.Task) for one in producers):
-        raise InvalidArgumentError(f"producer is {producer!r}; give a task, or several in a list: what start_soon returns")
-    return cast("Producers", producers)
 
 
 async def _until_cancelled(scope: CancelScope, watch: CancelWatch, awaitable: Awaitable[T]) -> T:

@@ -31,9 +31,10 @@ from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, RunLock
 from aiohooks.session._shutdown import Shutdown
-from aiohooks.session.coordinator import Coordinator, Producer, close_unawaited
+from aiohooks.session.coordinator import Coordinator, close_unawaited
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks.session.producers import Producer
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus, session_status

@@ -295,9 +295,9 @@ class _SignalHandlers:
             self._drain_session(session, received)
 
     def _drain_session(self, session: StopOnSignal, received: signal.Signals) -> None:
-        session.drain(received, functools.partial(self._end_drain, received), self._end_grace_period)
+        session.drain(received, functools.partial(self._end_drain_period, received), self._end_grace_period)
 
-    def _end_drain(self, received: signal.Signals) -> None:
+    def _end_drain_period(self, received: signal.Signals) -> None:
         if not self._received:
             labels = ", ".join(session.label for session in self._sessions)
             _logger.warning("the time for the drain after %s is over; stopping %s", received.name, labels)

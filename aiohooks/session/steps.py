@@ -14,9 +14,9 @@ from aiohooks._validate import check_callable, check_int
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
-from aiohooks.session.coordinator import Producer, Producers, checked_producers
 from aiohooks.session.feeds import FeedsAhead, FeedScope
 from aiohooks.session.hook import SessionRunArgs
+from aiohooks.session.producers import Producer, Producers, checked_producers
 from aiohooks.session.recovery import SessionSupervisor
 
 if TYPE_CHECKING:
@@ -166,13 +166,13 @@ class Steps:
                 return await self._run_taken(self._ahead, feed)
             return await self._session.run(self._fetches, feed)
         except StopAsyncIteration:
-            self._end_drain()
+            self._finish_drain()
             raise
         except StopRequestedError:
-            self._end_drain()
+            self._finish_drain()
             raise StopAsyncIteration from None
 
-    def _end_drain(self) -> None:
+    def _finish_drain(self) -> None:
         """Request the stop behind a drain, as this loop has ended, if no other one has something under way."""
         root, loops = self._supervisor.root, self._supervisor.loops
         loops.discard(self)
