@@ -129,10 +129,9 @@ class Trial:
         over = time.monotonic()
         if self.plan.group == "data lost" and not self.setup.keeps_run:
             return await self._check_run_gone([near, far])
-        leader = await self._find_leader()
+        leader, step = await self._lead_on()
         ended = "resumed"
         if leader is not None:
-            step = await leader.do("advance", by=FAR)
             if self.waiter.alive:
                 ended = await self._check_wait(near, 3)
                 ended = await self._check_wait(far, FAR)
@@ -145,31 +144,31 @@ class Trial:
         await self._check_count()
         return ended
 
-    async def _find_leader(self) -> WorkerProcess | None:
-        """Return the process that leads after the faults, and check that it may."""
+    async def _lead_on(self) -> tuple[WorkerProcess | None, int]:
+        """Let the process that leads after the faults advance far, and check that it may; return it, and the step."""
         chief = self.chief
         refused = ""
         if chief.alive:
             reply = await reply_to(chief.order("rest"), "the writes of the chief")
             if "error" not in reply:
-                reply = await reply_to(chief.order("advance"), "a write of the chief")
+                reply = await reply_to(chief.order("advance", by=FAR), "a write of the chief")
             refused = reply.get("error", "")
             if not refused:
                 self.lead_kept = True
-                return chief
+                return chief, reply["result"]
             if refused != "StaleTermError" or not await self._is_suspect():
                 raise ViolationError("wrong end", f"the living chief got {reply}")
             await chief.do("leave", name="trainer")
             await chief.do("step_down")
         if not self.standby.alive:
-            return None
+            return None, 0
         led = await reply_to(self.lead, "lead of the standby")
         if "error" in led:
             raise ViolationError("wrong end", f"the standby got {led}")
         if not chief.alive:
             await self._wait_found_dead()
         await self.standby.do("publish", name="second")
-        return self.standby
+        return self.standby, await self.standby.do("advance", by=FAR)
 
     async def _wait_found_dead(self) -> None:
         until = time.monotonic() + LIMIT_SECS
