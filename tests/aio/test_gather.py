@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import itertools
 import types
+import weakref
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -36,6 +38,10 @@ class Waiting:
         except BaseException as error:
             self.events.append(type(error).__name__)
             raise
+
+
+class Passing:
+    async def on(self) -> None: ...
 
 
 @types.coroutine
@@ -169,3 +175,55 @@ async def test_hooks_of_a_caller_that_is_driven_in_another_context() -> None:
     await driven_in(context, ah.compose(Calls, [Sets(), Sets()]).on())
     assert variable.get() == 0
     assert context[variable] >= 1
+
+
+async def test_what_overlaps_shares_the_callers_context() -> None:
+    """What one hook sets is seen by another one that is still waiting."""
+    variable = contextvars.ContextVar("variable", default=0)
+    is_set = asyncio.Event()
+    seen: list[int] = []
+
+    class Sets:
+        async def on(self) -> None:
+            await ticks()
+            variable.set(1)
+            is_set.set()
+
+    class Sees:
+        async def on(self) -> None:
+            await is_set.wait()
+            seen.append(variable.get())
+
+    await ah.compose(Calls, [Sees(), Sets(), Sees()]).on()
+    assert seen == [1, 1]
+
+
+class HeldError(Exception):
+    """An error that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
+async def test_an_error_is_in_no_reference_cycle(number: int, suspend: bool) -> None:
+    """When the caller has dealt with it, it goes with all that its traceback refers to, without a garbage collection."""
+
+    class Fails:
+        async def on(self) -> None:
+            if suspend:
+                await ticks()
+            raise HeldError
+
+    hooks: list[object] = [Waiting(), Waiting(), Waiting()] if suspend else [Passing(), Passing(), Passing()]
+    hooks[number] = Fails()
+    held: weakref.ref[HeldError] | None = None
+    gc.disable()
+    try:
+        try:
+            await ah.compose(Calls, hooks).on()
+        except HeldError as error:
+            held = weakref.ref(error)
+        assert held is not None
+        await ticks(2)  # the tasks of the others go
+        assert held() is None
+    finally:
+        gc.enable()

@@ -38,7 +38,7 @@ TESTS = {
         "tests/session/test_run_lock.py", "tests/session/test_creators_custom_sessions.py", "tests/session/test_feeds.py",
     ),
     "dispatch": ("tests/dispatch", "tests/session/test_status.py"),
-    "_aio": ("tests/aio", "tests/dispatch", "tests/session", "tests/adapters/test_opentelemetry.py"),
+    "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
     "session": (
         "tests/session", "tests/tensorflow", "tests/graph/test_fetches.py", "tests/dispatch/test_background.py",
         "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
