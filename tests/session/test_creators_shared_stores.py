@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores._protocol import Expire
+from aiohooks.stores.local import LocalStepStore
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder
-from tests.support.waiting import ticks
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -181,6 +184,33 @@ async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock, write: str, 
     creator = ah.ChiefSessionCreator(model(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
     await check_that_a_stop_ends_the_opening(ah.AsyncMonitoredSession(creator), engine, clock)
     assert await steps.value() == (1, 3)
+    await steps.aclose()
+
+
+@pytest.mark.parametrize("call", ["lead", "advance", "raise_to", "reset", "mark_initialised"])
+async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> None:
+    """A chief that waits for the lock of a local run, which a stopped process may have, ends at a stop, and writes nothing."""
+    steps = LocalStepStore(directory=tmp_path)
+    await steps.value()
+    lock = os.open(steps.directory, os.O_RDONLY)
+
+    async def init(session: ah.Session) -> None:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if call != "mark_initialised":  # the chief calls that next
+            await getattr(steps, call)(*[] if call == "advance" else [5])
+
+    if call == "lead":
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    creator = ah.ChiefSessionCreator(model(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
+    session = ah.AsyncMonitoredSession(creator)
+    entering = asyncio.ensure_future(session.__aenter__())
+    await until_true(lambda: any(one.name == "aiohooks step store" for one in threading.enumerate()))
+    session.request_stop("enough")
+    with pytest.raises(ah.StopRequestedError, match="enough"):
+        await entering
+    os.close(lock)
+    await steps.flush()
+    assert await steps.value() == (1, 0)
     await steps.aclose()
 
 

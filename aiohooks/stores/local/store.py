@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
+from aiohooks._aio.opening import wait_for_others
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreClosedError, StoreUnavailableError
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
@@ -227,7 +228,7 @@ class LocalStepStore(SharedStepStore):
                 finally:
                     lock.release()
             else:
-                position = await lock.run_in_thread(functools.partial(files.advance, by, waits.latest, self._term))
+                position = await self._wait_for_lock(lock, functools.partial(files.advance, by, waits.latest, self._term))
         except OSError as error:
             raise self._engine_error(error) from error
         if position is None:
@@ -245,12 +246,23 @@ class LocalStepStore(SharedStepStore):
         return await self._with_lock(lambda files: files.remove_dead(None))
 
     async def _with_lock(self, work: Callable[[RunFiles], T]) -> T:
-        if self._files is None or self._lock is None or self._deleted:
+        files, lock = self._files, self._lock
+        if files is None or lock is None or self._deleted:
             raise self._unusable_error()
         try:
-            return await self._lock.run(functools.partial(work, self._files))
+            if lock.try_acquire():
+                try:
+                    return work(files)
+                finally:
+                    lock.release()
+            return await self._wait_for_lock(lock, functools.partial(work, files))
         except OSError as error:
             raise self._engine_error(error) from error
+
+    async def _wait_for_lock(self, lock: FileLock, work: Callable[[], T]) -> T:
+        """Call `work` under the lock, which another process has: for as long as it is stopped, if it is."""
+        with self._outages.outage():
+            return await wait_for_others(lock.run(work))
 
     def _engine_error(self, error: OSError) -> EngineError:
         path = Path(self.directory, str(error.filename or ""))
