@@ -111,7 +111,7 @@ def _is_dense(member: Member, nbytes: int) -> bool:
             if stride != expected:
                 return False
             expected *= size
-    return expected == nbytes or nbytes == 0
+    return expected == nbytes
 
 
 class Placed(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import pytest
 
 from aiohooks import Backoff
 from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
+from aiohooks.checkpoint.checkpoint import Checkpoint
+from aiohooks.checkpoint.mirror import Copier
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.checkpoint_files import names, same, state_of
@@ -53,6 +56,18 @@ async def mirrored(path: Path, disk: Disk, *steps: int, keep: KeepPolicy = KeepN
         for step in steps:
             await saver.save(state_of(step), step)
             assert await saver.flush_mirror()
+
+
+async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
+    """What is pending is its parent's, which has the thread and the connection for it."""
+    copier = Copier(Mirror(f"memory://{tmp_path.name}"), KeepNewest())
+    copier.submit(Checkpoint(step=1, sequence=1, path=tmp_path / "removed"))
+    child = os.fork()
+    if child == 0:
+        os._exit(copier.status.pending)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222 - it has ended by then
+    assert copier.status.pending == 1
+    await copier.aclose(0)
 
 
 @pytest.mark.parametrize("kind", ["memory", "directory"])

@@ -75,6 +75,8 @@ def test_a_later_version_is_not_damage(tmp_path: Path) -> None:
     one = directory(tmp_path)
     with pytest.raises(CheckpointError, match=r"version 3.*install a later one"):
         one.restore(None)
+    with pytest.raises(CheckpointError, match=r"version 3.*install a later one"):
+        one.read(one.verify()[0].name)
     assert [each.reason for each in one.verify()] == ["has the later version 3 of the format", None]
     assert [each.step for each in one.checkpoints()] == [1]
     one.close()

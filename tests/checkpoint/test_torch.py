@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from aiohooks.checkpoint import Saver, _encoding
 from aiohooks.checkpoint._format import DamagedError
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
+from aiohooks.checkpoint._torch import place
 from aiohooks.errors import InvalidArgumentError
 from tests.checkpoint.test_encoding import decode, there_and_back
 from tests.support.checkpoint_files import directory
@@ -85,6 +86,15 @@ def test_shared_memory_is_stored_once() -> None:
     assert len(written({"a": whole, "b": whole, "c": whole[5], "d": whole.T})) < 1.1 * whole.nbytes
     assert len(written({"part": whole[:5]})) < 0.2 * whole.nbytes  # and not the memory around a view
     assert len(written({"a": whole[:5], "b": whole[50:55]})) < 0.2 * whole.nbytes
+
+
+def test_only_memory_with_something_between_the_elements_is_copied() -> None:
+    """A tensor that fills its memory, in whatever order, is written from there."""
+    whole = torch.arange(24.0).reshape(2, 3, 4)
+    for tensor in (whole, whole[1], whole.permute(2, 0, 1), whole[:, :1, :1].expand(2, 1, 1)[1], torch.tensor(1.0), whole[:0]):
+        assert not place({0: tensor})[0].block.has_gaps
+    for tensor in (whole[:, 1], whole[..., ::2], whole.permute(2, 0, 1)[1]):
+        assert place({0: tensor})[0].block.has_gaps
 
 
 def test_memory_between_the_elements_is_not_stored() -> None:
