@@ -136,7 +136,7 @@ class HooksForTrainer(HooksInLoop, _TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a run."""
-        self._end_step({})  # in a Trainer whose `log` calls no callbacks
+        self._end_step({})  # see `on_train_end`
         _stop_if(self._begin_step(), control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -148,6 +148,10 @@ class HooksForTrainer(HooksInLoop, _TrainerCallback):
         """End the run with the values that are logged."""
         if self._run is not None:
             _stop_if(self._end_step(logs or {}), control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the last run, in a Trainer whose `log` calls no callbacks."""
+        self._end_step({})
 
 
 def _stop_if(stop: bool, control: Any) -> None:

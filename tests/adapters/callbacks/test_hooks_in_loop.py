@@ -233,6 +233,12 @@ def test_outside_of_the_block_it_is_refused() -> None:
         fit_keras(model, [callback], 1)
 
 
+def test_a_training_is_seen_from_its_beginning() -> None:
+    """A callback that is called in the middle of a training says so."""
+    with HooksForKeras([RecordingHook()]) as callback, pytest.raises(SessionClosedError, match="beginning of the training"):
+        callback.on_train_batch_begin(0)
+
+
 def test_several_trainings_in_one_block_are_one_session() -> None:
     """The session continues with the second one; a further block opens a new session with the same hooks."""
     engine, hook, steps = ignite_engine(), RecordingHook(), StepsHook()

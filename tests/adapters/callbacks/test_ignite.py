@@ -75,6 +75,18 @@ async def test_events_with_periods_and_results() -> None:
     assert engine.state.metrics == {"accuracy": 0.5}
 
 
+@pytest.mark.parametrize("skip_completed", [False, True])
+async def test_a_terminated_engine_may_skip_its_last_event(skip_completed: bool) -> None:
+    """As `engine.terminate` says; before it, the epoch that was not over has no end, as in Ignite."""
+    engine, seen = Engine(lambda engine, batch: None), list[str]()
+    for event in (Events.EPOCH_COMPLETED, Events.TERMINATE, Events.COMPLETED):
+        engine.add_event_handler(event, seen.append, event.name)
+    engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: engine.terminate(skip_completed=skip_completed))
+    async with ah.AsyncMonitoredSession(losses(), [IgniteHandlers(engine)]) as session:
+        await session.run(())
+    assert seen == ["TERMINATE", *["COMPLETED"][skip_completed:]]
+
+
 @pytest.mark.parametrize("answer", ["swallow", "raise", "replace"])
 async def test_a_failure_is_an_event(answer: str) -> None:
     """Handlers of `EXCEPTION_RAISED` get the error; what they raise besides it is added; none of them can swallow it."""

@@ -141,6 +141,56 @@ async def test_a_resumed_session_continues_with_its_epoch() -> None:
     ]
 
 
+async def test_a_step_of_another_worker_may_end_an_epoch() -> None:
+    """Where workers share the steps, an epoch ends at the latest when the next one begins."""
+    recording, steps = Recording(), ah.MemoryStepStore()
+    async with ah.AsyncMonitoredSession(losses(), [KerasCallbacks([recording], steps_per_epoch=2)], global_step=steps) as session:
+        await session.run(())
+        await steps.advance(2)
+        await session.run(())
+    assert [one[:2] for one in recording.record[1:-1]] == [
+        *[("epoch_begin", 0), ("batch_begin", 0), ("batch_end", 0), ("epoch_end", 0)],
+        *[("epoch_begin", 1), ("batch_begin", 1), ("batch_end", 1), ("epoch_end", 1)],
+    ]
+
+
+async def test_a_hook_serves_one_session_after_the_other() -> None:
+    """The second one begins anew: what the first one left to stop, to end and to report is forgotten."""
+    recording = Recording(stop_after=1)
+    hook = KerasCallbacks([recording], steps_per_epoch=2)
+
+    async def fail() -> None:
+        async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
+            await session.run(())
+            hook.report(1, {"val_loss": 0.5})
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await fail()
+    del recording.record[:]
+    async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
+        await session.run(())
+    assert session.stop_reason is None
+    assert recording.record == [
+        *[("train_begin", {}, False), ("epoch_begin", 0, {}), ("batch_begin", 0, {}), ("batch_end", 0, {})],
+        *[("epoch_end", 0, {}), ("train_end", {})],
+    ]
+
+
+async def test_the_evaluation_at_the_end_is_in_the_last_logs() -> None:
+    """A result that is reported when the session ends is passed on before the last epoch ends."""
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        return {"val_loss": 0.25}
+
+    recording = Recording()
+    hook = KerasCallbacks([recording], ["loss"])
+    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=100), at_end=True, on_result=hook.report)
+    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook]) as session:
+        await session.run(())
+    assert recording.record[-2] == ("epoch_end", 0, {"loss": 1.0, "val_loss": 0.25})
+
+
 @pytest.mark.parametrize("thread", [False, True])
 async def test_callbacks_block_in_a_thread_only_if_asked(thread: bool) -> None:
     """With `thread` the event loop continues while a callback blocks; without, callbacks are in the loop's own thread."""

@@ -51,6 +51,9 @@ class Recording(Callback):  # type: ignore[misc]
         if not self.left:
             trainer.should_stop = True
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note("validation_end", trainer, pl_module)
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.note("epoch_end", trainer, pl_module)
 
@@ -123,6 +126,35 @@ async def test_a_failure_is_passed_on() -> None:
             await session.run(())
     assert [one[0] for one in recording.record[-2:]] == ["batch_start", "exception"]
     assert recording.record[-1][-1] is error
+
+
+async def test_a_failure_before_the_training_is_not_passed_on() -> None:
+    """Callbacks that have not begun are not called."""
+
+    @ah.hook("begin")
+    async def fail() -> None:
+        raise LookupError
+
+    recording = Recording()
+    hook = LightningCallbacks(lightning_trainer([recording]), LightningModule())
+    with pytest.raises(LookupError):
+        async with ah.AsyncMonitoredSession(losses(), [hook, fail]):
+            pass
+    assert recording.record == []
+
+
+async def test_a_resumed_session_continues_with_its_epoch() -> None:
+    """Steps and epochs are those of the global step; a result of an evaluation comes after the step."""
+    recording = Recording()
+    hook = LightningCallbacks(lightning_trainer([recording]), LightningModule(), ["loss"], steps_per_epoch=2)
+    async with ah.AsyncMonitoredSession(losses(), [hook], global_step=ah.MemoryStepStore(5)) as session:
+        hook.report(5, {"accuracy": 0.5})
+        await session.run(())
+    assert [one[:3] for one in recording.record[3:-3]] == [
+        *[("epoch_start", 5, 2), ("batch_start", 5, 2), ("batch_end", 6, 2), ("validation_end", 6, 2), ("epoch_end", 6, 2)]
+    ]
+    assert recording.record[-1][1:3] == (6, 3)
+    assert hook.trainer.callback_metrics["accuracy"] == 0.5
 
 
 def test_hooks_fetch_what_the_module_logs() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 import aiohooks as ah
@@ -96,6 +98,20 @@ def test_hooks_fetch_in_the_steps_that_are_logged() -> None:
         train_trainer(TrainerModel(), [callback], 4, logging_steps=2)
     assert history.steps == [2, 4]
     assert history.values["loss"] == pytest.approx([(1 + 1 / 2) / 2, (1 / 3 + 1 / 4) / 2])
+
+
+def test_a_trainer_may_log_without_callbacks() -> None:
+    """Where `log` calls none, a step ends when the next one begins."""
+
+    class Quiet(transformers.Trainer):  # type: ignore[misc]
+        def log(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    rows: Any = [{"x": torch.tensor(float(row))} for row in range(3)]
+    steps = StepsHook()
+    with HooksForTrainer([steps]) as callback:
+        Quiet(TrainerModel(), trainer_arguments(), train_dataset=rows, callbacks=[callback]).train()
+    assert steps.steps == [0, 1, 2, 3]
 
 
 def test_a_step_of_several_batches_is_one_run() -> None:
