@@ -84,18 +84,22 @@ def test_a_clean_end_out_of_a_run_ends_the_session(loop: Loop) -> None:
     assert phases(hook)[-2:] == ["end", "close"]
 
 
-@pytest.mark.parametrize("method", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
-def test_an_error_of_a_hook_is_raised_by_the_framework(loop: Loop, method: Any) -> None:
-    """It is the same object, whatever method raised it, and the others are closed with it."""
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [("begin", 0), ("after_create_session", 0), ("before_run", 0), ("after_run", 1), ("end", 2), ("close", 2)],
+)
+def test_an_error_of_a_hook_is_raised_by_the_framework(loop: Loop, method: Any, steps: int) -> None:
+    """It is the same object, raised before any further step is made, and the others are closed with it."""
     error = LookupError("a hook")
 
     async def fail(*_: object) -> None:
         raise error
 
-    hook = RecordingHook()
+    hook, made = RecordingHook(), list[int]()
     with pytest.raises(LookupError) as raised:
-        loop([hook, ah.hook(method)(fail)], 2)
+        loop([hook, ah.hook(method)(fail)], 2, made.append)
     assert raised.value is error
+    assert len(made) == steps
     assert hook.closed_with == [None if method == "close" else error]
 
 
