@@ -208,7 +208,7 @@ async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
                 Figure("the same without a mirror", None, itemgetter("plain"), itemgetter("savez")),
             ],
             most_times=1,
-            most_rounds=15,
+            most_rounds=5,
         )
 
 
