@@ -163,12 +163,15 @@ class LocalStepStore(SharedStepStore):
         finally:
             if timer is not None:
                 timer.cancel()
-            # A thread that still waits for the lock closes the descriptor when it has it.
-            if lock is not None:
-                lock.close(self._closed_error())
-            elif files.run_fd >= 0:
-                os.close(files.run_fd)
-            files.close()
+            self._close_files(files, lock)
+
+    def _close_files(self, files: RunFiles, lock: FileLock | None) -> None:
+        # A thread that still waits for the lock closes the descriptor when it has it.
+        if lock is not None:
+            lock.close(self._closed_error())
+        elif files.run_fd >= 0:
+            os.close(files.run_fd)
+        files.close()
 
     async def _delete_run(self) -> None:
         if self._files is None:  # it could not be opened
@@ -191,11 +194,7 @@ class LocalStepStore(SharedStepStore):
         except OSError as error:
             raise self._engine_error(error) from error
         finally:
-            if lock is not None:
-                lock.close(self._closed_error())
-            elif files.run_fd >= 0:
-                os.close(files.run_fd)
-            files.close()
+            self._close_files(files, lock)
         return None if found is None else report_of(self.run, *found)
 
     # Requests.
