@@ -1,4 +1,4 @@
-"""Trials of the fault programs: processes that use step stores on request, while servers, connections and processes fail."""
+"""The parent's side of processes that use step stores on request, while servers, connections and processes fail."""
 
 from __future__ import annotations
 
