@@ -51,9 +51,9 @@ class Shutdown:
             BaseException: the error of a background task, or of `end` or `close` of a hook, unless `error` is reported already.
         """
         swallow = self.swallows(error)
-        if swallow or error is None:
-            self._record_drained()
-        if swallow:
+        if error is None:
+            self._supervisor.root.record_end()
+        elif swallow:
             why = f"the block was left by {safe_repr(error)}"
             self._supervisor.root.record_end(why)
             _logger.info("%s: %s, which is a clean end", self._label, why)
@@ -72,15 +72,10 @@ class Shutdown:
             BaseException: `error`, unless one of the closing wins over it.
         """
         if is_clean_end(error):
-            self._record_drained()
+            self._supervisor.root.record_end()
         outcome = await self._complete_after(self._close, error) or error
         self._supervisor.name_session(outcome)
         raise_unchanged(outcome)
-
-    def _record_drained(self) -> None:
-        root = self._supervisor.root
-        if root.drain_reason is not None:
-            root.record_end(root.drain_reason)
 
     async def wait(self, error: BaseException | None) -> bool:
         """Wait until another task has ended the session; return whether `error`, with which the block was left, is swallowed.

@@ -131,9 +131,9 @@ class Coordinator:
         self._reason = self._reason or reason or "a stop was requested"
         self.stopped = True  # after the reason: another thread may read both in between
 
-    def record_end(self, reason: str) -> None:
-        """Internal: keep why the session ends if no stop was requested; nothing is stopped yet."""
-        self._reason = self._reason or reason
+    def record_end(self, reason: str | None = None) -> None:
+        """Internal: keep why the session ends if no stop was requested: a drain, or else `reason`; nothing is stopped yet."""
+        self._reason = self._reason or self._drain_reason or reason
 
     def should_stop(self) -> bool:
         """Return whether a stop was requested; never waits, never raises."""
@@ -543,8 +543,8 @@ class Coordinator:
         if failure is not None:
             self._reason = self._reason or failure
             self.cancel_tasks(failure)
-        elif self._drain_reason is not None:
-            self.record_end(self._drain_reason)
+        else:
+            self.record_end()
         if self._root is self:
             self._call_in_loop(self.end_waits)
 
