@@ -301,6 +301,7 @@ async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
     """From the advance on that ends it, before the task of the waiter has run."""
     with ManualClock() as clock:
         store = MemoryStepStore()
+        clock.advance(100)
         waiting = await parked(store.wait_for(1))
         clock.advance(5)
         assert store.statistics().waiting_secs == 5

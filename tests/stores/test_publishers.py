@@ -325,6 +325,10 @@ async def test_a_warning_when_all_wait_and_none_has_left(caplog: pytest.LogCaptu
     line = "run digits: at step 3 every registered publisher is itself waiting for a step: one, two"
     assert caplog.messages == [line]
     second.cancel()
+    await asyncio.wait([second])
+    second = await wait_as(two, store, 6)
+    assert caplog.messages == [line], "it has waited all the time"
+    second.cancel()
     more.cancel()
     await asyncio.wait([second, more])
     third = await wait_as(two, store, 6)

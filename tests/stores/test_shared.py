@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -12,8 +13,9 @@ import aiohooks as ah
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
 from aiohooks.testing import ManualClock
+from tests.stores.test_publishers import run_as
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.waiting import forever, ticks
+from tests.support.waiting import forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -172,6 +174,28 @@ async def test_a_publisher_of_a_damaged_run_is_announced_no_more(clock: ManualCl
         assert len(engine.requests) == asked
         for publisher in publishers:
             publisher.close()
+
+
+async def second_change(store: SharedStepStore) -> None:
+    changes = store.changes()
+    await anext(changes)
+    await anext(changes)
+
+
+@pytest.mark.parametrize(("wait", "step"), [(lambda store: store.wait_for(5), 5), (second_change, 1)])
+async def test_the_engine_knows_for_which_step_a_publisher_waits(
+    wait: Callable[[SharedStepStore], Awaitable[object]], step: int
+) -> None:
+    """For as long as it waits: other processes then know whether the step can still advance."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine) as store:
+        with store.publisher("worker") as publisher:
+            waiting = asyncio.create_task(run_as(publisher, lambda: wait(store)))
+            await until_true(lambda: [member.waits_for for member in engine.run("default").members.values()] == [step])
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await store.flush()
+            assert [member.waits_for for member in engine.run("default").members.values()] == [0]
 
 
 async def test_closing_waits_for_what_the_store_does() -> None:
