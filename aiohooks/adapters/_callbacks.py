@@ -208,7 +208,7 @@ class HooksInLoop:
         """End the run, if there is one, with the values that hooks fetch; return whether the framework is to stop."""
         session = self._open_session()
         if self._run is not None:
-            self._open_portal().call(self._end_run, session, dict(values))
+            self._open_portal().call(self._end_run, dict(values))
         return session.should_stop()
 
     def _open_portal(self) -> BlockingPortal:
@@ -236,19 +236,17 @@ class HooksInLoop:
         self._run = loop.create_task(session.run(()), name="step of a framework")
         await asyncio.wait([self._run, self._begun], return_when=asyncio.FIRST_COMPLETED)
         if self._run.done():
-            await self._end_run(session, {})
+            await self._end_run({})
 
-    async def _end_run(self, session: AsyncSingularMonitoredSession, values: Mapping[str, Any]) -> None:
+    async def _end_run(self, values: Mapping[str, Any]) -> None:
         if not self._made.done():
             self._made.set_result(values)
         run = self._run
         assert run is not None
         await asyncio.wait([run])
         self._run = None
-        try:
+        with contextlib.suppress(StopRequestedError):  # the session has stopped: the framework is to do so as well
             run.result()
-        except StopRequestedError as error:
-            session.request_stop(str(error))  # has no effect after the stop because of which the run did not begin
 
     async def _drop_run(self) -> None:
         run, self._run = self._run, None

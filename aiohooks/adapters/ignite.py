@@ -89,7 +89,7 @@ class IgniteHandlers(CallbacksHook):
     def _train_failed(self, error: BaseException) -> None:
         try:
             self.engine._fire_event(_events.EXCEPTION_RAISED, error)  # the public method passes no error
-        except BaseException as raised:  # handlers of Ignite raise what they do not swallow
+        except BaseException as raised:  # handlers raise what they do not swallow: it would be noted as raised here
             if raised is not error:
                 raise
 

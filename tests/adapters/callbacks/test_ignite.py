@@ -62,6 +62,7 @@ async def test_events_with_periods_and_results() -> None:
     """Handlers for every second iteration are called at these; results of evaluations are in `state.metrics`."""
     engine, seen = Engine(lambda engine, batch: None), list[Any]()
     engine.add_event_handler(Events.ITERATION_COMPLETED(every=2), lambda: seen.append(engine.state.iteration))
+    engine.add_event_handler(Events.STARTED, lambda: seen.append(engine.state.epoch))
     hook = IgniteHandlers(engine)
 
     async def evaluate(evaluation: Evaluation) -> dict[str, float]:
@@ -71,7 +72,7 @@ async def test_events_with_periods_and_results() -> None:
     async with ah.AsyncMonitoredSession(losses(), [evaluator, hook, ah.StopAtStepHook(last_step=5)]) as session:
         async for _ in session.steps():
             pass
-    assert seen == [2, 4]
+    assert seen == [0, 2, 4]
     assert engine.state.metrics == {"accuracy": 0.5}
 
 
@@ -109,6 +110,7 @@ async def test_a_failure_is_an_event(answer: str) -> None:
             await session.run(())
     assert raised.value is error
     assert seen == [error]
+    assert error.__notes__[1:] == (["and then: ZeroDivisionError()"] if answer == "replace" else [])
 
 
 def test_hooks_fetch_outputs_and_metrics() -> None:
