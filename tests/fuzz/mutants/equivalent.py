@@ -17,6 +17,7 @@ _LONG = "if len(text) > {} or abs(value := int(text)) > MAX_INT:"
 _COMPARED = "the numbers are only compared with each other"
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
 _RANGE = "if type(start) is not int or start < 0 or start % kind.itemsize or start + {} > len(data):"
+_LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
@@ -118,5 +119,20 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "numpy and torch refuse such a tensor with an error that is as good",
     ("aiohooks/session/steps.py", "StepContext.run_with_hooks", _TURN): "a turn is due some time after that, not at it",
     ("aiohooks/session/steps.py", "Steps.__anext__", _TURN): "a turn is due some time after that, not at it",
+    (
+        "aiohooks/session/_hooks.py",
+        "Merger._merge_fetches",
+        "if len(self._known) >= _MOST_MERGES:  =>  if (len(self._known) > _MOST_MERGES):",
+    ): "one more is kept in memory",
+    (
+        "aiohooks/graph/session.py",
+        "Session._keep_plan",
+        "if len(self._plans) >= _MOST_PLANS:  =>  if (len(self._plans) > _MOST_PLANS):",
+    ): "one more is kept in memory",
+    (
+        "aiohooks/_aio/backoff.py",
+        "Backoff.pause_secs",
+        f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
+    ): "any exponent that a float can take is longer than the longest pause",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
 }
