@@ -176,6 +176,28 @@ async def test_a_publisher_of_a_damaged_run_is_announced_no_more(clock: ManualCl
             publisher.close()
 
 
+async def test_a_publisher_is_announced_no_more_where_access_is_refused(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning has what is wrong; the engine is not asked again by itself."""
+    connections = 0
+
+    class Refused(FakeStepStore):
+        async def _open_connection(self) -> None:
+            nonlocal connections
+            connections += 1
+            raise ah.errors.StoreRefusedError("wrong password")
+
+    store = Refused(FakeEngine(), run="digits")
+    with store.publisher("trainer"):
+        await store.flush()
+        assert caplog.messages == ["run digits: could not announce its publishers: wrong password"]
+        clock.advance(100)
+        await ticks(20)
+        assert connections == 1
+    await store.aclose()
+
+
 async def second_change(store: SharedStepStore) -> None:
     changes = store.changes()
     await anext(changes)
