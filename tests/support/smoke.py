@@ -111,7 +111,7 @@ async def tensorflow() -> None:
 
 async def keras() -> None:
     """A callback of Keras stops a session."""
-    os.environ["KERAS_BACKEND"] = "numpy"  # the others are packages of their own
+    os.environ["KERAS_BACKEND"] = "torch"
     import keras
 
     from aiohooks.adapters.keras import KerasCallbacks
@@ -364,6 +364,8 @@ PROGRAMS: Mapping[str, Callable[..., Coroutine[Any, Any, None]]] = {
 """By the name of the extra."""
 SERVERS = ("redis", "nats")
 """Those that are given a URL."""
+BESIDE = {"keras": ["torch"]}
+"""What their programs need that the extra leaves to the user: a backend."""
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tests.support.smoke import PROGRAMS, SERVERS
+from tests.support.smoke import BESIDE, PROGRAMS, SERVERS
 from tests.support.source import ROOT
 from tests.support.store_servers import available, running
 
@@ -103,8 +103,9 @@ def run_program(python: Path, extra: str, url: str) -> str:
 def tried(extra: str, needed: Sequence[Requirement], which: str, wheel: Path, folder: Path) -> tuple[str, str]:
     """Try one extra; return the versions, and what failed."""
     pins = [f"{one.name}=={floor_of(one)}" for one in needed] if which == "lowest" else []
+    library = str(wheel) if extra == CORE else f"{wheel}[{extra}]"
     try:
-        python = make_environment(folder / "environment", [str(wheel) if extra == CORE else f"{wheel}[{extra}]", *pins])
+        python = make_environment(folder / "environment", [library, *pins, *BESIDE.get(extra, ())])
     except ValueError as error:
         return ", ".join(pins), str(error)
     with server_url(extra, folder) as url:
