@@ -67,7 +67,7 @@ async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
         os._exit(copier.status.pending)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222 - it has ended by then
     assert copier.status.pending == 1
-    await copier.aclose(30)  # at once: there is nothing to copy
+    await copier.aclose(30)  # ends immediately: there is nothing to copy
 
 
 @pytest.mark.parametrize("kind", ["memory", "directory"])
