@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar
 
 from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import TimerHandle, wake, wake_after
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_secs
@@ -283,6 +284,8 @@ class RemoteStepStore(SharedStepStore):
         if self._keeping_connection is not None:
             with contextlib.suppress(StoreDamagedError):  # there is no connection to a damaged run
                 return await self._retry(self._delete_run_once)
+            self._keeping_connection.cancel()
+            await wait_done([self._keeping_connection], None)
         await self._open_connection()
         await self._delete_run_once()
 

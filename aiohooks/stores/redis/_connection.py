@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from aiohooks._aio.cancel import wait_done
+from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.remote import CERTIFICATE_HINTS
 
@@ -139,8 +139,9 @@ def _pack_command(command: Sequence[str | int]) -> bytes:
 class RedisConnection:
     """A connection of redis-py's, with a task that reads the replies: a cancelled caller leaves the others undisturbed.
 
-    Used of redis-py are `connect`, `send_packed_command`, `read_response` and `disconnect`.
-    Deadlines are measured by the event loop, not by the store's clock: they are about the network.
+    Used of redis-py are `connect` with `redis_connect_func`, `on_connect`, `send_packed_command`, `read_response`, `disconnect`.
+    Deadlines are measured by the event loop, not by the store's clock: they are about the network. The connections of one list
+    (`together`) are made together, and the loss of one is that of all.
     """
 
     def __init__(
@@ -148,12 +149,15 @@ class RedisConnection:
         client: Any,
         address: str,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[Any]],
-        on_lost: Callable[[BaseException], None],
+        together: list[RedisConnection],
     ) -> None:
         self._client = client
+        client.redis_connect_func = self._shake_hands
+        self._writer: asyncio.StreamWriter | None = None
         self._address = address
         self._spawn = spawn
-        self._on_lost = on_lost
+        self._together = together
+        together.append(self)
         self._replies: deque[asyncio.Future[_Outcome]] = deque()
         self._reader: asyncio.Task[Any] | None = None
         self._lost_by: BaseException | None = None
@@ -218,11 +222,12 @@ class RedisConnection:
                 outcome.set_result((None, error))
         self._replies.clear()
         # A TLS connection would try to say goodbye for half a minute where the other side is gone.
-        if (writer := self._writer) is not None:
-            writer.transport.abort()
+        if self._writer is not None:
+            self._writer.transport.abort()
         if self._reader is not None:
             self._reader.cancel()
-        self._on_lost(error)
+        for other in self._together:
+            other.drop(error)
 
     async def aclose(self) -> None:
         """End the connection, and wait until nothing is left of it in this process."""
@@ -256,15 +261,17 @@ class RedisConnection:
             self.drop(ConnectionAbortedError("closed on this side"))
             await self._disconnect()
 
-    @property
-    def _writer(self) -> asyncio.StreamWriter | None:
-        return getattr(self._client, "_writer", None)
+    async def _shake_hands(self, client: Any) -> None:
+        # redis-py forgets the writer where reading fails.
+        self._writer = client._writer
+        await client.on_connect()
 
     async def _disconnect(self) -> None:
-        writer = self._writer
         with contextlib.suppress(Exception):  # it is broken already
             await self._client.disconnect(nowait=True)
-        if writer is not None:
-            writer.transport.abort()
-            with contextlib.suppress(Exception):  # what has broken it, which asyncio would log as never retrieved
-                await writer.wait_closed()
+        if self._writer is not None:
+            self._writer.transport.abort()
+            # In a task: a cancel of this one would cancel the future of the streams, and with it whoever waits for that next.
+            closed = asyncio.ensure_future(self._writer.wait_closed())
+            closed.add_done_callback(retrieve_exception)
+            await wait_done([closed], None)

@@ -127,9 +127,10 @@ class RedisStepStore(RemoteStepStore):
     async def _open_connection(self) -> None:
         self._last_wake = "0-0"  # this may be another server
         within = min(self._answer_timeout, self._connect_timeout)
-        self._requests = self._new_connection()
+        together: list[RedisConnection] = []
+        self._requests = self._new_connection(together)
         await self._requests.open(within)
-        self._reads = self._new_connection()
+        self._reads = self._new_connection(together)
         await self._reads.open(within)
 
     async def _connect(self) -> Snapshot:
@@ -177,14 +178,12 @@ class RedisStepStore(RemoteStepStore):
             return False
         return isinstance(role, list) and role[:1] == [b"sentinel"]
 
-    def _new_connection(self) -> RedisConnection:
-        return RedisConnection(self._new_client_connection(), self._address, self._spawn, self._drop_connections)
+    def _new_connection(self, together: list[RedisConnection]) -> RedisConnection:
+        return RedisConnection(self._new_client_connection(), self._address, self._spawn, together)
 
     def _drop_connections(self, error: BaseException) -> None:
-        """End both connections: they are always made again together."""
-        for connection in (self._requests, self._reads):
-            if connection is not None:
-                connection.drop(error)
+        if self._requests is not None:
+            self._requests.drop(error)
 
     async def _close_connection(self) -> None:
         connections = (self._requests, self._reads)
@@ -367,7 +366,7 @@ class RedisStepStore(RemoteStepStore):
         )
 
     async def _inspect_once(self) -> RunReport | None:
-        connection = RedisConnection(self._new_client_connection(), self._address, self._spawn, lambda error: None)
+        connection = self._new_connection([])
         try:
             await connection.open(min(self._answer_timeout, self._connect_timeout))
             reply = await self._call_script_on(connection, self._keys.all, "inspect", "")
