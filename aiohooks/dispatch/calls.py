@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import Any
 
 from aiohooks._aio.cancel_watch import current_task
-from aiohooks._aio.gather import LazyGather, Overlap, raise_failure, run_overlapping
+from aiohooks._aio.gather import ENDED, LazyGather, Overlap, raise_failure, run_overlapping
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration
@@ -188,13 +188,13 @@ def call_groups(
         while True:
             in_turn = _call_in_turn if seconds is None else _call_with_seconds
             coro = in_turn(calls, args, results, overlaps)
-            waiting = None
+            waiting: Any = None
             try:
-                waiting = coro.send(None)
-            except StopIteration:
-                break
+                waiting = next(coro.__await__(), ENDED)
             except BaseException as error:
                 failure = error
+            if waiting is ENDED:
+                break
             overlapping = HookCalls(group, calls, args, results, before, step)
             try:
                 if failure is None:
