@@ -108,21 +108,20 @@ class RecoveryHistory:
         self.total: int = 0
         """Recoveries so far."""
         self._in_a_row: list[str] = []
-        self._failed_step: int | None = None
-        self._failures_of_step = 0
+        self._failed_steps: list[int] = []
+        """The steps whose runs failed, since the first of them, or a later one, was completed."""
 
     def failed(self, error: BaseException, step: int | None) -> str | None:
         """Record a failure of the run of `step` (None: of a creation); return why to give up, or None to continue."""
         where = "creating a session" if step is None else f"the run of step {step}"
         self._in_a_row.append(f"{where}: {safe_repr(error)}")
         if step is not None:
-            if self._failed_step is not None and step <= self._failed_step:
-                self._failures_of_step += 1
-            else:
-                self._failed_step, self._failures_of_step = step, 1
-            if self._failures_of_step > self._policy.no_progress_limit:
-                limit = self._policy.no_progress_limit
-                return f"step {self._failed_step} failed {self._failures_of_step} times (no_progress_limit={limit})"
+            failed = self._failed_steps
+            if failed and step > failed[0]:
+                failed.clear()
+            failed.append(step)
+            if len(failed) > (limit := self._policy.no_progress_limit):
+                return f"step {failed[0]} failed {len(failed)} times (no_progress_limit={limit})"
         if len(self._in_a_row) > self._policy.max_attempts:
             return f"{self._policy.max_attempts} attempts are used up"
         self.total += 1
@@ -132,8 +131,8 @@ class RecoveryHistory:
         """Record a completed run of `step`."""
         if self._in_a_row:
             self._in_a_row.clear()
-        if self._failed_step is not None and step >= self._failed_step:
-            self._failed_step = None
+        if self._failed_steps and step >= self._failed_steps[0]:
+            self._failed_steps.clear()
 
     def pause_secs(self) -> float:
         """Return the pause before the next attempt."""

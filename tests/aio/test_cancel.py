@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 
 import pytest
 
@@ -157,3 +158,13 @@ async def test_waiting_for_tasks_leaves_nothing_with_them(clock: ManualClock) ->
     assert waits[2].cancelled()
     future.set_result(None)
     assert await waits[1] is await waits[3] is True
+
+
+async def test_a_wait_that_is_over_keeps_nothing() -> None:
+    """A future that many wait for in turn, as for the end of a long task, does not collect what they have left behind."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    references: set[int] = set()
+    for _ in range(3):
+        assert not await wait_done([future], 0)
+        references.add(sys.getrefcount(future))
+    assert len(references) == 1

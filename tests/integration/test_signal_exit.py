@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import signal
@@ -10,11 +9,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aiohooks.session import program as library_program
 from tests.support import processes
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
@@ -248,43 +245,3 @@ def test_ctrl_c_twice_in_the_example() -> None:
         _, errors = process.communicate(timeout=TIMEOUT_SECS)
     assert errors == ""
     assert process.returncode in (130, -2)
-
-
-class _InterruptedLoop(asyncio.SelectorEventLoop):
-    """Behaves as uvloop after a Ctrl-C in its last iteration: `is_running` stays true, and it cannot be closed."""
-
-    stuck = False
-
-    def run_until_complete(self, future: Any) -> Any:
-        if self.stuck:
-            future.close()
-            raise RuntimeError("this event loop is already running")
-        super().run_until_complete(future)
-        self.stuck = True
-        raise KeyboardInterrupt
-
-    def is_running(self) -> bool:
-        return self.stuck or super().is_running()
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    """It ends the program as the first one does; without a stopped session the error of the loop is raised."""
-    loop = _InterruptedLoop()
-    monkeypatch.setattr(library_program, "_new_event_loop", lambda: loop)
-    monkeypatch.setattr(library_program, "stopped_by", lambda _: INT if stopped else None)
-
-    async def main() -> None:
-        pass
-
-    old = signal.getsignal(INT)
-    try:
-        with pytest.raises(SystemExit if stopped else RuntimeError) as caught:
-            library_program.run(main)
-        if stopped:
-            assert caught.value.args == (130,)
-    finally:
-        signal.signal(INT, old)
-        loop.stuck = False
-        loop.close()
-        asyncio.set_event_loop(None)

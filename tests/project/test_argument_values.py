@@ -122,6 +122,7 @@ VALUES: list[Case] = [
     (ah.RecoveryPolicy, {"on": (KeyboardInterrupt,)}, "KeyboardInterrupt", "give a tuple of exception classes"),
     (ah.Coordinator, {"clean_stop_exception_types": 5}, "clean_stop_exception_types is 5", "tuple of exception classes"),
     (ah.Coordinator, {"clean_stop_exception_types": OSError}, "clean_stop_exception_types is <class", "tuple"),
+    (ah.Coordinator, {"clean_stop_exception_types": (OSError, int)}, "clean_stop_exception_types is (<class", "tuple"),
     (ah.MemoryStepStore, {"step": -1}, "step -1", "give a whole number from 0"),
     (ah.MemoryStepStore, {"step": 1.0}, "step 1.0", "give a whole number from 0"),
     (ah.MemoryStepStore, {"step": True}, "step True", "give a whole number from 0"),

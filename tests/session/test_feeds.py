@@ -12,6 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session.steps import Steps
+from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, Loader, counting_graph
@@ -149,6 +150,53 @@ async def test_a_generator_is_closed_where_it_was_read() -> None:
                 if thread:
                     session.request_stop("enough")
     assert [one == threading.get_ident() for one in threads] == [True, False]
+
+
+@pytest.mark.parametrize("thread", [False, True])
+async def test_an_iterator_of_the_users_own_is_not_closed(thread: bool) -> None:
+    """Only what was made for the loop is closed, and generators, which are of no other use: a reader may be used again."""
+
+    class Reader:
+        closed = False
+        taken = 0
+
+        def __iter__(self) -> Reader:
+            return self
+
+        def __next__(self) -> int:
+            self.taken += 1
+            return self.taken
+
+        def close(self) -> None:
+            self.closed = True
+
+    reader = Reader()
+    async with ah.AsyncMonitoredSession(same, [ah.StopAtStepHook(last_step=2)]) as session:
+        assert [batch async for batch in session.steps("same", feeds=reader, prefetch=1, thread=thread)] == [1, 2]
+    assert not reader.closed
+
+
+async def test_a_thread_that_hangs_keeps_its_iterator(clock: ManualClock) -> None:
+    """It is left behind at the end of the grace period; a generator that runs cannot be closed, and none is."""
+    blocked, released = threading.Event(), threading.Event()
+
+    def hangs() -> Iterator[int]:
+        blocked.set()
+        released.wait(60)
+        yield 1
+
+    session = ah.AsyncMonitoredSession(same, stop_grace_period_secs=5)
+    try:
+        async with session:
+            running = asyncio.ensure_future(anext(session.steps("same", feeds=hangs(), thread=True), None))
+            await until_true(blocked.is_set)
+            session.request_stop("enough")
+            assert await running is None
+            closing = asyncio.create_task(session.aclose())
+            await until_true(lambda: clock.advance(1) or closing.done())
+            await closing
+    finally:
+        released.set()
 
 
 async def test_another_loop_over_the_same_steps_continues() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import warnings
 from collections.abc import Callable, Coroutine
@@ -444,44 +443,6 @@ async def test_feeds_can_be_iterated(feeds: Any) -> None:
     async with ah.AsyncMonitoredSession(double) as session:
         with refused(ah.errors.InvalidArgumentError, f"feeds is {feeds!r}", "sync or async"):
             session.steps("loss", feeds=feeds)
-
-
-@pytest.mark.parametrize("main", [5, lambda: 5], ids=["int", "plain"])
-def test_run_takes_a_coroutine_function(main: Any) -> None:
-    """`aiohooks.run` refuses anything but a coroutine function, before there is a loop."""
-    with refused(ah.errors.InvalidArgumentError, f"main is {main!r}", "function"):
-        ah.run(main)
-
-
-def test_run_takes_the_function_and_not_its_coroutine() -> None:
-    """`run(main())` is refused and the message says `run(main)`; the coroutine is closed, not left un-awaited."""
-
-    async def main() -> None: ...
-
-    coro: Any = main()
-    with refused(
-        ah.errors.InvalidArgumentError, "main is <coroutine object", "give the function and its arguments, not the call"
-    ):
-        ah.run(coro)
-
-
-def test_run_runs_the_function() -> None:
-    """`run(main, *args)` returns what `main(*args)` returns."""
-
-    async def main(first: int, second: int) -> int:
-        await asyncio.sleep(0)
-        return first + second
-
-    assert ah.run(main, 1, 2) == 3
-
-
-async def test_run_is_refused_where_a_loop_is_running() -> None:
-    """In a notebook `run(main)` says to await `main()`; no coroutine is left un-awaited."""
-
-    async def main() -> None: ...
-
-    with refused(ah.errors.WrongLoopError, "while an event loop is running", "write `await main()` there"):
-        ah.run(main)
 
 
 async def test_what_a_creator_makes_is_checked() -> None:

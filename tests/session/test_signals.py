@@ -256,16 +256,3 @@ async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptur
 
     assert await asyncio.to_thread(asyncio.run, main()) == 2
     assert ["request_stop() of the session" in record.getMessage() for record in caplog.records] == [True]
-
-
-def test_an_interrupt_after_a_stop_is_the_same_exit() -> None:
-    """Ctrl-C once more, when the session has ended, shows no traceback: the program exits as after the first one."""
-
-    async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
-            await send(signal.SIGINT, session.should_stop)
-        raise KeyboardInterrupt
-
-    with pytest.raises((SystemExit, KeyboardInterrupt)) as raised:
-        ah.run(main)
-    assert raised.value.args == (130,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import selectors
 import signal
@@ -212,6 +213,50 @@ async def test_a_warning_names_the_replaced_handler(caplog: pytest.LogCaptureFix
         signal.signal(USER, earlier)
     assert "SIGUSR1 has a handler already" in caplog.text
     assert "server_handler" in caplog.text
+
+
+def test_no_warning_without_a_handler_of_the_programs_own(caplog: pytest.LogCaptureFixture) -> None:
+    """The handlers of the system, of Python and of asyncio's runner are there in every program."""
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, handle_signals=True):
+            pass
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for handler in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signal.SIGINT, handler)
+            asyncio.run(main())  # replaces Python's handler by its own
+            with contextlib.closing(asyncio.new_event_loop()) as loop:
+                loop.run_until_complete(main())
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("refused_by", ["getsignal", "signal"])
+async def test_a_signal_that_cannot_be_handled_is_left_alone(
+    refused_by: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that embeds Python may handle it, or the system refuse: the session works without it, and says so."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("no such signal")
+
+    earlier = signal.getsignal(USER)
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, refused_by, {"getsignal": lambda _: None, "signal": refuse}[refused_by])
+        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+            assert await session.run("loss") == 2
+    assert signal.getsignal(USER) is earlier
+    why = {
+        "getsignal": "handled outside of Python, and is left alone",
+        "signal": "cannot be handled here, and is left alone: no such",
+    }
+    (record,) = caplog.records
+    assert why[refused_by] in record.getMessage()
 
 
 async def test_a_handler_that_was_installed_later_stays() -> None:

@@ -1,0 +1,172 @@
+"""`aiohooks.run`: what it takes, what it returns, and how a program ends after a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.session import program
+from tests.support.checks import refused
+from tests.support.sessions import double
+
+pytestmark = pytest.mark.every_python
+
+USER = signal.SIGUSR1
+INTERRUPTED, STOPPED = 128 + signal.SIGINT, 128 + USER
+
+
+@pytest.fixture(autouse=True)
+def _handler_of_interrupts() -> Iterator[None]:
+    """Begin with Python's own handler, and restore the one before."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("main", [5, lambda: 5], ids=["int", "plain"])
+def test_run_takes_a_coroutine_function(main: Any) -> None:
+    """`aiohooks.run` refuses anything but a coroutine function, before there is a loop."""
+    with refused(ah.errors.InvalidArgumentError, f"main is {main!r}", "function"):
+        ah.run(main)
+
+
+def test_run_takes_the_function_and_not_its_coroutine() -> None:
+    """`run(main())` is refused and the message says `run(main)`; the coroutine is closed, not left un-awaited."""
+
+    async def main() -> None: ...
+
+    coro: Any = main()
+    with refused(
+        ah.errors.InvalidArgumentError, "main is <coroutine object", "give the function and its arguments, not the call"
+    ):
+        ah.run(coro)
+
+
+def test_run_runs_the_function() -> None:
+    """`run(main, *args)` returns what `main(*args)` returns."""
+
+    async def main(first: int, second: int) -> int:
+        await asyncio.sleep(0)
+        return first + second
+
+    assert ah.run(main, 1, 2) == 3
+
+
+async def test_run_is_refused_where_a_loop_is_running() -> None:
+    """In a notebook `run(main)` says to await `main()`; no coroutine is left un-awaited."""
+
+    async def main() -> None: ...
+
+    with refused(ah.errors.WrongLoopError, "while an event loop is running", "write `await main()` there"):
+        ah.run(main)
+
+
+# -- after a signal
+
+
+def stopped_main(end: object) -> Callable[[], Coroutine[Any, Any, Any]]:
+    """Return a program whose session is stopped by a signal, and which then returns `end`, or raises it."""
+
+    async def main() -> Any:
+        async with ah.AsyncMonitoredSession(double, handle_signals=ah.SignalPolicy(signals=(USER,))) as session:
+            signal.raise_signal(USER)
+            assert session.should_stop()
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(None, STOPPED), (ah.StopRequestedError("before it was open"), STOPPED), (KeyboardInterrupt(), INTERRUPTED)],
+    ids=["nothing", "a stop", "a Ctrl-C"],
+)
+def test_the_signal_is_the_exit(end: object, code: int) -> None:
+    """Of a program that returns nothing; also where a session was not open yet, or another Ctrl-C came when it had ended."""
+    with pytest.raises((SystemExit, KeyboardInterrupt, ah.StopRequestedError)) as raised:
+        ah.run(stopped_main(end))
+    assert raised.value.args == (code,)
+
+
+@pytest.mark.parametrize("end", [0, False, 7], ids=repr)
+def test_any_other_result_is_returned(end: object) -> None:
+    """The program has said how it ends; the signal's handlers are as they were."""
+    assert ah.run(stopped_main(end)) is end
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_an_error_after_a_signal_is_raised(kind: type[Exception]) -> None:
+    """It is not hidden by the exit."""
+    error = kind("of the program")
+    with pytest.raises(kind, match="of the program") as raised:
+        ah.run(stopped_main(error))
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("?"), ah.StopRequestedError("enough")], ids=repr)
+def test_what_ends_a_program_without_a_signal_is_raised(error: BaseException) -> None:
+    """Where no signal has stopped a session, there is no exit code."""
+
+    async def main() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        ah.run(main)
+    assert raised.value is error
+
+
+def test_an_interrupt_at_the_exit_ends_the_program_quietly() -> None:
+    """The system's handler shows no traceback of the interpreter's shutdown; a handler of the program's own stays."""
+
+    def own(number: int, frame: object) -> None: ...
+
+    for before, after in ((signal.default_int_handler, signal.SIG_DFL), (own, own)):
+        signal.signal(signal.SIGINT, before)
+        with pytest.raises(SystemExit):
+            ah.run(stopped_main(None))
+        assert signal.getsignal(signal.SIGINT) is after
+
+
+class _InterruptedLoop(asyncio.SelectorEventLoop):
+    """Behaves as uvloop after a Ctrl-C in its last iteration: `is_running` stays true, and it cannot be closed."""
+
+    stuck = False
+
+    def run_until_complete(self, future: Any) -> Any:
+        if self.stuck:
+            future.close()
+            raise RuntimeError("this event loop is already running")
+        super().run_until_complete(future)
+        self.stuck = True
+        raise KeyboardInterrupt
+
+    def is_running(self) -> bool:
+        return self.stuck or super().is_running()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """It ends the program as the first one does; without a stopped session the error of the loop is raised."""
+    loop = _InterruptedLoop()
+    monkeypatch.setattr(program, "_new_event_loop", lambda: loop)
+    monkeypatch.setattr(program, "stopped_by", lambda _: signal.SIGINT if stopped else None)
+
+    async def main() -> None: ...
+
+    try:
+        with pytest.raises(SystemExit if stopped else RuntimeError) as caught:
+            ah.run(main)
+        if stopped:
+            assert caught.value.args == (INTERRUPTED,)
+    finally:
+        loop.stuck = False
+        loop.close()
+        asyncio.set_event_loop(None)
