@@ -199,7 +199,6 @@ class RemoteDirectory:
     def remove_old(self, keep: KeepPolicy, saved: Name, alive: Alive) -> None:
         """Remove what the policy does not keep after `saved`, and unfinished uploads before it."""
         names = self.names(alive)
-        self._known = {name: self._known[name] for name in names if name in self._known}
         unfinished: list[Name] = []
         for name in names:
             if name not in self._known:

@@ -139,8 +139,7 @@ def place(tensors: Mapping[int, Tensor]) -> dict[int, Placed]:
         begin = end = int(tensor.storage_offset()) * size
         if tensor.numel():
             end += size * (1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)))
-        # A tensor without elements shares nothing, and its storage may have no address.
-        address: object = (storage.device, storage.data_ptr(), storage.nbytes()) if end > begin else key
+        address = storage.device, storage.data_ptr(), storage.nbytes()
         by_storage.setdefault(address, []).append((begin, end, key, tensor))
     found: dict[int, Placed] = {}
     for parts in by_storage.values():

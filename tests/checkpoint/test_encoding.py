@@ -252,7 +252,7 @@ def test_a_state_is_a_mapping_of_finite_depth() -> None:
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"k": inner}, lambda inner: (inner,)])
 def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
     """63 levels below the state come back; one more is refused, long before the stack is full, with its place."""
-    value: Any = 1
+    value: Any = np.float32(1)
     for _ in range(63):
         value = wrap(value)
     assert there_and_back({"a": value}) == {"a": value}

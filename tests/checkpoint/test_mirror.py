@@ -134,6 +134,19 @@ async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -
     assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
 
 
+async def test_one_that_others_remove_after_its_upload(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What the mirror's listing does not show is not missed: the next one is copied, and old ones are removed."""
+    disk = Disk()
+
+    def remove(operation: str, path: str) -> None:
+        if operation == "ls":
+            disk.files = {path: data for path, data in disk.files.items() if "step-000000000002." not in path}
+
+    disk.before = remove
+    await mirrored(tmp_path, disk, 1, 2, 3, 4, keep=KeepNewest(1))
+    assert (disk.steps(), caplog.text) == ([4], "")
+
+
 async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and the copy is complete."""
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from aiohooks.checkpoint import Saver, _encoding
 from aiohooks.checkpoint._format import DamagedError
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
-from aiohooks.checkpoint._torch import place
+from aiohooks.checkpoint._torch import Block, place
 from aiohooks.errors import InvalidArgumentError
 from tests.checkpoint.test_encoding import decode, there_and_back
 from tests.support.checkpoint_files import directory
@@ -86,6 +86,8 @@ def test_shared_memory_is_stored_once() -> None:
     assert len(written({"a": whole, "b": whole, "c": whole[5], "d": whole.T})) < 1.1 * whole.nbytes
     assert len(written({"part": whole[:5]})) < 0.2 * whole.nbytes  # and not the memory around a view
     assert len(written({"a": whole[:5], "b": whole[50:55]})) < 0.2 * whole.nbytes
+    neighbours = place({0: whole[:5], 1: whole[5:]})
+    assert neighbours[0].block is not neighbours[1].block  # each is an array for other programs
 
 
 def test_only_memory_with_something_between_the_elements_is_copied() -> None:
@@ -130,6 +132,61 @@ def test_any_views_of_any_memory(data: st.DataObject) -> None:
             for tensor in tree.values():
                 tensor[(slice(None, 1),) * tensor.dim()].fill_(1)
         assert same_tensors(found, state)
+
+
+class Taken(HostMemory):
+    """Records how much memory was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def take(self, size: int, torch: Any) -> memoryview:
+        self.sizes.append(size)
+        return super().take(size, torch)
+
+
+def test_a_snapshot_takes_the_memory_of_its_tensors() -> None:
+    """Each block begins at a multiple of 64 bytes; what is shared is there once."""
+    memory, whole = Taken(), torch.arange(100, dtype=torch.uint8)
+    for state in ({"a": whole[:1], "b": whole[64:]}, {"a": whole, "b": whole[5:]}, {"a": whole[:0]}):
+        assert same_tensors(snapshot(state, memory), state)
+    assert memory.sizes == [128, 128, 1]
+
+
+def test_memory_is_used_again_when_the_snapshot_before_is_gone() -> None:
+    """A snapshot that is still used keeps its values; after that, one that is not larger takes no new memory."""
+    memory, state = HostMemory(), {"x": torch.arange(1000)}
+    first = snapshot(state, memory)
+    state["x"] += 1
+    second = snapshot(state, memory)
+    assert first["x"].tolist() == list(range(1000))
+    place_of_second = second["x"].data_ptr()
+    del second
+    smaller = snapshot({"x": state["x"][:10]}, memory)
+    assert smaller["x"].data_ptr() == place_of_second
+    del smaller
+    larger = {"x": torch.arange(5000)}
+    assert same_tensors(snapshot(larger, memory), larger)
+
+
+class Elsewhere(torch.Tensor):
+    """Stands in for a tensor on a device: numpy cannot see its memory."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_tensors_of_a_device_are_copied_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each to its own place."""
+    here = Block.on_device
+    monkeypatch.setattr(Block, "on_device", lambda self: here(self).as_subclass(Elsewhere))
+    state = {"a": torch.randn(7), "b": torch.arange(5), "c": torch.randn(2, 3).T}
+    assert same_tensors(taken(state), state)
 
 
 def test_other_programs_can_read_the_tensors(tmp_path: Path) -> None:
@@ -365,6 +422,18 @@ def test_without_torch_tensors_are_read_as_arrays() -> None:
     """
     bits = tensor_of("bfloat16").view(torch.uint16).to(torch.int64)
     assert run(program, str(GOLDEN)).strip() == str(int(bits.sum()))
+
+
+def test_arrays_in_place_of_tensors_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the tensors do, whatever their size."""
+    whole = torch.arange(1.0, 7.0).reshape(2, 3)
+    state = {"one": whole[1, 1:2], "scalar": whole[0, 2], "none": whole[:0], "column": whole[:, 1], "whole": whole}
+    data, arrays = _encoding.encode(state)
+    monkeypatch.setattr(_encoding, "torch_support", lambda: None)
+    found = decode(data, b"".join(map(bytes, arrays.chunks())))
+    assert {name: array.tolist() for name, array in found.items()} == {name: tensor.tolist() for name, tensor in state.items()}
+    found["whole"][:] = 9
+    assert all((array == 9).all() for array in found.values())
 
 
 def test_an_array_keeps_the_first_version(tmp_path: Path) -> None:
