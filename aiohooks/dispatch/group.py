@@ -126,10 +126,15 @@ class HookGroup(Generic[K]):
         return [] if target is None else await call_groups(target.groups, args, keywords)
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
+        kind = self._lifecycle.kind.__name__
+        if not callable(method):
+            known = next(iter(self._lifecycle.points))
+            raise InvalidArgumentError(
+                f"{method!r} is given for a method of {kind}; give the method itself, as in {kind}.{known}"
+            )
         name = getattr(method, "__name__", repr(method))
         each = self._lifecycle.points.get(name)
-        if each is None or not callable(method):
-            kind = self._lifecycle.kind.__name__
+        if each is None:
             raise InvalidArgumentError(f"{name} is not a method of {kind}; {did_you_mean(name, self._lifecycle.points)}")
         return each
 

@@ -65,8 +65,8 @@ def configure(
         on_error: `"raise"`, or `"log"`: the first failure is logged with its traceback, later ones are counted, and logged again
             at the 10th, the 100th and so on.
         background: whether calls of methods that return None are queued and run in order beside what follows. A failure is
-            raised by the next call, or logged. In a session this is `after_run`.
-        max_pending: how many calls may be queued; the caller waits while there are as many.
+            raised by the next call of the hook, or at the end, or logged. In a session this is `after_run`.
+        max_pending: how many background calls may be queued; the caller waits while there are as many.
         disable_after: take the hook out of the calls, with a warning, when it has failed this often in a row; with
             `on_error="log"` only.
 

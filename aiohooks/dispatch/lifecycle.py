@@ -122,14 +122,16 @@ class Lifecycle:
         Raises:
             InvalidHookError: a method has another kind of function or another signature; or its name is nearly that of one.
         """
-        who, kind = type(hook).__name__, self.kind.__name__
+        who, kind = hook_name(hook), self.kind.__name__
         for each in self.implemented(hook):
             method = getattr(hook, each.name)
             wraps = self._generators and each.how != "wrap" and inspect.isasyncgenfunction(method)
             if each.is_async and not is_coroutine_function(method) and not wraps:
                 raise InvalidHookError(f"{who}.{each.name} is not a coroutine function; write it as `async def`{self._hint}")
             if not each.is_async and is_coroutine_function(method):
-                raise InvalidHookError(f"{who}.{each.name} is a coroutine function, but {kind}.{each.name} is a plain one")
+                raise InvalidHookError(
+                    f"{who}.{each.name} is a coroutine function, but {kind}.{each.name} is a plain one; write it as `def`"
+                )
             if each.answers_hook:
                 raise InvalidHookError(
                     f"{who}.{each.name} returns a hook, which would take the place of the group; use this hook beside the group"
@@ -158,11 +160,16 @@ def registered_hooks(lifecycle: Lifecycle, hooks: Iterable[object]) -> tuple[Reg
         if any(registration.hook is other.hook for other in registrations[:number]):
             raise InvalidHookError(f"hooks has {registration.hook!r} twice; make two objects of it if both are meant")
         lifecycle.check(registration.hook)
-    classes = [getattr(one.hook, "__aiohooks_name__", None) or type(one.hook).__name__ for one in registrations]
+    classes = [hook_name(one.hook) for one in registrations]
     return tuple(
         RegisteredHook(name if classes.count(name) == 1 else f"{name}#{classes[: number + 1].count(name)}", registrations[number])
         for number, name in enumerate(classes)
     )
+
+
+def hook_name(hook: object) -> str:
+    """Return the name of a hook in messages: that of its class, or of the function that it was made of."""
+    return getattr(hook, "__aiohooks_name__", None) or type(hook).__name__
 
 
 def _point(kind: type[Any], name: str, method: Any, given: How | None, default: How | None) -> Point:
@@ -173,7 +180,7 @@ def _point(kind: type[Any], name: str, method: Any, given: How | None, default: 
     if how is None:
         if annotation in (None, type(None), "None"):
             how = "none"
-        elif default is not None and (default != "wrap" or (is_async and parameters)):
+        elif default is not None and (default == "first" or (parameters and (is_async or default == "chain"))):
             how = default
         else:
             how = "any" if annotation in (Any, "Any") and not _takes_next(parameters) else "one"
@@ -181,6 +188,8 @@ def _point(kind: type[Any], name: str, method: Any, given: How | None, default: 
         raise InvalidHookError(
             f"{kind.__name__}.{name} cannot wrap: only a coroutine method can whose last argument calls the next"
         )
+    if how == "chain" and not parameters:
+        raise InvalidHookError(f"{kind.__name__}.{name} cannot chain: it has no argument whose place an answer could take")
     names = {parameter.kind: [one.name for one in parameters if one.kind is parameter.kind] for parameter in parameters}
     Kind = inspect.Parameter
     return Point(

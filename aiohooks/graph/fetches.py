@@ -142,7 +142,10 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
     if feed_dict is None:
         return feeds
     if not isinstance(feed_dict, Mapping):
-        raise FetchError(f"feed_dict is {feed_dict!r}; give a mapping from nodes or names to values")
+        raise FetchError(
+            f"feed_dict is {feed_dict!r}; give a mapping from nodes or names to values (in session.steps, a step function "
+            "of one parameter takes the value itself)"
+        )
     for key, value in feed_dict.items():
         _feed(graph, feeds, key, value)
     return feeds

@@ -304,7 +304,7 @@ class Graph:
             if key.graph is self:
                 return key
             raise FetchError(f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph")
-        raise FetchError(f"{key!r} of type {type(key).__name__} is not a node or a name of one")
+        raise FetchError(f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a node of the graph")
 
     @property
     def nodes(self) -> Mapping[str, Node]:

@@ -430,9 +430,16 @@ async def test_functions_are_hooks() -> None:
     assert repr(group) == "<HookGroup AgentHooks: first>"
     with refused(ah.errors.InvalidArgumentError, "on_tool_begin is not a method of AgentHooks"):
         group.on(on_tool_begin, first)
+    with refused(ah.errors.InvalidArgumentError, "'on_tool_start' is given for a method", "AgentHooks.before_model"):
+        group.on("on_tool_start", first)  # type: ignore[call-overload]
+    with refused(ah.errors.InvalidHookError, "without_arguments.on_tool_start()", "cannot take the call", "too many"):
+        group.on(AgentHooks.on_tool_start, without_arguments)
 
 
 async def on_tool_begin(call: str) -> None: ...
+
+
+def without_arguments() -> None: ...
 
 
 # -- what is refused
@@ -465,7 +472,7 @@ class Coroutine:
         ([TooFew()], ("TooFew.on_tool_start()", "cannot take the call AgentHooks.on_tool_start(self, call: ", "too many")),
         ([TooMany()], ("TooMany.on_tool_start(call", "missing a required argument: 'more'")),
         ([Plain()], ("Plain.on_tool_start is not a coroutine function", "async def")),
-        ([Coroutine()], ("Coroutine.describe is a coroutine function", "AgentHooks.describe is a plain one")),
+        ([Coroutine()], ("Coroutine.describe is a coroutine function", "AgentHooks.describe is a plain one; write it as `def`")),
         ([object()], ("<object object", "has none of the methods of AgentHooks: before_model")),
         ([Answering], ("the class Answering", "give an object of it")),
         ([ah.HookGroup(AgentHooks)], ("<HookGroup AgentHooks: no hooks> is a group", "give its `hooks`")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 import aiohooks as ah
@@ -76,15 +78,16 @@ def test_equal_attributes_are_one() -> None:
     assert ah.compose(Lifecycle, hooks).labels is hooks[0].labels
 
 
-def test_wrap_for_all_methods_leaves_those_that_cannot() -> None:
-    """With `results="wrap"` a method that has nothing to call next is left to one hook; named for itself it is refused."""
+@pytest.mark.parametrize("how", ["wrap", "chain"])
+def test_one_way_for_all_methods_leaves_those_that_cannot(how: Literal["wrap", "chain"]) -> None:
+    """A method without an argument to call, or to replace, is left to one hook; named for itself it is refused."""
 
     class Labelled(First):
         def label(self) -> str:
             return "hook"
 
-    assert ah.compose(Lifecycle, [Labelled(), First()], results="wrap").label() == "hook"
+    assert ah.compose(Lifecycle, [Labelled(), First()], results=how).label() == "hook"
     with pytest.raises(InvalidHookError, match=r"Labelled#1\.label and Labelled#2\.label both answer; give .*first.*wrap"):
-        ah.compose(Lifecycle, [Labelled(), Labelled()], results="wrap")
-    with pytest.raises(InvalidHookError, match=r"Lifecycle\.label cannot wrap"):
-        ah.compose(Lifecycle, [Labelled()], results={"label": "wrap"})
+        ah.compose(Lifecycle, [Labelled(), Labelled()], results=how)
+    with pytest.raises(InvalidHookError, match=rf"Lifecycle\.label cannot {how}"):
+        ah.compose(Lifecycle, [Labelled()], results={"label": how})

@@ -189,12 +189,12 @@ def foreign() -> ah.Placeholder:
         (foreign(), ("<Placeholder 'x'>", "another graph", "the session's own graph")),
         (None, ("None cannot be fetched", "leave it out")),
         (["loss", None], ("None cannot be fetched", "leave it out")),
-        (3, ("3 of type int is not a node",)),
-        (True, ("True of type bool is not a node",)),
-        (b"loss", ("b'loss' of type bytes is not a node",)),
-        ({"loss"}, ("{'loss'} of type set is not a node",)),
-        (Pair, ("Pair", "of type type is not a node")),
-        (len, ("len", "is not a node")),
+        (3, ("3 is of type int; fetch and feed by name",)),
+        (True, ("True is of type bool; fetch and feed by name",)),
+        (b"loss", ("b'loss' is of type bytes; fetch and feed by name",)),
+        ({"loss"}, ("{'loss'} is of type set; fetch and feed by name",)),
+        (Pair, ("Pair", "is of type type; fetch and feed by name")),
+        (len, ("len", "is of type builtin_function_or_method")),
     ],
     ids=repr,
 )
@@ -210,7 +210,9 @@ async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) 
             await monitored.run(fetches)
 
 
-@pytest.mark.parametrize(("fetches", "says"), [("los", "did you mean 'loss'?"), (foreign(), "another graph"), (7, "not a node")])
+@pytest.mark.parametrize(
+    ("fetches", "says"), [("los", "did you mean 'loss'?"), (foreign(), "another graph"), (7, "7 is of type int")]
+)
 async def test_unknown_fetches_of_a_hook_are_refused(fetches: Any, says: str) -> None:
     """A hook's fetches are checked as the caller's are, and the error names the hook."""
     hooks = [RequestingHook("loss"), RequestingHook(fetches)]
@@ -268,8 +270,8 @@ async def test_a_step_that_returns_no_mapping_has_no_keys(result: Any) -> None:
         ({"y": 1}, ("'y' is not in the graph", "known are:")),
         ({"los": 1}, ("'los' is not in the graph", "did you mean 'loss'?")),
         ({foreign(): 1}, ("<Placeholder 'x'>", "another graph")),
-        ({3: 1}, ("3 of type int is not a node",)),
-        ({None: 1}, ("None of type NoneType is not a node",)),
+        ({3: 1}, ("3 is of type int; fetch and feed by name",)),
+        ({None: 1}, ("None is of type NoneType; fetch and feed by name",)),
         ({("x", "total"): 5}, ("('x', 'total')", "needs a tuple of 2 values", "5")),
         ({("x", "total"): (5,)}, ("('x', 'total')", "needs a tuple of 2 values", "(5,)")),
         ([("x", 1)], ("feed_dict is [('x', 1)]", "give a mapping")),

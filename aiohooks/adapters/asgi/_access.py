@@ -33,7 +33,7 @@ def error_reply(status: int, error: str, message: str, *, retry: bool = False, *
     return JsonReply(status, {"error": error, "message": message, **more}, retry)
 
 
-_METHOD = error_reply(405, "method_not_allowed", "this is read-only: use GET or HEAD")
+_METHOD = error_reply(405, "method_not_allowed", "use GET or HEAD; POST is for SessionService(controls=True)")
 CONTROL_METHOD = error_reply(405, "method_not_allowed", "this changes the session: use POST")
 _HOST = error_reply(403, "host_not_allowed", "the Host header names neither an address nor localhost nor an allowed host")
 _ORIGIN = error_reply(403, "foreign_origin", "the request comes from a page of another origin")

@@ -81,7 +81,7 @@ class SessionRunner:
             if is_clean_end(error) and self._session.stop_reason is not None:
                 return  # it was stopped before it was open
             self.failure = error
-            _logger.error("%s of a service failed; the server continues without it", self._label, exc_info=error)
+            _logger.error("%s failed; the server continues without it", self._label, exc_info=error)
         except BaseException as error:
             self.failure = error
             raise
