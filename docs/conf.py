@@ -5,6 +5,7 @@ Every public object has one entry, at its public path. A name in backticks, in a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -20,6 +21,7 @@ from sphinx.util.nodes import make_refnode
 
 from tests.support.site import entries, public_bases
 from tests.support.source import defined_names, modules
+from tests.support.stand_ins import stand_ins
 
 project = "aiohooks"
 author = "The aiohooks authors"
@@ -56,6 +58,9 @@ html_show_sphinx = False
 
 def setup(app: Sphinx) -> None:
     """Connect the functions below."""
+    stood_in = contextlib.ExitStack()
+    stood_in.enter_context(stand_ins())  # autodoc imports the adapters, too
+    app.connect("build-finished", lambda app, error: stood_in.close())
     name_defining_modules()
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before the sections of Google's form are read
     app.connect("autodoc-process-docstring", keep_attribute, priority=600)  # ... and after it

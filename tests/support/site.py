@@ -27,6 +27,7 @@ from typing import Any
 
 from tests.support.site_checks import problems
 from tests.support.source import ROOT, imports, modules, tree
+from tests.support.stand_ins import stand_ins
 
 DOCS = ROOT / "docs"
 # The public packages and modules, by the page of the API reference that has their names, in reading order.
@@ -43,6 +44,8 @@ API_PAGES = {
     "adapters.opentelemetry": ("aiohooks.adapters.opentelemetry",),
     "adapters.prometheus": ("aiohooks.adapters.prometheus",),
     "adapters.trackers": tuple(f"aiohooks.adapters.trackers{each}" for each in ("", ".mlflow", ".wandb", ".tensorboard")),
+    "adapters.tensorflow": ("aiohooks.adapters.tensorflow",),
+    "adapters.callbacks": tuple(f"aiohooks.adapters.{each}" for each in ("keras", "lightning", "ignite", "transformers")),
     "testing": ("aiohooks.testing",),
     "aiohooks": ("aiohooks",),
     "errors": ("aiohooks.errors",),
@@ -64,7 +67,8 @@ def entries() -> dict[str, dict[str, Any]]:
     """
     defined_in = {one.name: one.module for one in imports("aiohooks") if one.name is not None}
     found: dict[str, dict[str, Any]] = {package: {} for package in PACKAGES}
-    modules = {package: importlib.import_module(package) for package in PACKAGES}
+    with stand_ins():
+        modules = {package: importlib.import_module(package) for package in PACKAGES}
     for name in modules["aiohooks"].__all__:
         getattr(modules["aiohooks"], name)  # which gives each its public path
     for package, module in modules.items():
@@ -90,7 +94,8 @@ def api_page(name: str) -> str:
     """Return the source of one page of the API reference."""
     lines: list[str] = []
     for number, package in enumerate(API_PAGES[name]):
-        words, _, rest = (inspect.getdoc(importlib.import_module(package)) or "").partition("\n\n")
+        with stand_ins():
+            words, _, rest = (inspect.getdoc(importlib.import_module(package)) or "").partition("\n\n")
         lines += [package, ("-" if number else "=") * len(package), "", f".. py:module:: {package}", "", words, ""]
         if package == "aiohooks.errors":  # whose docstring draws the tree
             lines += ["::", "", rest, ""]
