@@ -21,10 +21,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohooks as ah
 from tests.support.site_checks import problems
 from tests.support.source import ROOT, imports, modules, tree
 from tests.support.stand_ins import stand_ins
@@ -60,6 +62,13 @@ LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?=[^)]*\)
 
 
 @functools.cache
+def packages() -> dict[str, types.ModuleType]:
+    """Import the public packages: those for frameworks that are not installed with stand-ins for them."""
+    with stand_ins():
+        return {package: importlib.import_module(package) for package in PACKAGES}
+
+
+@functools.cache
 def entries() -> dict[str, dict[str, Any]]:
     """Return the public objects of each package by their import path.
 
@@ -67,11 +76,9 @@ def entries() -> dict[str, dict[str, Any]]:
     """
     defined_in = {one.name: one.module for one in imports("aiohooks") if one.name is not None}
     found: dict[str, dict[str, Any]] = {package: {} for package in PACKAGES}
-    with stand_ins():
-        modules = {package: importlib.import_module(package) for package in PACKAGES}
-    for name in modules["aiohooks"].__all__:
-        getattr(modules["aiohooks"], name)  # which gives each its public path
-    for package, module in modules.items():
+    for name in ah.__all__:
+        getattr(ah, name)  # which gives each its public path
+    for package, module in packages().items():
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):
@@ -94,8 +101,7 @@ def api_page(name: str) -> str:
     """Return the source of one page of the API reference."""
     lines: list[str] = []
     for number, package in enumerate(API_PAGES[name]):
-        with stand_ins():
-            words, _, rest = (inspect.getdoc(importlib.import_module(package)) or "").partition("\n\n")
+        words, _, rest = (inspect.getdoc(packages()[package]) or "").partition("\n\n")
         lines += [package, ("-" if number else "=") * len(package), "", f".. py:module:: {package}", "", words, ""]
         if package == "aiohooks.errors":  # whose docstring draws the tree
             lines += ["::", "", rest, ""]
