@@ -215,7 +215,14 @@ class Trial:
             reply = await reply_to(wait, "the last end")
             if name == "second" and reply.get("text", "").startswith("trainer finished"):
                 return  # the waiter has noticed that the chief had left before it noticed the second one
+            if self._is_end_of_chief(reply) and await self._is_suspect():
+                return
             self._expect_end(reply, name)
+
+    def _is_end_of_chief(self, reply: dict[str, Any]) -> bool:
+        """Return whether the chief was taken for dead while it left, when there was no other publisher yet."""
+        failed = reply.get("error") == "PublisherFailedError" and reply["text"].startswith("chief ")
+        return failed and self.lead_kept and self.plan.on_lost == "raise"
 
     def _expect_end(self, reply: dict[str, Any], name: str) -> None:
         failed = self.plan.fails and name != "warm-up"
