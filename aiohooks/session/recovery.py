@@ -217,6 +217,11 @@ class SessionSupervisor:
         """Forget a commit that is not returned."""
         self._committed = None
 
+    def _take_committed(self, error: BaseException) -> CommittedRun | None:
+        """Return the run that failed with `error` after it had been committed, if it did, and forget it."""
+        noted, self._committed = self._committed, None
+        return noted[1] if noted is not None and noted[0] is error else None
+
     async def recover(self, error: BaseException, run_lock: RunLock) -> CommittedRun | None:
         """Replace the session after `error` came out of a run.
 
@@ -229,9 +234,7 @@ class SessionSupervisor:
         """
         cause: BaseException | None = None
         try:
-            noted, self._committed = self._committed, None
-            committed = noted[1] if noted is not None and noted[0] is error else None
-            noted = None
+            committed = self._take_committed(error)
             if run_lock.gather.scope is not None:
                 run_lock.gather.scope.end_attempt(error)
             _, cause = run_lock.end_interrupt(error)

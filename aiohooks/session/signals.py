@@ -226,6 +226,8 @@ class _SignalHandlers:
 
     def remove_session(self, session: StopOnSignal) -> None:
         self._stop_sessions()  # for a signal whose callback has not run yet
+        if len(self._received) > 1:
+            self._cancel_sessions(self._received[1])
         self._sessions.remove(session)
         if session.number is not None:  # it arrived between these two
             _last_signals[self._loop] = session.number
@@ -235,9 +237,9 @@ class _SignalHandlers:
             self._wakeup.close()
             del _handlers_of_loops[self._loop]
             if self._exit_code is not None:
-                # Not from this task, which would stop the loop in the middle of other tasks. Raised from a callback, it makes
-                # the runner cancel the remaining tasks and wait for them.
-                self._loop.call_soon(_exit, self._exit_code)
+                # Raised from a callback, it makes the runner cancel the remaining tasks and wait for them. If this is the main
+                # task, the runner's own callback must have run: it would end that wait.
+                current_task().add_done_callback(functools.partial(_exit, self._exit_code))
 
     def _install(self, number: signal.Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
@@ -355,7 +357,7 @@ class _SignalHandlers:
                 if task.cancelling() == cancelling:
                     task.cancel(f"{number.name} received")
         if self._exit_code is not None and all(task.done() for task in tasks):
-            _exit(self._exit_code)  # no session is left whose end would exit
+            raise SystemExit(self._exit_code)  # no session is left whose end would exit
 
     def after_fork(self) -> None:
         """Remove the handlers in a forked child, which must neither run them nor write into its parent's loop."""
@@ -415,7 +417,7 @@ def _is_of_runner(handler: Any) -> bool:
     return isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner)
 
 
-def _exit(code: int) -> None:
+def _exit(code: int, task: asyncio.Task[Any]) -> None:
     raise SystemExit(code)
 
 

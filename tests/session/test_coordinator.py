@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -291,3 +292,22 @@ async def test_a_coordinator_stays_in_its_loop() -> None:
     for use in uses:
         with refused(ah.errors.WrongLoopError, "outside its own event loop", "request_stop"):
             await asyncio.to_thread(asyncio.run, use())
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_what_ends_in_spite_of_the_stop_has_a_result(waits: bool) -> None:
+    """`until` returns it, and the task of the caller is not cancelled later."""
+    coord = ah.Coordinator()
+
+    async def ends() -> int:
+        coord.request_stop("enough")
+        if waits:
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+        return 5
+
+    assert await coord.until(ends()) == 5
+    await ticks()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -106,6 +107,26 @@ async def test_a_stop_ends_the_wait(queued: bool) -> None:
             with pytest.raises(ah.errors.StopRequestedError, match="over"):
                 await run
     assert session.status().runs == 0
+
+
+async def test_a_wait_that_is_over_leaves_nothing() -> None:
+    """However often the session is paused."""
+    loop = asyncio.get_running_loop()
+
+    def futures() -> int:
+        gc.collect()
+        return sum(isinstance(one, asyncio.Future) and one.get_loop() is loop for one in gc.get_objects())
+
+    counts: set[int] = set()
+    async with ah.AsyncMonitoredSession(step) as session:
+        for _ in range(3):
+            session.pause()
+            wait = await parked(session.coord.wait_for_resume())
+            session.resume()
+            await wait
+            del wait
+            counts.add(futures())
+    assert len(counts) == 1
 
 
 async def test_a_cancellation_ends_the_wait() -> None:

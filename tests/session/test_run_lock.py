@@ -47,6 +47,26 @@ USES: dict[str, Use] = {**RUNS, "start_soon": use_start_soon}
 # -- closed, never entered, entered twice
 
 
+@pytest.mark.parametrize("owner", ["session", "coord"])
+@pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
+async def test_the_end_is_a_clean_one_for_background_tasks(use: Use, owner: str) -> None:
+    """A run that such a task begins while the session closes is one of those that a stop ends, and no failure."""
+    ends: list[str] = []
+
+    async def background() -> None:
+        await session.coord.wait_for_stop()
+        try:
+            await use(session)
+        except ah.StopRequestedError as stopped:
+            ends.append(str(stopped))
+            raise
+
+    async with ah.AsyncMonitoredSession(double) as session:
+        (session if owner == "session" else session.coord).start_soon(background)
+        await ticks()
+    assert ends == ["the session has ended"]
+
+
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 async def test_a_closed_session_is_not_used(use: Use) -> None:
     """After its block a session refuses runs and tasks: a SessionClosedError, which is a RuntimeError."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -256,3 +258,43 @@ async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptur
 
     assert await asyncio.to_thread(asyncio.run, main()) == 2
     assert ["request_stop() of the session" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in the block", "in the last moment"])
+@pytest.mark.parametrize("run", [ah.run, lambda main: asyncio.run(main())], ids=["aiohooks", "asyncio"])
+def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], Any], late: bool) -> None:
+    """A second signal that would end the program ends it when the session is closed; then the others are cancelled."""
+    events: list[str] = []
+    others: list[asyncio.Task[None]] = []
+    tracing = sys.gettrace()
+
+    def send_late(frame: FrameType, event: str, arg: object) -> None:
+        if frame.f_code.co_name == "remove_session":  # nothing waits between this and the end of the program
+            sys.settrace(tracing)
+            signal.raise_signal(signal.SIGTERM)
+
+    async def other() -> None:
+        try:
+            await forever()
+        finally:
+            await ticks()
+            events.append("other")
+
+    async def close(_: object) -> None:
+        await ticks()
+        events.append("close")
+        if late:
+            sys.settrace(send_late)
+
+    async def main() -> None:
+        others.append(await parked(other()))
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=True):
+            signal.raise_signal(signal.SIGTERM)
+            if not late:
+                signal.raise_signal(signal.SIGTERM)
+                await forever()
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with pytest.raises(SystemExit) as raised:
+        run(main)
+    assert (raised.value.code, events) == (128 + signal.SIGTERM, ["close", "other"])

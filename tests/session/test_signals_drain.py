@@ -171,6 +171,21 @@ async def test_sessions_of_one_loop() -> None:
             assert drains.should_stop()
 
 
+async def test_the_drain_of_one_that_is_opened_meanwhile_has_an_end() -> None:
+    """Its own time begins when it is opened."""
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(same, handle_signals=policy()) as first:
+            send()
+            await drain_of(first)
+            clock.advance(1)
+            async with ah.AsyncMonitoredSession(same, handle_signals=policy(drain_secs=5.0)) as later:
+                clock.advance(4.9)
+                await ticks()
+                assert not later.should_stop()
+                clock.advance(0.1)
+                await until_true(later.should_stop)
+
+
 async def test_one_of_them_stops_already() -> None:
     """The time limits of its stop begin at the first signal; the others drain."""
     with ManualClock() as clock:

@@ -37,12 +37,12 @@ TESTS = {
         "tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py",
         "tests/session/test_run_lock.py", "tests/session/test_creators_custom_sessions.py", "tests/session/test_feeds.py",
     ),
-    "dispatch": ("tests/dispatch", "tests/session/test_status.py"),
+    "dispatch": ("tests/dispatch", "tests/session/test_status.py", "tests/aio/test_observers.py"),
     "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
     "session": (
         "tests/session", "tests/tensorflow", "tests/graph/test_fetches.py", "tests/dispatch/test_background.py",
         "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
-        "tests/adapters/test_opentelemetry.py", "tests/integration/test_signal_exit.py",
+        "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py",
     ),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }  # fmt: skip
