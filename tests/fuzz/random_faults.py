@@ -3,11 +3,12 @@
     python -m tests.fuzz.random_faults --engine redis --count 1000 --seed 1
 
 In each trial there are a chief that advances, a standby that waits for the lead, and a waiter that has noticed how an earlier
-publisher left. The engine fails at a random moment: in a third of the trials it loses its data, in a third it is away for
-longer than a lease. Meanwhile one of the processes may be killed or stopped, or lose its connection, for shorter or longer than
-a lease. Then the waiter's steps must be reached by the chief, or by the standby in its place; at last all leave. No trial has
+publisher left. A session is being opened in the waiter's process: it waits for its chief, or for the lead, and may be asked to
+stop. The engine fails at a random moment: in a third of the trials it loses its data, in a third it is away for longer than a
+lease. Meanwhile one of the processes may be killed or stopped, or lose its connection, for shorter or longer than a lease. Then
+the waiter's steps must be reached by the chief, or by the standby in its place; at last all leave. No trial has
 
-- a call or wait that is stuck;
+- a call or wait that is stuck, or an opening that a stop does not end while the engine is away;
 - a step that counts twice, or is lost though a living process had seen it;
 - two leaders that both write: a write accepted after one of a newer term was, or a term of two processes;
 - a wrong end: a wait that ends while its trainer lives, or with another publisher's end; a living chief that is refused;
@@ -79,6 +80,7 @@ class Trial:
         self.victim = dict(zip(ROLES, workers, strict=True))[plan.role]
         self.first_term = 0
         self.lead: asyncio.Future[dict[str, Any]]
+        self.opening: asyncio.Future[dict[str, Any]]
         self.late_secs = 0.0
         self.watch = watch
         self.began = time.monotonic()
@@ -106,43 +108,74 @@ class Trial:
             return True
         if not self.setup.leased:
             return False
-        if (self.victim is self.chief and self.plan.client_fault != "none") or "black hole" in self.plan.engine_fault:
-            return True  # each process notices by itself that its connection is dead, and that takes longer than these leases
+        if self.plan.may_lose_chief:
+            return True
+        slow = await self._is_slow()
+        self.excused = self.excused or slow
+        return slow
+
+    async def _is_slow(self) -> bool:
+        """Return whether the machine is too slow for the times of this trial."""
         silence: float = await self.chief.do("silence")
         before = time.monotonic()
         await self.chief.do("value")
         # To connect again takes a process some ten requests.
-        slow = (
+        return (
             max(silence, self.watch.longest_since(self.began)) > self.setup.lease_secs / 4
             or time.monotonic() - before > self.setup.lease_secs / 20
         )
-        self.excused = self.excused or slow
-        return slow
 
     async def run(self) -> str:
         """Run the trial; return how it ended."""
         await self.prepare()
         near, far = self.waiter.order("wait", step=3), self.waiter.order("wait", step=FAR)
         await self.waiter.do("parked")
+        self.opening = self.waiter.order("open_session", chief=self.plan.opening == "standby")
         await self.chief.do("move", callers=2, pause_secs=0.01)
         await strike(self.setup, self.plan, self.workers)
         over = time.monotonic()
         if self.plan.group == "data lost" and not self.setup.keeps_run:
             return await self._check_run_gone([near, far])
+        if self.plan.stop_at is not None and self.waiter.alive and not await self._stop_ends_opening():
+            return "machine too slow"
         leader, step = await self._lead_on()
         ended = "resumed"
         if leader is not None:
+            await leader.do("mark_initialised")
             if self.waiter.alive:
                 ended = await self._check_wait(near, 3)
                 ended = await self._check_wait(far, FAR)
+                if self.plan.stop_at is None:
+                    await self._check_wait(self.opening, 0)
             self.late_secs = time.monotonic() - over
             await self._leave(leader, step)
         elif self.waiter.alive and self.plan.on_lost == "raise":
             ended = await self._check_wait(far, FAR)
+            if self.plan.stop_at is None:
+                await self._check_wait(self.opening, 0)
             self.late_secs = time.monotonic() - over
         self._check_terms()
         await self._check_count()
         return ended
+
+    async def _stop_ends_opening(self) -> bool:
+        """Check that the stop has ended the opening; return False if it got the lead because the machine is too slow."""
+        outage = self.plan.group == "outage longer than a lease"
+        if (
+            outage
+            and self.victim is not self.waiter
+            and not self.opening.done()
+            and not (self.chief.alive and await self._is_slow())
+        ):
+            raise ViolationError("stuck", "a session that was asked to stop while it opens waited for the engine")
+        reply = await reply_to(self.opening, "a session that is asked to stop while it opens")
+        if reply.get("error") == "StopRequestedError":
+            return True
+        if self.plan.opening == "worker":
+            await self._check_wait(self.opening, 0)
+        elif "error" in reply or not await self._is_suspect():
+            raise ViolationError("wrong end", f"the standby that opened beside a living chief got {reply}")
+        return self.plan.opening == "worker"
 
     async def _lead_on(self) -> tuple[WorkerProcess | None, int]:
         """Let the process that leads after the faults advance far, and check that it may; return it, and the step."""
@@ -232,7 +265,7 @@ class Trial:
 
     async def _check_run_gone(self, waits: Sequence[asyncio.Future[dict[str, Any]]]) -> str:
         """The engine cannot continue the run: every call and wait ends with an error that says so."""
-        orders = [*waits, self.waiter.order("wait", step=FAR)] if self.waiter.alive else []
+        orders = [*waits, self.opening, self.waiter.order("wait", step=FAR)] if self.waiter.alive else []
         if self.standby.alive:
             orders.append(self.standby.order("advance"))
             if self.chief.alive or not self.lead.done():  # otherwise it may have succeeded the chief before
@@ -244,6 +277,7 @@ class Trial:
             reply = await reply_to(order, "a call after the run is gone")
             killed = self.plan.client_fault == "killed"
             reached = order is waits[0] and "result" in reply
+            reached |= order is self.opening and reply.get("error") == "StopRequestedError"
             if not reached and reply.get("error") not in (*_RUN_GONE, *(_NO_PUBLISHER if killed else ())):
                 raise ViolationError("wrong end", f"{reply} of a run that is gone")
         return "typed error"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tests.support.engine_faults import EngineSetup, Group, last
@@ -36,6 +36,10 @@ class Plan:
     """Whether the last publisher fails."""
     moment: float
     """When the engine fails, in seconds after the chief has begun to advance."""
+    opening: Literal["worker", "standby"]
+    """The session that is being opened meanwhile, in the waiter's process: it waits for its chief, or for the lead."""
+    stop_at: float | None
+    """When that session is asked to stop, in seconds after the engine's fault has begun; None: it is opened in the end."""
 
     @classmethod
     def draw(cls, setup: EngineSetup, group: Group, rnd: random.Random) -> Plan:
@@ -45,7 +49,7 @@ class Plan:
         if setup.links() and "links" not in fault:  # otherwise healing the one link would heal part of the engine's fault
             client += LINK_FAULTS
         engine_secs = rnd.uniform(1.5, 3.5) * lease if group == "outage longer than a lease" else rnd.random() ** 2 * 0.6 * lease
-        return cls(
+        plan = cls(
             group,
             fault,
             engine_secs,
@@ -56,12 +60,27 @@ class Plan:
             rnd.choice(["raise", "keep"]),
             rnd.random() < 0.5,
             0.05 + rnd.random() ** 2 * 0.2,
+            "worker",
+            None,
         )
+        stop_at = rnd.uniform(0.0, 0.3 * engine_secs)
+        opening = rnd.choice(["worker that is stopped", "worker", "standby"])
+        if opening == "standby" and not plan.may_lose_chief:  # otherwise it could get the lead that the standby is to get
+            return replace(plan, opening="standby", stop_at=stop_at)
+        return plan if opening == "worker" else replace(plan, stop_at=stop_at)
+
+    @property
+    def may_lose_chief(self) -> bool:
+        """Whether the chief may count as dead after these faults."""
+        # Each process notices by itself that its connection is dead, and that takes longer than the leases of the trials.
+        return (self.role == "chief" and self.client_fault != "none") or "black hole" in self.engine_fault
 
     def __str__(self) -> str:
         client = "" if self.client_fault == "none" else f"; {self.role} {self.client_fault} for {self.client_secs:.2f} s"
+        stop = "" if self.stop_at is None else f" until {self.stop_at:.2f} s"
         return (
-            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at {self.client_at:+.2f} s, {self.on_lost}"
+            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at {self.client_at:+.2f} s, {self.on_lost}; "
+            f"{self.opening} opens{stop}"
         )
 
 
@@ -78,7 +97,18 @@ async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess
         await last(before + plan.client_at)
         await _strike_client(setup, plan, workers[ROLES.index(plan.role)])
 
-    await asyncio.gather(engine(), client())
+    async def stop_opening() -> None:
+        if plan.stop_at is not None:
+            await last(before + plan.stop_at)
+            await stop_session(workers[ROLES.index("waiter")])
+
+    await asyncio.gather(engine(), client(), stop_opening())
+
+
+async def stop_session(process: WorkerProcess) -> None:
+    """Ask the session that a process opens to stop."""
+    if process.alive:
+        process.order("stop_session")
 
 
 async def _strike_client(setup: EngineSetup, plan: Plan, victim: WorkerProcess) -> None:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import aiohooks as ah
 from aiohooks.errors import StaleTermError
 from aiohooks.stores import Position, Publisher, open_step_store
 from aiohooks.version_gate import VersionGate
@@ -38,6 +39,7 @@ class Worker:
     def __init__(self) -> None:
         self.store: Any = None
         self.gate: Any = None
+        self.session: Any = None
         self.stack = contextlib.AsyncExitStack()
         self.moving: asyncio.Task[Any] | None = None
         self.begun = self.acked = 0
@@ -115,6 +117,19 @@ class Worker:
         self.leading = await self.stack.enter_async_context(contextlib.AsyncExitStack())
         self.term = int((await self.leading.enter_async_context(self.store.lead())).number)
         return self.term
+
+    async def open_session(self, chief: bool) -> int:
+        """Open a session on the store, and close it again; a worker waits for its chief, a chief for the lead."""
+        creator = (ah.ChiefSessionCreator if chief else ah.WorkerSessionCreator)(ah.Graph(), global_step=self.store)
+        self.session = ah.AsyncSingularMonitoredSession(creator)
+        async with self.session:
+            return int(self.store.latest.step)
+
+    async def stop_session(self) -> None:
+        self.session.request_stop("it takes too long")
+
+    async def mark_initialised(self) -> None:
+        await self.store.mark_initialised()
 
     async def standing_by(self) -> None:
         while not self.store._vacancies:  # noqa: ASYNC110 - a store has no event for this
