@@ -268,6 +268,9 @@ class Recorder:
                     # anyio takes back one cancel too many if its task group is cancelled while a child is busy.
                     task.is_miscounted = True
                     self._absorbed += record.external
+            is_left = task.cancelling() - record.count > task.own - record.own
+            if record.what in ("hook", "op") and record.cancelled and is_left:
+                task.excuse()  # by its count it was cancelled from outside, and with whose cancel it ended is unknown
             if not must_cancel:
                 task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
             if record.is_library:
