@@ -141,8 +141,8 @@ def _checkpoints(given: argparse.Namespace) -> int:
 
 
 _STEPS = """\
-The run is read from outside: nothing is registered, made or changed. A member whose lease has run out is shown until another
-process of the run notices; local:// shows only the living.
+The run is read from outside: nothing is registered, made or changed. A member that has died is shown until another process of
+the run notices: it is one that is not renewed any more for as long as its lease. local:// shows only the living.
 
 example:
   %(prog)s local:///tmp/steps --run digits

@@ -97,7 +97,7 @@ async def run(
 
     async def run_all() -> list[T]:
         run_attempt = functools.partial(_run_on_cluster, resources=resources, grace_secs=stop_grace_secs)
-        await to_thread(lambda: _cluster.join(address, timeout=30.0, **init), grace_secs=60.0)
+        await to_thread(lambda: _cluster.join(address, timeout=60.0, **init), grace_secs=60.0)
         try:
             async with store:
                 grace_secs = 2 * stop_grace_secs + 5.0

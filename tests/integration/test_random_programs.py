@@ -49,7 +49,7 @@ def test_an_injected_bug_is_found(bug: Bug) -> None:
     pytest.fail(f"not found in {runner.programs} programs")
 
 
-def test_a_cancel_that_nobody_can_tell_from_an_outer_one_is_no_violation() -> None:
+def test_a_cancel_that_cannot_be_told_from_an_outer_one_is_no_violation() -> None:
     """A hook that ends with a scope's cancel, and has left its task's count too high, may end its session as cancelled.
 
     anyio lets its scope's cancel pass because the timeout of the hook cancels the task in the same turn.

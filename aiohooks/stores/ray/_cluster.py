@@ -44,7 +44,7 @@ def join(address: str | None, *, timeout: float, **options: Any) -> None:
     Args:
         address: `host:port` of the cluster; "local" starts one for this process, which other machines cannot reach; None is
             RAY_ADDRESS, or the cluster that runs on this machine.
-        timeout: how many seconds to wait for an answer from that address.
+        timeout: how many seconds to wait for the cluster; starting one takes what it takes.
         options: for `ray.init`.
 
     Raises:
@@ -52,6 +52,10 @@ def join(address: str | None, *, timeout: float, **options: Any) -> None:
         InvalidArgumentError: this process is a member of another cluster.
     """
     with _lock:
+        if _Membership.users == 0 and (late := _Membership.thread) is not None:
+            late.join(timeout)  # an attempt that took too long: it leaves the cluster as soon as it has joined it
+            if late.is_alive():
+                raise _late_error(address, timeout)
         if not _ray.is_initialized():
             _init_ray(address, timeout, options)
         elif address not in (None, "auto", "local") and address != (current := _ray.get_runtime_context().gcs_address):
@@ -98,11 +102,21 @@ def _init_ray(address: str | None, timeout: float, options: dict[str, Any]) -> N
     _Membership.thread = threading.Thread(target=stay_member, name="aiohooks: member of a Ray cluster", daemon=True)
     _Membership.thread.start()
     try:
-        joined.result()
+        # Ray itself would try for minutes: to reach a cluster that has ended without `ray stop`, or one that is stopped.
+        joined.result(None if where == "local" else timeout)
     except Exception as error:
+        if not joined.done():
+            _Membership.end.set()
+            raise _late_error(where, timeout) from None
         _Membership.thread.join()
         _Membership.thread = None
         raise explain_error(error, f"cannot join the Ray cluster at {where}", answers=":" in where) from error
+
+
+def _late_error(where: str | None, timeout: float) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the Ray cluster at {where or 'auto'} has not let this process in for {timeout:g} s. {_START_CLUSTER}"
+    )
 
 
 @contextlib.contextmanager
