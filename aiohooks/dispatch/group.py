@@ -415,10 +415,10 @@ def _composite_class(kind: type[Any]) -> type[Any]:
     if getattr(kind, "__final__", False):
         raise InvalidHookError(f"{kind.__name__} is final, so that no object can stand for several hooks of it")
     try:
-        made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(__module__=kind.__module__))
+        place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(place))
     except TypeError as error:
         raise InvalidHookError(f"{kind.__name__} cannot be a lifecycle: {error}") from None
-    made.__qualname__ = kind.__qualname__
     if inspect.isabstract(made):
         made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return made

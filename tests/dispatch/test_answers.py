@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -153,3 +155,28 @@ async def test_a_hook_fails_after_the_next_one_has_answered(caplog: pytest.LogCa
     assert await hooks.call("x", call_next=own) == "a(x2)"
     assert asked == ["x1", "x2"]
     assert len(caplog.records) == 1
+
+
+async def test_an_error_leaves_no_reference_cycle() -> None:
+    """`wrap`: what the caller's own function referred to is freed with its error, without the garbage collector."""
+
+    class Big:
+        pass
+
+    async def failing(text: str, *, extra: str = "") -> str:
+        big = Big()
+        held.add(big)
+        raise OSError(text)
+
+    held: weakref.WeakSet[Big] = weakref.WeakSet()
+    hooks = ah.compose(Texts, [Adding("a"), Adding("b")])
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="x") as raised:
+            await hooks.call("x", call_next=failing)
+        assert held
+        del raised
+        assert not held
+    finally:
+        gc.enable()

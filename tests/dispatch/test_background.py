@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -187,6 +188,34 @@ async def test_leaving_drops_what_takes_too_long(caplog: pytest.LogCaptureFixtur
         await task
     assert (observer.began, observer.ended) == ([0], [])
     assert [record.getMessage() for record in caplog.records] == ["Observer has 2 background calls left, which are dropped"]
+
+
+async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation() -> None:
+    """It continues, and nothing else is left behind."""
+    gate = asyncio.Event()
+
+    async def ignores(_: int) -> None:
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    observer, before = Observer(ignores), asyncio.all_tasks()
+    with ManualClock() as clock:
+
+        async def main() -> None:
+            async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)], grace_secs=9) as group:
+                await group.hooks.on(0)
+
+        task = asyncio.create_task(main())
+        for _ in ("for the queue", "for the cancelled call"):
+            await until_true(lambda: clock.pending)
+            clock.advance(9)
+            await until_true(lambda: not clock.pending)
+        await task
+    left = asyncio.all_tasks() - before
+    gate.set()
+    await asyncio.wait(left)
+    assert ([one.get_name() for one in left], observer.ended) == (["Observer.on"], [0])
 
 
 async def test_a_call_that_continues_when_the_group_is_left_queues_nothing() -> None:

@@ -111,6 +111,12 @@ def then(*calls: Call) -> Call:
     return in_turn
 
 
+async def awaits_a_cancelled_future() -> None:
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.cancel)
+    await future
+
+
 async def in_a_task(call: Call) -> Any:
     """Await `call()` in a task of its own, whose cancel count may be left as it likes."""
     return await asyncio.create_task(call())
@@ -313,14 +319,26 @@ async def test_a_block_inside_may_end_in_the_same_tick(
 async def test_a_cancelled_future_is_reported(tool: Call, place: int) -> None:
     """A future that a third party cancels, awaited after the tool, is a HookCancelledError."""
 
-    async def awaits_a_cancelled_future() -> None:
+    with refused(ah.errors.HookCancelledError, "before_run", "was cancelled, and not by its caller"):
+        await in_a_task(run_with(place, then(tool, awaits_a_cancelled_future)))
+
+
+@tools
+async def test_a_cancelled_future_in_the_next_run_is_reported(tool: Call) -> None:
+    """The step function has used the tool between its two runs: a cancel of before is none of the second."""
+    waits: list[Call] = [ticks, awaits_a_cancelled_future]
+
+    async def twice(step_context: ah.session.StepContext) -> None:
+        await step_context.run_with_hooks("double")
         await tool()
-        future = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(future.cancel)
-        await future
+        await step_context.run_with_hooks("double")
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", lambda _: waits.pop(0)())]) as session:
+            await session.run_step_fn(twice)
 
     with refused(ah.errors.HookCancelledError, "before_run", "was cancelled, and not by its caller"):
-        await in_a_task(run_with(place, awaits_a_cancelled_future))
+        await in_a_task(main)
 
 
 @tools

@@ -53,6 +53,19 @@ def test_a_property_that_looks_at_the_class_speaks_of_all_hooks() -> None:
     assert ah.compose(Lifecycle, [First(), Both()]).has_second
 
 
+def test_the_class_of_a_composite_has_the_name_of_the_lifecycle() -> None:
+    """It is shown as an object of that class, also of one inside another."""
+
+    class Inner(Lifecycle):
+        pass
+
+    class Hook(Inner):
+        async def first(self) -> None: ...
+
+    made = type(ah.compose(Inner, [Hook(), Hook()]))
+    assert (made.__module__, made.__qualname__) == (Inner.__module__, Inner.__qualname__)
+
+
 def test_attributes_that_hooks_set_are_taken_over() -> None:
     """An attribute is taken over whether the class of a hook sets it or the hook itself, and a property as well."""
 

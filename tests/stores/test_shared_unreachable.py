@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks._aio.run_scope import begin_run
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Position, Snapshot
+from aiohooks.stores._protocol import Lead, Position, Snapshot
 from aiohooks.stores.local import LocalStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -199,3 +199,30 @@ async def test_a_read_from_before_the_exit_does_not_count() -> None:
         a.release.set()
         assert await waits == 5
         assert a.reads == 2
+
+
+async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
+    """It asks for the lead once, and then waits for that chief; it does not ask again and again until it hears of one."""
+    engine = FakeEngine()
+    async with Unnotified(engine) as store, FakeStepStore(engine) as other, other.lead():
+        waits = asyncio.create_task(store.lead().__aenter__())
+        await ticks(20)
+        assert sum(isinstance(one, Lead) for one in engine.requests) == 2
+        waits.cancel()
+        await asyncio.wait([waits])
+
+
+async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody could say whether it can succeed; a warning says why the run was read."""
+    engine = FakeEngine()
+    async with Unnotified(engine) as store:
+        publisher = store.publisher("trainer")
+        await store.flush()
+        waits = asyncio.ensure_future(store.wait_for(5))
+        await ticks(20)
+        engine.damaged.add("default")
+        publisher.close()
+        with pytest.raises(ah.errors.StoreDamagedError, match="default is damaged"):
+            await waits
+        assert "run default: could not read the publishers: default is damaged" in caplog.messages
+        engine.damaged.clear()
