@@ -318,7 +318,6 @@ async def test_a_block_inside_may_end_in_the_same_tick(
 @tools
 async def test_a_cancelled_future_is_reported(tool: Call, place: int) -> None:
     """A future that a third party cancels, awaited after the tool, is a HookCancelledError."""
-
     with refused(ah.errors.HookCancelledError, "before_run", "was cancelled, and not by its caller"):
         await in_a_task(run_with(place, then(tool, awaits_a_cancelled_future)))
 

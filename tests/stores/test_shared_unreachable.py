@@ -202,7 +202,7 @@ async def test_a_read_from_before_the_exit_does_not_count() -> None:
 
 
 async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
-    """It asks for the lead once, and then waits for that chief; it does not ask again and again until it hears of one."""
+    """It asks for the lead once and then waits for that chief; it does not ask again until it is notified of one."""
     engine = FakeEngine()
     async with Unnotified(engine) as store, FakeStepStore(engine) as other, other.lead():
         waits = asyncio.create_task(store.lead().__aenter__())
@@ -213,7 +213,7 @@ async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
 
 
 async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody could say whether it can succeed; a warning says why the run was read."""
+    """No one can say whether it would succeed; a warning names the error."""
     engine = FakeEngine()
     async with Unnotified(engine) as store:
         publisher = store.publisher("trainer")
