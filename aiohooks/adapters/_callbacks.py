@@ -46,6 +46,7 @@ class CallbacksHook(SessionRunHook):
 
     def _reset(self) -> None:
         self._coord: Coordinator | None = None
+        self._stopped_by: str | None = None
         self._epoch: int | None = None
         self._logs: dict[str, Any] = {}
         self._results: list[Mapping[str, Any]] = []
@@ -91,7 +92,14 @@ class CallbacksHook(SessionRunHook):
         else:
             fn(*args)
         if self._coord is not None and self._has_asked_to_stop():
-            self._coord.request_stop(f"a callback of {type(self).__name__} has requested it")
+            self._coord.request_stop(f"{self._stopped_by or f'a callback of {type(self).__name__}'} has requested it")
+
+    def _call_each(self, callbacks: Iterable[Any], method: str, *args: Any) -> None:
+        """Call a method of each callback in turn; remember the one that asked to stop."""
+        for callback in callbacks:
+            getattr(callback, method)(*args)
+            if self._stopped_by is None and self._has_asked_to_stop():
+                self._stopped_by = type(callback).__name__
 
     def _begin(self, step: int, batch: Any) -> None:
         epoch, index = (0, step) if self._steps_per_epoch is None else divmod(step, self._steps_per_epoch)

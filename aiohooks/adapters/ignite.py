@@ -55,6 +55,7 @@ class IgniteHandlers(CallbacksHook):
 
     def _train_begin(self, step: int) -> None:
         self.engine.should_terminate = False
+        self.engine.state.epoch_length = self._steps_per_epoch
         self.engine.state.iteration = step
         self.engine.state.epoch = 0 if self._steps_per_epoch is None else step // self._steps_per_epoch
         self.engine.fire_event(_events.STARTED)

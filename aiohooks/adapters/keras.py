@@ -37,7 +37,8 @@ else:
 class KerasCallbacks(CallbacksHook):
     """Keras callbacks as a hook; see `CallbacksHook`. A callback stops the session by `self.model.stop_training = True`.
 
-    `logs` are the values of the step, not the means of the epoch so far, and those of its last step at the end of an epoch.
+    `logs` are the values of the step, not the means of the epoch so far, and those of its last step at the end of an epoch. A
+    result of an evaluation begins and ends a test without batches. Keras saves no states of callbacks, and neither does this.
     """
 
     def __init__(
@@ -67,8 +68,7 @@ class KerasCallbacks(CallbacksHook):
         return bool(self.model.stop_training)
 
     def _call_all(self, method: str, *args: Any) -> None:
-        for callback in self._callbacks:
-            getattr(callback, method)(*args)
+        self._call_each(self._callbacks, method, *args)
 
     def _train_begin(self, step: int) -> None:
         self.model.stop_training = False
@@ -89,6 +89,8 @@ class KerasCallbacks(CallbacksHook):
 
     def _evaluated(self, result: Mapping[str, Any]) -> None:
         self._validation.update(result)
+        self._call_all("on_test_begin", {})
+        self._call_all("on_test_end", dict(result))
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         logs.update(self._validation)

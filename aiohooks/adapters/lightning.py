@@ -11,6 +11,7 @@ with HooksForLightning(hooks) as callback:
 # The package is not where types are checked.
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,9 @@ class LightningCallbacks(CallbacksHook):
     """The callbacks of a Lightning Trainer as a hook; see `CallbacksHook`. `trainer.should_stop` stops the session.
 
     The Trainer does not run: it is what its callbacks get, with the session's step, epoch and metrics, and with the module. Its
-    loaders, loggers and validation know nothing of the session.
+    loaders, loggers and validation know nothing of the session. A result of an evaluation begins and ends a validation without
+    batches; backward passes and steps of optimizers are the session's step, for which no callback is called. The states of the
+    callbacks are saved in the checkpoints of the session.
     """
 
     def __init__(
@@ -74,12 +77,31 @@ class LightningCallbacks(CallbacksHook):
         self.module: Any = module
         self._optimizers = list(optimizers)
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._restored: Mapping[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the callbacks that have one."""
+        return {one.state_key: state for one in self.trainer.callbacks if (state := one.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the callbacks their states: at a restart after their `setup`, as in Lightning."""
+        self._restored = state
+        if self._coord is not None:
+            self._load_states()
+
+    def _load_states(self) -> None:
+        for callback in self.trainer.callbacks:
+            if callback.state_key in self._restored:
+                callback.load_state_dict(copy.deepcopy(self._restored[callback.state_key]))
+        self._restored = {}
+
     def _has_asked_to_stop(self) -> bool:
         return bool(self.trainer.should_stop)
 
     def _call_all(self, method: str, *args: Any) -> None:
-        for callback in self.trainer.callbacks:
-            getattr(callback, method)(self.trainer, self.module, *args)
+        self._call_each(self.trainer.callbacks, method, self.trainer, self.module, *args)
 
     def _set_step(self, step: int) -> None:
         self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
@@ -97,6 +119,7 @@ class LightningCallbacks(CallbacksHook):
         self.trainer.should_stop = False
         self._set_step(step)
         self._call_all("setup", _trainer_fn.FITTING)
+        self._load_states()
         self._call_all("on_fit_start")
         self._call_all("on_train_start")
 
@@ -106,6 +129,7 @@ class LightningCallbacks(CallbacksHook):
 
     def _step_begin(self, step: int, index: int, batch: Any) -> None:
         self._batch = batch, index
+        self._set_step(step)
         self._call_all("on_train_batch_start", batch, index)
 
     def _step_end(self, step: int, logs: dict[str, Any]) -> None:
@@ -114,13 +138,18 @@ class LightningCallbacks(CallbacksHook):
         self._call_all("on_train_batch_end", logs, *self._batch)
 
     def _evaluated(self, result: Mapping[str, Any]) -> None:
+        self.trainer.validating = True
+        self._call_all("on_validation_start")
+        self._call_all("on_validation_epoch_start")
         self._set_metrics(result)
+        self._call_all("on_validation_epoch_end")
         self._call_all("on_validation_end")
+        self.trainer.training = True
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         # As in Lightning, those that look at metrics are the last ones.
-        for callback in sorted(self.trainer.callbacks, key=lambda one: isinstance(one, _monitoring)):
-            callback.on_train_epoch_end(self.trainer, self.module)
+        callbacks = sorted(self.trainer.callbacks, key=lambda one: isinstance(one, _monitoring))
+        self._call_each(callbacks, "on_train_epoch_end", self.trainer, self.module)
         self.trainer.fit_loop.epoch_progress.current.completed = epoch + 1
 
     def _train_end(self, logs: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ with HooksForTrainer(hooks) as callback:
 # The package is not where types are checked.
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +40,10 @@ else:
 class TrainerCallbacks(CallbacksHook):
     """Callbacks of Hugging Face's Trainer as a hook; see `CallbacksHook`. `control.should_training_stop` stops the session.
 
-    `on_log` is called when the arguments say so, with the values of that step, and `on_evaluate` with what is reported. Nothing
-    here evaluates, saves or ends an epoch when a callback asks for it: these are for hooks of the session.
+    `on_log` is called when the arguments say so, with the values of that step, and with what is reported of an evaluation, which
+    `on_evaluate` gets as well. Nothing here evaluates, saves or ends an epoch when a callback asks for it: these are for hooks of
+    the session. The `TrainerState` is saved in its checkpoints, with the states of callbacks that have one; these are restored
+    if the arguments say so (`restore_callback_states_from_checkpoint`), as by a Trainer.
     """
 
     def __init__(
@@ -65,15 +69,30 @@ class TrainerCallbacks(CallbacksHook):
         super().__init__(values, steps_per_epoch, thread)
         self._args = args
         self._handler: Any = _hf.CallbackHandler([_hf.DefaultFlowCallback(), *callbacks], model, None, None, None)
-        self._start()
         self._call_all("on_init_end")
 
-    def _start(self, step: int = 0) -> None:
-        most = self._args.max_steps if self._args.max_steps > 0 else float("inf")
-        self.state: Any = _hf.TrainerState(global_step=step, max_steps=most)
+    def _reset(self) -> None:
+        super()._reset()
+        self.state: Any = _hf.TrainerState()
         """The `TrainerState` of the session, or of the last one."""
-        self.state.compute_steps(self._args, most)
         self._control: Any = _hf.TrainerControl()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the `TrainerState`, with the states of callbacks."""
+        return dataclasses.asdict(dataclasses.replace(self.state, stateful_callbacks=self._stateful()))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a `TrainerState`."""
+        self.state = _hf.TrainerState(**state)
+        if self._args.restore_callback_states_from_checkpoint:
+            saved: Mapping[str, Any] = self.state.stateful_callbacks
+            states = {name: [*one] if isinstance(one, list) else [one] for name, one in saved.items()}
+            for callback in self._stateful():
+                if of_its_class := states.get(type(callback).__name__):
+                    vars(callback).update(of_its_class.pop(0)["attributes"])
+
+    def _stateful(self) -> list[Any]:
+        return [one for one in self._handler.callbacks if isinstance(one, _hf.ExportableState)]
 
     def _has_asked_to_stop(self) -> bool:
         return bool(self._control.should_training_stop)
@@ -82,7 +101,9 @@ class TrainerCallbacks(CallbacksHook):
         self._control = getattr(self._handler, event)(self._args, self.state, self._control, **kwargs)
 
     def _train_begin(self, step: int) -> None:
-        self._start(step)
+        self.state.global_step = step
+        self.state.max_steps = self._args.max_steps if self._args.max_steps > 0 else float("inf")
+        self.state.compute_steps(self._args, self.state.max_steps)
         self._call_all("on_train_begin")
 
     def _epoch_begin(self, epoch: int) -> None:
@@ -90,6 +111,7 @@ class TrainerCallbacks(CallbacksHook):
         self._call_all("on_epoch_begin")
 
     def _step_begin(self, step: int, index: int, batch: Any) -> None:
+        self.state.global_step = step
         self._call_all("on_step_begin")
 
     def _step_end(self, step: int, logs: dict[str, Any]) -> None:
@@ -97,20 +119,30 @@ class TrainerCallbacks(CallbacksHook):
         if self._steps_per_epoch is not None:
             self.state.epoch = (step + 1) / self._steps_per_epoch
         self._call_all("on_step_end")
-        self._log(logs)
-
-    def _log(self, logs: dict[str, Any]) -> None:
         if self._control.should_log:
-            logs = {**logs, "epoch": self.state.epoch}
-            self.state.log_history.append({**logs, "step": self.state.global_step})
-            self._call_all("on_log", logs=logs)
+            self._log(logs)
+
+    def _log(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        logged = {**logs, "epoch": self.state.epoch}
+        self.state.log_history.append({**logged, "step": self.state.global_step})
+        self._call_all("on_log", logs=logged)
+        return logged
 
     def _evaluated(self, result: Mapping[str, Any]) -> None:
-        self._call_all("on_evaluate", metrics=dict(result))
+        metrics = self._log(result)
+        self._call_all("on_evaluate", metrics=metrics)
+        name = self._args.metric_for_best_model or ""
+        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
+        if value is not None:  # as a Trainer does after `on_evaluate`
+            sign = 1 if self._args.greater_is_better else -1
+            best = self.state.best_metric
+            if sign * value > (-math.inf if best is None else sign * best):
+                self.state.best_metric, self.state.best_global_step = value, self.state.global_step
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         self._call_all("on_epoch_end")
-        self._log(logs)
+        if self._control.should_log:
+            self._log(logs)
 
     def _train_end(self, logs: dict[str, Any]) -> None:
         self._call_all("on_train_end")

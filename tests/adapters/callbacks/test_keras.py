@@ -62,7 +62,7 @@ async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
     assert in_session.record == in_fit.record
     assert session.global_step.latest.step == min(stop_after, 6)
     if stop_after < 6:
-        assert session.stop_reason == "a callback of KerasCallbacks has requested it"
+        assert session.stop_reason == "Recording has requested it"
 
 
 async def test_callbacks_of_keras_do_what_they_do_in_fit(tmp_path: Path) -> None:
@@ -87,6 +87,28 @@ async def test_callbacks_of_keras_do_what_they_do_in_fit(tmp_path: Path) -> None
     assert session.global_step.latest.step == 8
     assert model.get_weights()[0].item() == 4  # of the second epoch
     assert (tmp_path / "log.csv").read_text().split()[:3] == ["epoch,loss,val_accuracy", "0,0.5,0.5", "1,0.5,0.9"]
+
+
+async def test_a_result_is_a_test() -> None:
+    """As the validation in `fit`, it begins and ends a test, with the result as the logs of its end."""
+
+    class Tested(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.record: list[Any] = []
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            self.record.append(("test_begin", logs))
+
+        def on_test_end(self, logs: Any = None) -> None:
+            self.record.append(("test_end", logs))
+
+    tested = Tested()
+    hook = KerasCallbacks([tested])
+    async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
+        hook.report(0, {"accuracy": 0.5})
+        await session.run(())
+    assert tested.record == [("test_begin", {}), ("test_end", {"accuracy": 0.5})]
 
 
 async def test_logs_have_the_metrics_of_other_hooks() -> None:

@@ -12,8 +12,9 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 import aiohooks as ah
 from aiohooks.adapters.lightning import HooksForLightning, LightningCallbacks
 from aiohooks.hooks import Evaluation
-from aiohooks.testing import RecordingHook
+from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.adapters.callbacks.loops import LightningModule, StepsHook, lightning_trainer, loader, losses
+from tests.support.sessions import NO_BACKOFF
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -51,14 +52,23 @@ class Recording(Callback):  # type: ignore[misc]
         if not self.left:
             trainer.should_stop = True
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note("validation_start", trainer, pl_module, trainer.validating)
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note("validation_epoch_start", trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note("validation_epoch_end", trainer, pl_module, trainer.callback_metrics["accuracy"].item())
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self.note("validation_end", trainer, pl_module)
+        self.note("validation_end", trainer, pl_module, trainer.callback_metrics["accuracy"].item())
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.note("epoch_end", trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.note("train_end", trainer, pl_module)
+        self.note("train_end", trainer, pl_module, trainer.validating)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self.note("fit_end", trainer, pl_module)
@@ -89,6 +99,33 @@ async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
     assert session.global_step.latest.step == min(stop_after, 6)
 
 
+async def test_a_result_is_a_validation() -> None:
+    """It begins and ends as the validation of `fit`, which has batches as well, and the epoch ends after it."""
+
+    class Validated(LightningModule):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("accuracy", 0.5)
+
+    in_fit, in_session = Recording(), Recording()
+    fitting = lightning_trainer([in_fit], num_sanity_val_steps=0)
+    fitting.fit(Validated(), loader(2), loader(1))
+    hook = LightningCallbacks(lightning_trainer([in_session]), LightningModule(), ["loss"], steps_per_epoch=2)
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+    async def step() -> dict[str, torch.Tensor]:
+        return {name: torch.tensor(value) for name, value in (await values()).items()}
+
+    values = losses()
+    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    async with ah.AsyncMonitoredSession(step, [evaluator, hook, ah.StopAtStepHook(last_step=2)]) as session:
+        async for _ in session.steps():
+            pass
+    assert [one for one in in_session.record if "batch" not in one[0]] == [one for one in in_fit.record if "batch" not in one[0]]
+    assert len([one for one in in_fit.record if one[0].startswith("validation")]) == 4
+
+
 async def test_callbacks_of_lightning_do_what_they_do_in_fit(tmp_path: Path) -> None:
     """`EarlyStopping` stops by what an evaluation reports, and `ModelCheckpoint` keeps the best epoch, with the optimizer."""
     accuracies = iter([0.5, 0.9, 0.8, 0.7, 0.6])
@@ -107,6 +144,7 @@ async def test_callbacks_of_lightning_do_what_they_do_in_fit(tmp_path: Path) -> 
         async for _ in session.steps():
             pass
     assert session.global_step.latest.step == 8
+    assert session.stop_reason == "EarlyStopping has requested it"
     saved: Any = torch.load(saving.best_model_path, weights_only=False)
     assert (saved["epoch"], saved["global_step"]) == (1, 4)
     assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == 0.25
@@ -151,10 +189,52 @@ async def test_a_resumed_session_continues_with_its_epoch() -> None:
         hook.report(5, {"accuracy": 0.5})
         await session.run(())
     assert [one[:3] for one in recording.record[3:-3]] == [
-        *[("epoch_start", 5, 2), ("batch_start", 5, 2), ("batch_end", 6, 2), ("validation_end", 6, 2), ("epoch_end", 6, 2)]
+        *[("epoch_start", 5, 2), ("batch_start", 5, 2), ("batch_end", 6, 2)],
+        *[("validation_start", 6, 2), ("validation_epoch_start", 6, 2), ("validation_epoch_end", 6, 2), ("validation_end", 6, 2)],
+        ("epoch_end", 6, 2),
     ]
     assert recording.record[-1][1:3] == (6, 3)
     assert hook.trainer.callback_metrics["accuracy"] == 0.5
+
+
+async def test_a_step_begins_at_the_step_of_the_session() -> None:
+    """Also where another worker has made steps since the last one."""
+    recording, store = Recording(), ah.MemoryStepStore()
+    hook = LightningCallbacks(lightning_trainer([recording]), LightningModule(), ["loss"])
+    async with ah.AsyncMonitoredSession(losses(), [hook], global_step=store) as session:
+        await session.run(())
+        await store.advance(3)
+        await session.run(())
+    assert [one[1] for one in recording.record if one[0] == "batch_start"] == [0, 4]
+
+
+async def test_callbacks_continue_with_their_states(tmp_path: Path) -> None:
+    """A checkpoint has what they count: a restart and a recovery continue with it; callbacks get it after their `setup`."""
+
+    async def train(last_step: int, hook: ah.SessionRunHook) -> tuple[Any, Any, int]:
+        accuracies = iter([0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
+
+        async def step() -> dict[str, float]:
+            return {"accuracy": next(accuracies)}
+
+        stopping = EarlyStopping("accuracy", patience=3, mode="max")
+        saving = ModelCheckpoint(monitor="accuracy", mode="max", save_on_train_epoch_end=True)
+        trainer = lightning_trainer([stopping, saving], enable_checkpointing=True)
+        callbacks = LightningCallbacks(trainer, LightningModule(), ["accuracy"], steps_per_epoch=1)
+        hooks = [callbacks, ah.CheckpointSaverHook(every=ah.Every(steps=2)), ah.StopAtStepHook(last_step=last_step), hook]
+        creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path / "session")
+        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
+            async for _ in session.steps():
+                pass
+        return stopping, saving, session.global_step.latest.step
+
+    stopping, saving, last = await train(2, ah.SessionRunHook())
+    assert (stopping.wait_count, float(stopping.best_score), last) == (1, 0.5, 2)
+    best = saving.best_model_path
+    loses_step_3 = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
+    stopping, saving, last = await train(9, loses_step_3)
+    assert (stopping.wait_count, float(stopping.best_score), last) == (3, 0.5, 4)
+    assert saving.best_model_path == best != ""
 
 
 def test_hooks_fetch_what_the_module_logs() -> None:

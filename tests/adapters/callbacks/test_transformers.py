@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,28 +68,107 @@ async def test_a_callback_sees_what_it_sees_in_train(stop_after: int, options: d
     assert session.global_step.latest.step == min(stop_after, options.get("max_steps", 6))
 
 
-async def test_callbacks_of_transformers_do_what_they_do_in_train() -> None:
-    """`EarlyStoppingCallback` stops by what an evaluation reports."""
-    losses_of_evaluation = iter([0.5, 0.3, 0.4, 0.6, 0.7])
+EVALUATING = {"metric_for_best_model": "eval_loss", "greater_is_better": False, "eval_strategy": "steps", "eval_steps": 2}
+
+
+class Evaluations(TrainerCallback):  # type: ignore[misc]
+    """Records the results of evaluations, wherever they are passed on."""
+
+    def __init__(self) -> None:
+        self.record: list[Any] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "eval_loss" in logs:
+            last = state.log_history[-1]
+            self.record.append(("log", logs["eval_loss"], logs["epoch"], last["step"], last["eval_loss"], state.best_metric))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self.record.append(("evaluate", metrics["eval_loss"], metrics["epoch"], state.global_step, state.best_metric))
+
+
+def evaluating(hook: TrainerCallbacks, results: list[float]) -> ah.EvaluatorHook:
+    """Evaluate every second step, with these losses."""
+    left = iter(results)
 
     async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"eval_loss": next(losses_of_evaluation)}
+        return {"eval_loss": next(left)}
 
-    class Best(TrainerCallback):  # type: ignore[misc]
-        """Keeps the best metric, as a Trainer does before it saves."""
+    return ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
 
-        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-            state.best_metric = min(state.best_metric or 1.0, metrics["eval_loss"])
 
-    options = {"metric_for_best_model": "eval_loss", "greater_is_better": False, "eval_strategy": "steps", "eval_steps": 2}
-    arguments = trainer_arguments(**options, load_best_model_at_end=False)
-    hook = TrainerCallbacks([EarlyStoppingCallback(early_stopping_patience=2), Best()], arguments, ["loss"])
-    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
-    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook]) as session:
+async def test_a_result_is_passed_on_as_in_train() -> None:
+    """It is logged, given to `on_evaluate`, and kept if it is the best one, in this order."""
+    in_train, in_session = Evaluations(), Evaluations()
+    losses_of_evaluation = [0.5, 0.3, 0.4]
+
+    class Evaluated(transformers.Trainer):  # type: ignore[misc]
+        def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().evaluation_loop(*args, **kwargs)
+            output.metrics["eval_loss"] = losses_of_evaluation[self.state.global_step // 2 - 1]
+            return output
+
+    rows: Any = [{"x": torch.tensor(float(row))} for row in range(6)]
+    Evaluated(
+        TrainerModel(), trainer_arguments(**EVALUATING), train_dataset=rows, eval_dataset=rows[:1], callbacks=[in_train]
+    ).train()
+    hook = TrainerCallbacks([in_session], trainer_arguments(**EVALUATING), ["loss"], steps_per_epoch=6)
+    evaluator = evaluating(hook, losses_of_evaluation)
+    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook, ah.StopAtStepHook(last_step=6)]) as session:
+        async for _ in session.steps():
+            pass
+    assert in_session.record == in_train.record
+    assert len(in_train.record) == 6
+    assert (hook.state.best_metric, hook.state.best_global_step) == (0.3, 4)
+
+
+async def test_callbacks_of_transformers_do_what_they_do_in_train() -> None:
+    """`EarlyStoppingCallback` stops by what an evaluation reports."""
+    hook = TrainerCallbacks([EarlyStoppingCallback(early_stopping_patience=2)], trainer_arguments(**EVALUATING), ["loss"])
+    async with ah.AsyncMonitoredSession(losses(), [evaluating(hook, [0.5, 0.3, 0.4, 0.6, 0.7]), hook]) as session:
         async for _ in session.steps():
             pass
     assert session.global_step.latest.step == 8
     assert session.stop_reason == "a callback of TrainerCallbacks has requested it"
+
+
+@pytest.mark.parametrize("of_callbacks", [True, False])
+async def test_a_resumed_session_continues_with_its_state(tmp_path: Path, of_callbacks: bool) -> None:
+    """A checkpoint has the logs and the best metric, and what callbacks counted, which is restored if the arguments say so."""
+    arguments = trainer_arguments(**EVALUATING, restore_callback_states_from_checkpoint=of_callbacks)
+    results = [0.3, 0.5, 0.6, 0.7, 0.8]
+
+    async def train(hook: TrainerCallbacks, results: list[float], last_step: int) -> int:
+        creator = ah.ChiefSessionCreator(losses(), checkpoint_dir=tmp_path)
+        hooks = [evaluating(hook, results), hook, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+            async for _ in session.steps():
+                pass
+        return session.global_step.latest.step
+
+    first, second = (
+        TrainerCallbacks([EarlyStoppingCallback(patience) for patience in (3, 5)], arguments, ["loss"]) for _ in range(2)
+    )
+    assert await train(first, results[:2], 4) == 4
+    assert await train(second, results[2:], 10) == (8 if of_callbacks else 10)
+    assert [one["step"] for one in second.state.log_history if "eval_loss" not in one][:6] == [1, 2, 3, 4, 5, 6]
+    assert (second.state.best_metric, second.state.best_global_step) == (0.3, 2)
+
+
+async def test_a_step_begins_at_the_step_of_the_session() -> None:
+    """Also where another worker has made steps since the last one."""
+    steps: list[int] = []
+
+    class Steps(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            steps.append(state.global_step)
+
+    store = ah.MemoryStepStore()
+    hook = TrainerCallbacks([Steps()], trainer_arguments())
+    async with ah.AsyncMonitoredSession(losses(), [hook], global_step=store) as session:
+        await session.run(())
+        await store.advance(3)
+        await session.run(())
+    assert steps == [0, 4]
 
 
 def test_hooks_fetch_in_the_steps_that_are_logged() -> None:
