@@ -301,8 +301,8 @@ class _SignalHandlers:
 
     def _end_drain_period(self, received: signal.Signals) -> None:
         if not self._received:
-            labels = ", ".join(session.label for session in self._sessions)
-            _logger.warning("the time for the drain after %s is over; stopping %s", received.name, labels)
+            if labels := ", ".join(session.label for session in self._sessions if session.can_drain):
+                _logger.warning("the time for the drain after %s is over; stopping %s", received.name, labels)
             self._record_stop(received)
 
     def _record_stop(self, received: signal.Signals) -> None:

@@ -186,14 +186,17 @@ async def test_the_thread_of_a_tracker_that_hangs_ends_with_its_call(
     assert kept(path) == [2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("where", [-1, 0])
-async def test_start_and_close_may_hang(where: int, path: Path, clock: ManualClock) -> None:
-    """Nothing waits for them longer than for a step."""
+@pytest.mark.parametrize(("where", "what"), [(-1, "is busy with step 1"), (0, "has not been closed")])
+async def test_start_and_close_may_hang(
+    where: int, what: str, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing waits for them longer than for a step, and the log says which it was."""
     tracker = ScriptedTracker()
     tracker.hangs_at = where
     try:
         await close_hanging(hook_of(tracker, path), tracker, clock, runs=3)
         assert kept(path) == ([1, 2, 3] if where == -1 else None)
+        assert f"{what} 5.0 s after the end of the session" in caplog.text
     finally:
         tracker.release()
 

@@ -56,6 +56,23 @@ async def test_the_first_signal_begins_a_drain() -> None:
     assert signal.getsignal(USER) == earlier
 
 
+async def test_the_time_of_a_drain_that_is_over_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """A session that has drained, and whose end takes its time, is not stopped once more."""
+
+    class SlowEnd(ah.SessionRunHook):
+        async def end(self, session: ah.Session) -> None:
+            clock.advance(20)
+            await ticks()
+
+    with ManualClock() as clock:
+        async with ah.AsyncMonitoredSession(same, [SlowEnd()], handle_signals=policy()) as session:
+            async for _ in session.steps("same", feeds=range(9)):
+                send()
+                await drain_of(session)
+    assert session.stop_reason == "SIGUSR1 received"
+    assert "the time for the drain" not in caplog.text
+
+
 async def test_a_signal_is_recorded_immediately() -> None:
     """A loop that only computes misses it by no step."""
 

@@ -96,7 +96,9 @@ class Sender:
     def current_call(self) -> str:
         """Return what the thread does, for messages."""
         with self._changed:
-            return "has not been reached yet" if self._sending is None else f"is busy with step {self._sending.step}"
+            if self._sending is not None:
+                return f"is busy with step {self._sending.step}"
+            return "has not been reached yet" if self._queue else "has not been closed"
 
     def finish(self, error: BaseException | None) -> asyncio.Future[None]:
         """Let the thread send what is queued, close the tracker after a session that ended with `error`, and end."""
