@@ -418,7 +418,9 @@ def _is_of_runner(handler: Any) -> bool:
 
 
 def _exit(code: int, task: asyncio.Task[Any]) -> None:
-    raise SystemExit(code)
+    """End the program when the task has ended, unless that has ended it."""
+    if task.cancelled() or not isinstance(task.exception(), (KeyboardInterrupt, SystemExit)):
+        raise SystemExit(code)
 
 
 def _kill_process(number: signal.Signals) -> None:

@@ -260,10 +260,13 @@ async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptur
     assert ["request_stop() of the session" in record.getMessage() for record in caplog.records] == [True]
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["in the block", "in the last moment"])
+@pytest.mark.parametrize(("late", "own"), [(False, None), (False, 7), (True, None)], ids=["in the block", "exits", "at the end"])
 @pytest.mark.parametrize("run", [ah.run, lambda main: asyncio.run(main())], ids=["aiohooks", "asyncio"])
-def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], Any], late: bool) -> None:
-    """A second signal that would end the program ends it when the session is closed; then the others are cancelled."""
+def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], Any], late: bool, own: int | None) -> None:
+    """A second signal that would end the program ends it when the session is closed; then the others are cancelled.
+
+    The program may choose another exit code.
+    """
     events: list[str] = []
     others: list[asyncio.Task[None]] = []
     tracing = sys.gettrace()
@@ -288,13 +291,17 @@ def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], A
 
     async def main() -> None:
         others.append(await parked(other()))
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=True):
-            signal.raise_signal(signal.SIGTERM)
-            if not late:
+        try:
+            async with ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=True):
                 signal.raise_signal(signal.SIGTERM)
-                await forever()
+                if not late:
+                    signal.raise_signal(signal.SIGTERM)
+                    await forever()
+        finally:
+            if own is not None:
+                sys.exit(own)
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with pytest.raises(SystemExit) as raised:
         run(main)
-    assert (raised.value.code, events) == (128 + signal.SIGTERM, ["close", "other"])
+    assert (raised.value.code, events) == (own or 128 + signal.SIGTERM, ["close", "other"])
