@@ -7,8 +7,9 @@ import functools
 import inspect
 import math
 import operator
+import os
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from aiohooks.errors import InvalidArgumentError
 
@@ -101,6 +102,23 @@ def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
     """Raise unless `value` is a mapping; `optional` lets None pass."""
     if not isinstance(value, Mapping) and not (optional and value is None):
         raise InvalidArgumentError(f"{what} is {shown(value)}; give a mapping{', or leave it out' if optional else ''}")
+
+
+def check_directory(value: Any, what: str, *, url: str) -> None:
+    """Raise unless `value` is the path of a directory; `url` says what a URL is for.
+
+    A URL, and a "~" that only a shell replaces, would otherwise be directories of these names below the current one.
+    """
+    try:
+        path = cast("object", os.fspath(value))
+    except TypeError:
+        path = None
+    if not path or not isinstance(path, str):
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give the path of a directory")
+    if path.find("://") > 1:  # not the letter of a drive
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give the path of a directory; {url}")
+    if path == "~" or path.startswith(("~/", f"~{os.sep}")):
+        raise InvalidArgumentError(f"{what} is {shown(value)}; give os.path.expanduser({path!r})")
 
 
 def is_coroutine_function(fn: object) -> bool:

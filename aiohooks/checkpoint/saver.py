@@ -18,7 +18,7 @@ from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_instance, check_int, check_secs, checked_index
+from aiohooks._validate import check_directory, check_instance, check_int, check_secs, checked_index
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
@@ -76,12 +76,10 @@ class Saver:
                 of its file system.
         """
         importlib.import_module("aiohooks.checkpoint._encoding")  # a missing package is found here, not at the first save
-        if not isinstance(checkpoint_dir, (str, os.PathLike)) or not os.fspath(checkpoint_dir):
-            raise InvalidArgumentError(f"checkpoint_dir is {checkpoint_dir!r}; give the path of a directory")
+        check_directory(checkpoint_dir, "checkpoint_dir", url="the URL is for `mirror=` of a Saver")
         if not isinstance(keep, KeepPolicy):
-            raise InvalidArgumentError(
-                f"keep is {keep!r}; give a policy such as KeepNewest(5) or KeepNewest(5) | KeepEvery(1000)"
-            )
+            example = "KeepNewest(5) or KeepNewest(5) | KeepEvery(1000)"
+            raise InvalidArgumentError(f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}")
         check_int(min_free_bytes, "min_free_bytes")
         self.checkpoint_dir: Path = Path(os.path.abspath(checkpoint_dir))
         """The directory, as an absolute path."""
@@ -500,7 +498,8 @@ class CheckpointDirectory:
     def restore(self, step: int | None) -> Restored | None:
         with self._mutex, _error_context(f"no checkpoint could be restored from {self.path}"):
             if not self._read_only:
-                dir_fd = self._lock.acquire()
+                with _error_context(f"cannot use the checkpoint directory {self.path}, where this process must be able to write"):
+                    dir_fd = self._lock.acquire()
                 names = self._files.list_names(dir_fd)
                 self._remove_unfinished(dir_fd, names)
                 return self._restore(dir_fd, names, step)

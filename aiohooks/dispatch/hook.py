@@ -72,10 +72,10 @@ def configure(
 
     Raises:
         InvalidArgumentError: an argument is invalid.
-        InvalidHookError: `hook` is a class and not an object of it.
+        InvalidHookError: `hook` is a class and not an object of it, or an option has no effect without another.
     """
     known = registration_of(hook)
-    return check_registration(
+    registration = check_registration(
         HookRegistration(
             known.hook,
             known.order if order is _UNSET else order,
@@ -86,6 +86,11 @@ def configure(
             known.disable_after if disable_after is _UNSET else disable_after,
         )
     )
+    if max_pending is not _UNSET and not registration.background:
+        raise InvalidHookError(
+            f"max_pending of {type(known.hook).__name__} is {max_pending}, but its calls are not queued; give background=True too"
+        )
+    return registration
 
 
 def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from aiohooks._validate import check_choice, is_coroutine_function
+from aiohooks._validate import check_choice, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import registration_of
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
@@ -33,7 +33,7 @@ def point(how: How) -> Callable[[F], F]:
     Raises:
         InvalidArgumentError: `how` is something else.
     """
-    check_choice(how, "point", "first", "chain", "wrap")
+    check_choice(how, "the argument of @point", "first", "chain", "wrap")
 
     def mark(method: F) -> F:
         setattr(method, _MARK, how)
@@ -87,10 +87,14 @@ class Lifecycle:
         self.kind: type[Any] = origin
         self._generators = generators
         self._hint = hint
-        by_name: Mapping[str, How] = results if isinstance(results, Mapping) else {}
         default = results if isinstance(results, str) else None
-        for how in (*by_name.values(), *(() if default is None else (default,))):
-            check_choice(how, "results", "first", "chain", "wrap")
+        if default is not None:
+            check_choice(default, "results", "first", "chain", "wrap")
+        else:
+            check_mapping(results, "results")
+        by_name: Mapping[str, How] = results if isinstance(results, Mapping) else {}
+        for name, how in by_name.items():
+            check_choice(how, f"results[{name!r}]", "first", "chain", "wrap")
         self.points: dict[str, Point] = {}
         for name in dir(origin):
             method = inspect.getattr_static(origin, name)

@@ -325,8 +325,9 @@ def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec, grace
         data = ForkingPickler.dumps(result)
     except Exception as error:
         data = ForkingPickler.dumps(TaskResult(None, TypeError(f"what main returned cannot be sent to another process: {error}")))
-    with contextlib.suppress(BrokenPipeError), open(sender.fileno(), "wb", closefd=False) as pipe:  # the launcher may have ended
-        pipe.write(_LENGTH.pack(len(data)))
+    # The view is released here: an error refers to this frame, and Python 3.13 complains when it collects both with a view.
+    with data, contextlib.suppress(BrokenPipeError), open(sender.fileno(), "wb", closefd=False) as pipe:
+        pipe.write(_LENGTH.pack(len(data)))  # the launcher may have ended
         pipe.write(data)
     sender.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import secrets
@@ -18,7 +19,7 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import sleep, wake
-from aiohooks._validate import check_callable, check_instance, check_int, check_mapping, is_coroutine_function
+from aiohooks._validate import check_callable, check_directory, check_instance, check_int, check_mapping, is_coroutine_function
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,
@@ -111,16 +112,21 @@ def make_spec(
     check_callable(main, "main")
     if not is_coroutine_function(main):
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`) that takes the Task")
+    check_instance(args, tuple, "args")
+    try:
+        inspect.signature(cast("Any", main)).bind(None, *cast("Any", args))
+    except TypeError as error:
+        given = f"the Task and the arguments {args!r}" if args else "the Task"
+        raise InvalidArgumentError(f"main is {main!r}, which is called with {given}: {error}") from error
     check_int(num_workers, "num_workers", expected="a whole number, 0 for none")
     check_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
-    check_instance(args, tuple, "args")
     check_instance(backoff, Backoff, "backoff")
     check_mapping(store_options, "store_options")
     for reserved in ("url", "run"):
         if reserved in (store_options or {}):
             raise InvalidArgumentError(f"store_options has {reserved!r}, which is an argument of the launcher")
-    if checkpoint_dir is not None and not isinstance(checkpoint_dir, str | os.PathLike):
-        raise InvalidArgumentError(f"checkpoint_dir is {checkpoint_dir!r}; give the path of a directory, or leave it out")
+    if checkpoint_dir is not None:
+        check_directory(checkpoint_dir, "checkpoint_dir", url="the URL is for `mirror=` of a Saver")
     # Absolute, because other processes may have another working directory.
     directory = None if checkpoint_dir is None else Path(os.path.abspath(cast("str | os.PathLike[str]", checkpoint_dir)))
     name = f"run-{secrets.token_hex(4)}" if run is None else run

@@ -155,6 +155,21 @@ async def test_a_lifespan_is_entered_once() -> None:
         assert (await ask(service, "/health")).status == 200
 
 
+async def test_a_loop_that_is_no_coroutine_function_is_named() -> None:
+    """The session fails with what to write instead."""
+
+    async def nothing() -> None:
+        pass
+
+    def loop(session: AsyncMonitoredSession) -> None:
+        pass
+
+    service = SessionService(AsyncMonitoredSession(nothing), loop)  # type: ignore[arg-type]
+    async with service.lifespan():
+        await ticks(20)
+    assert "returned None; write it as `async def`" in str(service.health().failure)
+
+
 async def test_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A failed session is logged once with its traceback; no request adds a line, whatever its content."""
     caplog.set_level(logging.DEBUG)

@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+import aiohooks as ah
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, same, saved, saver_over, state_of
+from tests.support.checks import refused
 
 T = TypeVar("T")
 
@@ -84,6 +86,13 @@ def test_a_save_fails_whole_or_not_at_all_at_every_operation(tmp_path: Path, err
         one.close()
         assert len(names(path)) == 2
     assert refused > 15
+
+
+async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    """The message says that it is to be written to, also when nothing is there that could be restored."""
+    (tmp_path / "file").touch()
+    with refused(CheckpointError, "cannot use the checkpoint directory", "file, where this process must be able to write"):
+        await ah.Saver(tmp_path / "file").restore()
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)

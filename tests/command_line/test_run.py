@@ -57,6 +57,9 @@ async def hangs(task):
 
 def plain(task):
     pass
+
+async def taskless():
+    pass
 """
 
 
@@ -114,6 +117,7 @@ def test_a_task_that_dies(jobs: Path) -> None:
         (["jobs.inner:main"], "there is no module 'jobs.inner' in "),
         (["jobs:mains"], "jobs has no function of this name; give a coroutine function that takes the task; did you mean 'main'"),
         (["jobs:plain"], "jobs has 'plain', which is <function plain"),
+        (["jobs:taskless"], "which is called with the Task: too many positional arguments"),
         (["jobs:main", "--store", "memory://"], "store='memory://' is for one process"),
         (["jobs:main", "--store", "redsi://h"], "unknown kind of step store 'redsi'; did you mean 'redis'"),
         (["jobs:main", "--run", ""], "run='': give a printable name"),

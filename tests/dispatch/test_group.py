@@ -503,9 +503,13 @@ def test_classes_that_cannot_be_a_lifecycle_are_refused() -> None:
         ah.compose(5, [])  # type: ignore[arg-type]
     with refused(ah.errors.InvalidArgumentError, "results has 'befor_model'", "did you mean 'before_model'"):
         ah.compose(AgentHooks, [], results={"befor_model": "first"})
-    with refused(ah.errors.InvalidArgumentError, "results is 'last'", '"wrap"'):
+    with refused(ah.errors.InvalidArgumentError, "results['count'] is 'last'", '"wrap"'):
         ah.compose(AgentHooks, [], results={"count": "last"})  # type: ignore[dict-item]
-    with refused(ah.errors.InvalidArgumentError, "point is 'last'"):
+    with refused(ah.errors.InvalidArgumentError, "results is 'last'", '"wrap"'):
+        ah.compose(AgentHooks, [], results="last")  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "results is {'count'}", "give a mapping"):
+        ah.compose(AgentHooks, [], results={"count"})  # type: ignore[arg-type]
+    with refused(ah.errors.InvalidArgumentError, "the argument of @point is 'last'"):
         ah.point("last")  # type: ignore[arg-type]
 
 

@@ -40,8 +40,15 @@ def test_invalid_options_are_refused(options: dict[str, Any], says: tuple[str, .
 
 def test_limits_may_be_as_small_as_one() -> None:
     """One pending call and one failure are the least."""
-    registration = ah.configure(Observer(), max_pending=1, disable_after=1, on_error="log")
+    registration = ah.configure(Observer(), background=True, max_pending=1, disable_after=1, on_error="log")
     assert (registration.max_pending, registration.disable_after) == (1, 1)
+
+
+def test_a_number_of_pending_calls_needs_calls_that_pend() -> None:
+    """Without `background=True` it would have no effect; a registration may have that already."""
+    with refused(InvalidHookError, "max_pending of Observer is 3, but its calls are not queued", "background=True"):
+        ah.configure(Observer(), max_pending=3)
+    assert ah.configure(ah.configure(Observer(), background=True), max_pending=3).max_pending == 3
 
 
 def test_in_order_takes_a_whole_number() -> None:

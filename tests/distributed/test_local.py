@@ -86,6 +86,8 @@ async def _no_task(task: Task) -> None: ...
         ({"args": "x"}, "args is 'x'; give a tuple"),
         ({"backoff": 0.5}, "backoff is 0.5; give a Backoff"),
         ({"checkpoint_dir": 3}, "checkpoint_dir is 3; give the path"),
+        ({"checkpoint_dir": "s3://bucket/run"}, "checkpoint_dir is 's3://bucket/run'; give the path"),
+        ({"args": (1, 2)}, "main is <function _no_task.*, which is called with the Task and the arguments .1, 2.: too many"),
         ({"store_options": []}, "store_options is \\[\\]"),
     ],
 )

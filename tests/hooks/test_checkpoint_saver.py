@@ -353,10 +353,15 @@ async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplo
         ({"on_save_error": 0}, "on_save_error is 0"),
         ({"on_save_error": True}, "on_save_error is True"),
         ({"listeners": [Listener]}, "a listener"),
-        ({"keep": 5}, "keep is 5"),
+        ({"keep": 5}, "keep is 5; give a policy of aiohooks.checkpoint"),
         ({"min_free_bytes": -1}, "min_free_bytes is -1"),
         ({"saver": 7}, "checkpoint_dir is 7"),
         ({"saver": ""}, "checkpoint_dir is ''"),
+        (
+            {"saver": "s3://bucket/run"},
+            "checkpoint_dir is 's3://bucket/run'; give the path of a directory; the URL is for `mirror=`",
+        ),
+        ({"saver": "~/run"}, "checkpoint_dir is '~/run'; give os.path.expanduser('~/run')"),
     ],
     ids=repr,
 )

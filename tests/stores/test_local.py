@@ -64,7 +64,7 @@ async def test_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert default.directory == tmp_path / "aiohooks" / "default"
 
 
-@pytest.mark.parametrize("directory", ["", 3, b""])
+@pytest.mark.parametrize("directory", ["", 3, b"", "local:///run"])
 def test_invalid_directories(directory: object) -> None:
     """An argument that is not a path is refused immediately."""
     with pytest.raises(ah.errors.InvalidArgumentError, match="give the path of a directory"):

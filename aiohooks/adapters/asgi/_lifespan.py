@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_text
-from aiohooks.errors import SessionClosedError, is_clean_end
+from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_end
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores import Position
 
@@ -72,7 +73,12 @@ class SessionRunner:
                 self.first_position = current_clock().now(), session.global_step.latest
                 self.opened.set()
                 try:
-                    await self._loop(session)
+                    loop = self._loop(session)
+                    if not inspect.isawaitable(loop):  # pyright: ignore[reportUnnecessaryComparison]
+                        raise InvalidArgumentError(
+                            f"run of a SessionService is {self._loop!r}, which returned {loop!r}; write it as `async def`"
+                        )
+                    await loop
                 except BaseException as error:
                     if not is_clean_end(error):
                         self.failure = error  # before the session closes, which may take its time

@@ -15,7 +15,8 @@ from typing import ClassVar, TypeVar
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks._aio.opening import wait_for_others
-from aiohooks.errors import AiohooksError, InvalidArgumentError, StoreClosedError, StoreUnavailableError
+from aiohooks._validate import check_directory
+from aiohooks.errors import AiohooksError, StoreClosedError, StoreUnavailableError
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     Answer,
@@ -84,8 +85,8 @@ class LocalStepStore(SharedStepStore):
         """
         check_system()
         super().__init__(run=run, on_lost=on_lost, lease_secs=lease_secs, join_grace_secs=join_grace_secs)
-        if directory is not None and (not isinstance(directory, str | os.PathLike) or not os.fspath(directory)):
-            raise InvalidArgumentError(f"directory={directory!r}: give the path of a directory, or leave it out")
+        if directory is not None:
+            check_directory(directory, "directory", url="the URL is for open_step_store")
         self._directory = None if directory is None else Path(directory).absolute()
         run_file_name(self.run)  # raises for one that is too long
         self._files: RunFiles | None = None
