@@ -21,7 +21,7 @@ from aiohooks.errors import (
     copy_error,
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
-from aiohooks.stores.publishers import Publisher, PublisherExit, Publishers, current_publisher, publisher_summary, shortened
+from aiohooks.stores.publishers import Publisher, PublisherExit, Publishers, publisher_summary, publishers_held_up, shortened
 
 T = TypeVar("T")
 
@@ -268,20 +268,20 @@ class WaitRegistry:
             self.max_waiting = self.waiters.count
         if raise_on_reset:
             self._reset_waiters[waiter] = None
-        publisher = self._park_publisher(waiter, step)
+        publishers = self._park_publishers(waiter, step)
         timer = None
         try:
             self._update_threshold()
             if secs is not None:
                 timer = self._clock.call_later(secs, functools.partial(self._expire, step, waiter, self._clock.now()))
-            if publisher is not None:
+            if publishers:
                 self._check_reachable()
             result = await waiter
         finally:
             if timer is not None:
                 timer.cancel()
-            if publisher is not None:
-                self._unpark_publisher(publisher, waiter)
+            if publishers:
+                self._unpark_publishers(publishers, waiter)
             if raise_on_reset:
                 del self._reset_waiters[waiter]
             if self.waiters.discard(step, waiter):
@@ -299,15 +299,15 @@ class WaitRegistry:
         self._loop = asyncio.get_running_loop()
         waiter: ChangeWaiter = self._loop.create_future()
         self._change_waiters[waiter] = own[waiter] = None
-        publisher = self._park_publisher(waiter, self.latest.step + 1)
+        publishers = self._park_publishers(waiter, self.latest.step + 1)
         try:
             self._update_threshold()
-            if publisher is not None:
+            if publishers:
                 self._check_reachable()
             error = await waiter
         finally:
-            if publisher is not None:
-                self._unpark_publisher(publisher, waiter)
+            if publishers:
+                self._unpark_publishers(publishers, waiter)
             del own[waiter]
             if waiter in self._change_waiters:
                 del self._change_waiters[waiter]
@@ -513,19 +513,21 @@ class WaitRegistry:
 
     # Publishers that wait themselves.
 
-    def _park_publisher(self, wait: asyncio.Future[Any], step: int) -> Publisher | None:
-        publisher = current_publisher()
-        if publisher is None or publisher not in self.publishers:
-            return None
-        self.publishers.park(publisher, wait, step)
-        self._on_publisher_waits(publisher)
-        return publisher
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
+        publishers = list[Publisher]()
+        for publisher, run in publishers_held_up().items():
+            if publisher in self.publishers:
+                self.publishers.park(publisher, wait, step, run)
+                self._on_publisher_waits(publisher)
+                publishers.append(publisher)
+        return publishers
 
-    def _unpark_publisher(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
-        self.publishers.unpark(publisher, wait)
-        self._on_publisher_waits(publisher)
-        if not publisher.parked:
-            self._warned_at = None
+    def _unpark_publishers(self, publishers: list[Publisher], wait: asyncio.Future[Any]) -> None:
+        for publisher in publishers:
+            self.publishers.unpark(publisher, wait)
+            self._on_publisher_waits(publisher)
+            if not publisher.parked:
+                self._warned_at = None
 
 
 class _ProgressLog:

@@ -29,7 +29,7 @@ class Publisher:
         self.name: str = name
         self.closed: bool = False
         """Whether it has left."""
-        self.parked: dict[asyncio.Future[Any], tuple[int, RunScope | None]] = {}
+        self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
         """Internal: its waits: the step of each and the run in which it began; a resolved one stays until its task has run."""
         self.held_up: int = 0
         """Internal: the number of waits of its session between the session's runs, on whatever it is that they wait."""
@@ -44,13 +44,13 @@ class Publisher:
     @property
     def waiting(self) -> int:
         """The number of its waits that are parked and hold up the run in which they began."""
-        return sum(not wait.done() and (run is None or run.active) for wait, (_, run) in self.parked.items())
+        return sum(not wait.done() and run.active for wait, (_, run) in self.parked.items())
 
     @property
     def waits_for(self) -> int:
         """The highest step that holds up its run; 0 while nothing does."""
         waits = self.parked.items()
-        return max((step for wait, (step, run) in waits if not wait.done() and (run is None or run.active)), default=0)
+        return max((step for wait, (step, run) in waits if not wait.done() and run.active), default=0)
 
     def close(self, exc: BaseException | None = None) -> None:
         """Leave the store; harmless if it has left already.
@@ -83,6 +83,17 @@ def current_publisher() -> Publisher | None:
     run = current_run()
     publisher = None if run is None else run.publisher
     return publisher if isinstance(publisher, Publisher) else None
+
+
+def publishers_held_up() -> dict[Publisher, RunScope]:
+    """Return the publishers that a wait of the current code holds up: of the runs in progress that it is part of."""
+    held_up: dict[Publisher, RunScope] = {}
+    run = current_run()
+    while run is not None:
+        if run.active and isinstance(run.publisher, Publisher):
+            held_up[run.publisher] = run
+        run = run.outer
+    return held_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +156,10 @@ class Publishers:
         error = None if exc is None or is_clean_end(exc) else exc
         self.last_exit = PublisherExit(publisher.name, step, error)
 
-    def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int) -> None:
-        """Note that a registered publisher waits for a step."""
+    def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope) -> None:
+        """Note that a registered publisher waits for a step, in this run."""
         self._parked += not publisher.parked
-        publisher.parked[wait] = step, current_run()
+        publisher.parked[wait] = step, run
 
     def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
         """Drop a wait, also of a publisher that has left meanwhile."""

@@ -30,13 +30,14 @@ T = TypeVar("T")
 
 async def run_as(publisher: Publisher, call: Callable[[], Awaitable[T]]) -> T:
     """Call it in a run of its own that may advance the store as `publisher`, as a session does."""
+    before = current_publisher()
     run = begin_run(None, publisher)
     try:
         assert current_publisher() is publisher
         return await call()
     finally:
         run.active = False
-        assert current_publisher() is None
+        assert current_publisher() is before
 
 
 async def wait_as(publisher: Publisher, store: MemoryStepStore, step: int) -> asyncio.Task[int]:
@@ -297,6 +298,26 @@ async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> 
     assert not task.done()
     await store.advance()
     assert await task == 1
+
+
+async def test_a_wait_holds_up_all_runs_that_it_is_in() -> None:
+    """A session that is used inside another one's run, on the same store or on one of its own, holds up that run as well."""
+    store, own = MemoryStepStore(), MemoryStepStore()
+    chief, outer, inner = store.publisher("chief"), store.publisher("outer"), store.publisher("inner")
+
+    async def wait_nested(nested: Publisher) -> int:
+        return await run_as(outer, lambda: run_as(nested, lambda: store.wait_for(1)))
+
+    for nested in (inner, own.publisher("inner")):
+        waiting = await parked(wait_nested(nested))
+        assert (outer.waiting, outer.waits_for, nested.waiting) == (1, 1, nested is inner)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert (outer.waiting, outer.waits_for, nested.waiting) == (0, 0, 0)
+    waiting = await parked(wait_nested(inner))
+    chief.close()
+    with pytest.raises(PublisherFinishedError, match="chief finished at step 0, wanted 1"):
+        await waiting
 
 
 async def test_publishers_of_other_stores_do_not_count() -> None:
