@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks.stores import MemoryStepStore
+from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
 from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Actor, Crowd, StoreScenario, TwoWaitersTwoWriters
 from tests.support.interleavings import Schedule, Violation, explore, main, replay
@@ -131,8 +131,8 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _IgnoresPublishers(WaitRegistry):
-    def _park_publisher(self, wait: asyncio.Future[Any], step: int) -> None:
-        return None
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
+        return []
 
 
 class OverlooksWaitingPublishers(MemoryStepStore):
