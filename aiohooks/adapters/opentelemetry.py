@@ -55,9 +55,11 @@ class OpenTelemetryHook(SessionRunHook):
         self._session: dict[str, str] = {}
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Take the session's name."""
-        status = coord.status()
+        """Take the names of the session and, if processes share its step store, of the run."""
+        status, steps = coord.status(), session.global_step
         self._session = {} if status is None or status.name is None else {"aiohooks.session": status.name}
+        if not steps.inline:
+            self._session["aiohooks.run"] = steps.run
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin the span of the run, and make it the current one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,18 @@ async def test_a_run_is_a_span(telemetry: Telemetry) -> None:
     attributes = [dict(span.attributes or {}) for span in telemetry.spans]
     assert attributes[1] == {"aiohooks.session": "t", "aiohooks.step": 6, "aiohooks.attempt": 1}
     assert telemetry.counts() == {("aiohooks.run.duration", (("aiohooks.session", "t"),)): 2}
+
+
+async def test_runs_of_several_processes_have_the_name_of_the_run(telemetry: Telemetry, tmp_path: Path) -> None:
+    """By it and the step they are found together: spans and metrics have it where processes share the step store."""
+    async with (
+        ah.open_step_store(f"local://{tmp_path}", run="digits") as store,
+        ah.AsyncMonitoredSession(double, [telemetry.hook], global_step=store, name="t") as session,
+    ):
+        await session.run("loss")
+    (span,) = telemetry.spans
+    assert span.attributes == {"aiohooks.session": "t", "aiohooks.run": "digits", "aiohooks.step": 1, "aiohooks.attempt": 1}
+    assert telemetry.counts() == {("aiohooks.run.duration", (("aiohooks.run", "digits"), ("aiohooks.session", "t"))): 1}
 
 
 async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:
