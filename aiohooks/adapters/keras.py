@@ -107,7 +107,7 @@ class KerasCallbacks(CallbacksHook):
 class HooksForKeras(HooksInLoop, _Callback):
     """Hooks as a callback of `keras.Model.fit`; see `HooksInLoop`. They fetch the `logs` of a batch.
 
-    Of epochs, of evaluations and of the validation in `fit` they see nothing.
+    Of epochs, of evaluations and of the validation in `fit` they see nothing. With `steps_per_execution` a run is one execution.
     """
 
     def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:

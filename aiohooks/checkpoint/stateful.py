@@ -23,5 +23,5 @@ class Stateful(Protocol):
 
 
 def is_stateful(value: object) -> bool:
-    """Return whether `value` has both methods of `Stateful`."""
-    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+    """Return whether `value` is an object, not a class, with both methods of `Stateful`."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))

@@ -235,7 +235,8 @@ class HookGroup(Generic[K]):
         if self._state != "entered":
             for one in self._registered:
                 if _is_context(one.hook) or one.registration.background:
-                    raise HookGroupClosedError(f"{self!r} has to be entered, as {one.name} has: `async with group:`")
+                    reason = "is an async context manager" if _is_context(one.hook) else "has background=True"
+                    raise HookGroupClosedError(f"{self!r} has to be entered, as {one.name} {reason}: `async with group:`")
 
     async def __aenter__(self) -> Self:
         """Enter the hooks that are async context managers, in order; if one fails, leave those before it.

@@ -244,10 +244,14 @@ def _check_signature(who: str, method: Any, each: Point, kind: str) -> None:
     try:
         signature.bind(*positional, **keywords)
     except TypeError as error:
-        own = inspect.signature(each.own)
-        raise InvalidHookError(
-            f"{who}{signature} cannot take the call {kind}.{each.name}{own.replace(return_annotation=own.empty)}: {error}"
-        ) from None
+        given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(each.own))
+        raise InvalidHookError(f"{who}{given} cannot take the call {kind}.{each.name}{wanted}: {error}") from None
+
+
+def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    """Shorten a signature for a message: those of agent frameworks are hundreds of characters long."""
+    parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return inspect.Signature(parameters)
 
 
 def _public_functions(hook: object) -> list[str]:

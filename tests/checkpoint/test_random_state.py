@@ -78,6 +78,12 @@ def test_what_is_no_generator_is_refused() -> None:
         ah.Scaffold(tracked={"r": random.Random()})  # type: ignore[dict-item]
 
 
+def test_the_class_in_place_of_the_object_is_refused() -> None:
+    """A class has the methods as well, and no state."""
+    with pytest.raises(InvalidArgumentError, match=r"tracked\['r'\] is <class .*RandomState'>; give a name and an object with"):
+        ah.Scaffold(tracked={"r": ah.checkpoint.RandomState})  # type: ignore[dict-item]
+
+
 def test_nothing_is_imported_for_it() -> None:
     """A program without numpy has the state of Python's generator alone."""
     program = """

@@ -469,14 +469,17 @@ class Coroutine:
     ("hooks", "says"),
     [
         ([OneEdit()], ("OneEdit.on_tool_stat is not a method of AgentHooks", "did you mean 'on_tool_start'?")),
-        ([TooFew()], ("TooFew.on_tool_start()", "cannot take the call AgentHooks.on_tool_start(self, call: ", "too many")),
+        ([TooFew()], ("TooFew.on_tool_start()", "cannot take the call AgentHooks.on_tool_start(self, call): too many")),
         ([TooMany()], ("TooMany.on_tool_start(call", "missing a required argument: 'more'")),
         ([Plain()], ("Plain.on_tool_start is not a coroutine function", "async def")),
         ([Coroutine()], ("Coroutine.describe is a coroutine function", "AgentHooks.describe is a plain one; write it as `def`")),
         ([object()], ("<object object", "has none of the methods of AgentHooks: before_model")),
         ([Answering], ("the class Answering", "give an object of it")),
         ([ah.HookGroup(AgentHooks)], ("<HookGroup AgentHooks: no hooks> is a group", "give its `hooks`")),
-        ([ah.configure(Answering("a"), background=True)], ("has to be entered", "use HookGroup")),
+        (
+            [ah.configure(Answering("a"), background=True)],
+            ("has to be entered, as Answering has background=True", "use HookGroup"),
+        ),
         (Answering("a"), ("hooks is <", "Answering object", "give a list of hooks")),
         (ah.configure(Answering("a")), ("hooks is HookRegistration(", "give a list of hooks")),
     ],
@@ -586,7 +589,7 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
     """Context managers among the hooks are entered with the group; none of them swallows the error of the block."""
     events: list[str] = []
     group = ah.HookGroup(AgentHooks, [Resource("a", events), Resource("b", events)])
-    with refused(ah.errors.HookGroupClosedError, "has to be entered, as Resource#1 has"):
+    with refused(ah.errors.HookGroupClosedError, "has to be entered, as Resource#1 is an async context manager"):
         await group.hooks.on_tool_start("x")
     with pytest.raises(ValueError, match="of the block"):  # noqa: PT012 - the block is what raises
         async with group:

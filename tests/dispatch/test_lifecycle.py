@@ -156,7 +156,7 @@ def test_hooks_must_take_as_many_arguments_as_the_class(name: str) -> None:
     async def too_few(self: object, name: str) -> None: ...
 
     ah.compose(Events, [type("Observer", (), {name: fits})()])
-    with refused(InvalidHookError, f"Observer.{name}(", "cannot take the call", f"Events.{name}(self, name: ", "*"):
+    with refused(InvalidHookError, f"Observer.{name}(", "cannot take the call", f"Events.{name}(self, name", "*"):
         ah.compose(Events, [type("Observer", (), {name: too_few})()])
 
 
