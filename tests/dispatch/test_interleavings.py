@@ -30,8 +30,8 @@ def test_no_order_loses_or_invents_a_cancel(tool: Tool, scenario: type[HookScena
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 def test_nor_does_any_of_many_orders(tool: Tool, scenario: type[HookScenario]) -> None:
-    """The same for many more orders: for most tools, all of them."""
-    check(scenario, tool, limit=200 if tool is failed_session or issubclass(scenario, InASession) else 1500)
+    """The same for many more orders."""
+    check(scenario, tool, limit=80 if tool is failed_session or issubclass(scenario, InASession) else 500)
 
 
 class LeavesSiblings(BesideAFailure):

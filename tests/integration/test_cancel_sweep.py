@@ -19,8 +19,8 @@ from tests.fuzz.cancel_sweep.wrappers import WRAPPERS
 pytestmark = pytest.mark.every_python
 
 LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
-POINTS, DOUBLE = 1_400, 350
-"""Per loop: 3,500 on both."""
+POINTS, DOUBLE = 1_000, 250
+"""Per loop: 2,500 on both."""
 
 
 @pytest.mark.slow

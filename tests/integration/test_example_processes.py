@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -32,15 +33,15 @@ def starts(output: str) -> dict[str, tuple[int, int]]:
     return {name: (int(wanted), int(started)) for name, wanted, started in found}
 
 
-def check(output: str, steps: int) -> None:
+def check(output: str, steps: int, workers: int) -> None:
     """Check that all tasks made steps, none too early, and that the model is good."""
     seen = starts(output)
-    assert set(seen) == {"chief", "worker 1", "worker 2", "worker 3"}
-    assert [seen[name][0] for name in sorted(seen)] == [0, 13, 21, 27]
+    wanted_starts = {"chief": 0, "worker 1": 13, "worker 2": 21, "worker 3": 27}
+    assert {name: wanted for name, (wanted, _) in seen.items()} == dict(itertools.islice(wanted_starts.items(), workers))
     assert all(started >= wanted for wanted, started in seen.values())
     made = re.search(r"(\d+) steps in", output)
     assert made
-    assert steps <= int(made[1]) < steps + 4
+    assert steps <= int(made[1]) < steps + workers
     accuracy = re.search(r"held-out images: ([\d.]+)", output)
     assert accuracy
     assert float(accuracy[1]) > 0.85
@@ -48,14 +49,14 @@ def check(output: str, steps: int) -> None:
 
 def test_processes_of_this_machine() -> None:
     """Each process trains its own copy of the model; the chief's is the mean."""
-    check(train("--processes", "--steps", 600, "--k", 20), 600)
+    check(train("--processes", "--workers", 3, "--steps", 600, "--k", 20), 600, workers=3)
 
 
 def test_a_given_store(tmp_path: Path) -> None:
     """--store implies processes; with --checkpoint-dir a second run continues where the first one ended."""
     options = ("--store", f"local://{tmp_path}/steps", "--checkpoint-dir", tmp_path / "model", "--k", 20)
-    check(train(*options, "--steps", 600), 600)
-    output = train(*options, "--steps", 900)
+    check(train(*options, "--workers", 2, "--steps", 600), 600, workers=2)
+    output = train(*options, "--workers", 1, "--steps", 900)
     assert re.search(r"continuing from step 60\d, the newest checkpoint", output)
     assert "chief: asked to start at step 0, started at step 60" in output
 
@@ -63,7 +64,7 @@ def test_a_given_store(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_on_ray() -> None:
     """The same on a Ray cluster that the example starts."""
-    check(train("--engine", "ray", "--steps", 600, "--k", 20), 600)
+    check(train("--engine", "ray", "--steps", 600, "--k", 20), 600, workers=4)
 
 
 def test_options_that_exclude_each_other() -> None:

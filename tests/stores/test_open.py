@@ -6,8 +6,6 @@ import pytest
 
 import aiohooks as ah
 
-pytestmark = pytest.mark.every_python
-
 
 def test_invalid_urls_and_options_are_refused() -> None:
     """A URL of no kind of store is refused with a suggestion; an unknown option, by name."""

@@ -30,7 +30,7 @@ from tests.support.store_servers import available, running
 
 CORE = "core"
 """The name of the library without any extra."""
-NOT_FOR_USERS = ("examples", "test", "docs", "bench")
+NOT_FOR_USERS = ("examples", "test", "test-pythons", "docs", "bench")
 """Extras that are for this checkout."""
 
 
