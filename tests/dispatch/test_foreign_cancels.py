@@ -717,3 +717,41 @@ async def test_a_time_limit_in_the_context_of_the_librarys_cancel() -> None:
 
     with pytest.raises(ValueError, match="of the other"):
         await in_a_task(run_with(0, cleans_up, fails))
+
+
+class _CountingTask(asyncio.Task[None]):
+    """Counts the cancels that it gets."""
+
+    cancels = 0
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self.cancels += 1
+        return super().cancel(msg)
+
+
+async def test_a_scope_of_anyio_cancels_a_run_once() -> None:
+    """It repeats its cancel at every tick: not while the run waits for the cleanup of a hook, however long that takes."""
+    gate, cleans, scope = asyncio.Event(), asyncio.Event(), anyio.CancelScope()
+
+    async def clean_up(_: object) -> None:
+        try:
+            await forever()
+        finally:
+            cleans.set()
+            await gate.wait()
+
+    async def main() -> None:
+        hooks = [PhaseHook("before_run", forever), PhaseHook("before_run", clean_up)]
+        async with ah.AsyncMonitoredSession(double, hooks) as session:
+            with scope:
+                await session.run("double")
+
+    task = _CountingTask(main())
+    await ticks()
+    scope.cancel()
+    await cleans.wait()
+    await ticks(20)
+    assert task.cancels == 1
+    gate.set()
+    await task
+    assert scope.cancelled_caught
