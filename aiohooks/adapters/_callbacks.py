@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -24,6 +25,8 @@ from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.session.monitored import AsyncSingularMonitoredSession
 from aiohooks.stores.memory import MemoryStepStore
+
+_logger = logging.getLogger("aiohooks.adapters")
 
 
 class CallbacksHook(SessionRunHook):
@@ -50,6 +53,7 @@ class CallbacksHook(SessionRunHook):
         self._epoch: int | None = None
         self._logs: dict[str, Any] = {}
         self._results: list[Mapping[str, Any]] = []
+        self._has_ended = False
 
     async def begin(self) -> None:
         """Forget an earlier session."""
@@ -75,6 +79,7 @@ class CallbacksHook(SessionRunHook):
 
     async def end(self, session: Session) -> None:
         """End the epoch, if it is not over, and the training."""
+        self._has_ended = True
         await self._call(self._end_all)
 
     async def close(self, exc: BaseException | None) -> None:
@@ -83,7 +88,16 @@ class CallbacksHook(SessionRunHook):
             await self._call(self._train_failed, exc)
 
     def report(self, step: int, result: Mapping[str, Any]) -> None:
-        """Pass on the result of an evaluation, at the end of the step: `EvaluatorHook(..., on_result=callbacks.report)`."""
+        """Pass on the result of an evaluation, at the end of the step: `EvaluatorHook(..., on_result=callbacks.report)`.
+
+        The evaluator comes before this hook in the list, as it evaluates once more when the session ends.
+        """
+        if self._has_ended:
+            _logger.warning(
+                "callbacks do not get the evaluation of step %d, as %s has ended the training; "
+                "put the evaluator before it in the list of hooks",
+                *(step, type(self).__name__),
+            )
         self._results.append(result)
 
     async def _call(self, fn: Callable[..., None], *args: Any) -> None:

@@ -111,6 +111,22 @@ async def test_a_result_is_a_test() -> None:
     assert tested.record == [("test_begin", {}), ("test_end", {"accuracy": 0.5})]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_the_evaluation_at_the_end_is_passed_on(is_first: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The callbacks get it if the evaluator is before them; otherwise the training has ended by then, and this is logged."""
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        return {"val_accuracy": 0.5}
+
+    recording = Recording()
+    hook = KerasCallbacks([recording])
+    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook] if is_first else [hook, evaluator]) as session:
+        await session.run(())
+    assert recording.record[-1] == ("train_end", {"val_accuracy": 0.5} if is_first else {})
+    assert ("callbacks do not get the evaluation of step 1, as KerasCallbacks has ended" in caplog.text) is not is_first
+
+
 async def test_logs_have_the_metrics_of_other_hooks() -> None:
     """What hooks add in the run is in the logs, wherever they are in the list; without epochs there is one."""
 
