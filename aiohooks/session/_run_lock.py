@@ -233,18 +233,14 @@ class RunLock:
         if self._supervisor.session is not None or self._supervisor.root.errors:
             self.interrupt("a background task failed", None)
 
-    def end_interrupt(self, error: BaseException | None = None) -> tuple[bool, BaseException | None]:
-        """Take back the cancel of `interrupt`.
-
-        Returns:
-            Whether `error` comes from it and not from outside; and its cause, or the cancel from outside.
-        """
+    def end_interrupt(self, error: BaseException | None = None) -> BaseException | None:
+        """Take back the cancel of `interrupt`; return the cause if `error` comes from it, or the cancel from outside."""
         scope = self._scope
         if scope is None:
-            return False, error
+            return error
         self._scope = self.watch.interrupt = self.gather.interrupt = None
         outside = scope.uncancel(error)
-        return outside is None, scope.cause if outside is None else outside
+        return scope.cause if outside is None else outside
 
     async def close(self, immediately: bool, grace_secs: float) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""

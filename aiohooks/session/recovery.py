@@ -237,7 +237,7 @@ class SessionSupervisor:
             committed = self._take_committed(error)
             if run_lock.gather.scope is not None:
                 run_lock.gather.scope.end_attempt(error)
-            _, cause = run_lock.end_interrupt(error)
+            cause = run_lock.end_interrupt(error)
             if isinstance(error, asyncio.CancelledError) and cause is not None:
                 raise_unchanged(cause)
             error = self._root_cause(error)
@@ -270,7 +270,7 @@ class SessionSupervisor:
 
     def _behind(self, error: BaseException, run_lock: RunLock | None) -> BaseException:
         """End the interrupt of a recovery that ended with `error`; return what it is raised for, or the cancel from outside."""
-        _, cause = (False, error) if run_lock is None else run_lock.end_interrupt(error)
+        cause = error if run_lock is None else run_lock.end_interrupt(error)
         if isinstance(error, asyncio.CancelledError):
             error = cause or next(iter(self.root.errors or self.coord.errors), error)
         self.coord.mark_raised(error)

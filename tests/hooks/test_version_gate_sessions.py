@@ -81,11 +81,14 @@ class Trainer:
         self.batch = batch
         self.last_step = last_step
         self.lags: list[int] = []
+        self.may_train = asyncio.Event()
+        self.may_train.set()
         self.task = asyncio.create_task(self.run(how))
 
     async def train(self, batch: list[int]) -> dict[str, int]:
         self.lags += [self.workers.versions.latest.step - version for version in batch]
         await asyncio.sleep(0)
+        await self.may_train.wait()
         return {}
 
     async def batches(self) -> AsyncIterator[list[int]]:
@@ -156,6 +159,22 @@ async def test_without_a_publisher_that_waits_nothing_is_taken_over(caplog: pyte
         f"{waits}; left: worker-0 (CancelledError), for {secs} s now" for secs in (60, 120)
     ]
     assert clock.pending == 0
+
+
+@pytest.mark.parametrize("wait", ["until", "feeds"])
+async def test_while_the_trainer_is_at_work_nothing_is_taken_over(wait: str) -> None:
+    """Its waits are over: the bound holds however long its step takes."""
+    workers = Workers(3)
+    trainer = Trainer(workers, how=wait, last_step=40)
+    await workers.versions.wait_for(5)
+    trainer.may_train.clear()
+    await workers.leave("cancelled")
+    await workers.idle()
+    assert [hook.taken_over for hook in workers.hooks] == [0, 0, 0]
+    trainer.may_train.set()
+    await trainer.task
+    await asyncio.gather(*workers.tasks)
+    assert max(trainer.lags) <= MAX_LAG
 
 
 async def test_a_session_that_joins_replaces_one_that_has_left() -> None:

@@ -56,6 +56,15 @@ async def test_the_first_signal_begins_a_drain() -> None:
     assert signal.getsignal(USER) == earlier
 
 
+async def test_a_signal_ends_the_waits_for_a_drain() -> None:
+    """As `request_drain` does."""
+    async with ah.AsyncMonitoredSession(same, handle_signals=policy()) as session:
+        waiting = await parked(session.coord.wait_for_drain())
+        send()
+        await drain_of(session)
+        assert waiting.done()
+
+
 async def test_the_time_of_a_drain_that_is_over_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """A session that has drained, and whose end takes its time, is not stopped once more."""
 

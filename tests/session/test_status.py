@@ -14,7 +14,7 @@ from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double
-from tests.support.waiting import ticks
+from tests.support.waiting import forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -258,3 +258,17 @@ async def test_a_session_that_has_not_begun_does_nothing() -> None:
     """Its status can be asked for before it is entered."""
     status = ah.AsyncMonitoredSession(double, name="chief").status()
     assert (status.doing, status.runs, status.queued, status.running) == ((), 0, 0, False)
+
+
+async def test_a_run_that_was_cancelled_is_not_queued() -> None:
+    """While the run before it continues, however often others have waited for their turn and left."""
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", forever)]) as session:
+        running = await parked(session.run("loss"))
+        for _ in range(3):
+            waiting = await parked(session.run("loss"))
+            assert session.status().queued == 1
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        assert session.status().queued == 0
+        running.cancel()
+        await asyncio.wait([running])
