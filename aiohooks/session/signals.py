@@ -42,7 +42,8 @@ class SignalPolicy:
         step_secs: how long the current step may continue after the first signal. Then it is abandoned, nothing of it is
             kept, and the session ends cleanly. None: until it is done.
         grace_secs: how long the session may take to end after the first signal before it is cancelled, as by a second one;
-            None for no limit. The time after that is limited by the session's `stop_grace_period_secs`.
+            None for no limit. The time after that is limited by the session's `stop_grace_period_secs`, and 5 s if the engine
+            of its step store is away.
         drain_secs: how long the session may finish what it has under way. The first signal begins a drain then, as
             `AsyncMonitoredSession.request_drain` does; a second one, or the end of this time, is what the first one is without
             it, and so on. None: no drain.
