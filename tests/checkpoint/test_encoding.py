@@ -260,6 +260,17 @@ def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
         _encoding.encode({"a": wrap(value)})
 
 
+def test_the_number_of_arrays_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checkpoint can hold, it holds; a state with more arrays is refused before it is written."""
+    state = {"a": np.arange(3), "b": np.arange(4)}
+    longest = len(_encoding.encode(state)[1].header()) - 8
+    monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest)
+    assert there_and_back(state)["b"].tolist() == [0, 1, 2, 3]
+    monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest - 1)
+    with pytest.raises(InvalidArgumentError, match="the state has 2 arrays, more than a checkpoint can hold; join small ones"):
+        _encoding.encode(state)[1].header()
+
+
 def test_the_same_state_gives_the_same_bytes() -> None:
     """A checkpoint has no time, no address, and no order of a hash."""
     parts = [_encoding.encode({"a": np.arange(3), "b": {"c": (1, 2**99)}}) for _ in range(2)]

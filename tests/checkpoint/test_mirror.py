@@ -261,16 +261,22 @@ async def test_what_is_lost_in_an_upload_is_uploaded_again(tmp_path: Path, file:
     assert await restored_step(tmp_path / "b", disk.mirror()) == 1
 
 
-async def test_without_reading_back_sizes_are_compared(tmp_path: Path) -> None:
-    """`read_back=False` reads nothing but the manifest; a file of another size is noticed all the same."""
+@pytest.mark.parametrize("missing", [False, True])
+async def test_without_reading_back_sizes_are_compared(tmp_path: Path, missing: bool) -> None:
+    """`read_back=False` reads nothing but the manifest; a file of another size is noticed all the same, and one that is lost."""
     disk = Disk()
     async with Saver(tmp_path, mirror=disk.mirror(read_back=False, backoff=QUICKLY)) as saver:
         await saver.save(state_of(1), 1)
         assert await saver.flush_mirror(30)
         assert {path.rpartition("/")[2] for operation, path in disk.log if operation == "read"} == {"manifest.json"}
-        disk.before = lambda operation, path: disk.files.update(
-            {each: data[:-1] for each, data in disk.files.items() if operation == "info" and len(disk.log) < 80}
-        )
+
+        def lose(operation: str, path: str) -> None:
+            if operation == "info" and len(disk.log) < 80:
+                kept = {} if missing else {each: data[:-1] for each, data in disk.files.items()}
+                disk.files.clear()
+                disk.files.update(kept)
+
+        disk.before = lose
         await saver.save(state_of(2), 2)
         assert await saver.flush_mirror(30)
         assert saver.mirror_status is not None
