@@ -8,7 +8,7 @@ import inspect
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
 from aiohooks.errors import InvalidArgumentError
@@ -96,6 +96,18 @@ def check_callable(value: object, what: str, *, optional: bool = False) -> None:
         raise InvalidArgumentError(f"{what} is {shown(value)}, a coroutine; give the function and its arguments, not the call")
     if not callable(value):
         raise InvalidArgumentError(f"{what} is {shown(value)}; give a function")
+
+
+def checked_objects(values: object, kind: type[Any], what: str) -> list[Any]:
+    """Return the objects as a list; raise unless each is a `kind`."""
+    package = kind.__module__.partition(".")[0]
+    if not isinstance(values, Iterable):
+        raise InvalidArgumentError(f"{what} is {shown(values)}; give a list of objects of {kind.__name__} of {package}")
+    objects: list[Any] = [*cast("Any", values)]
+    for one in objects:
+        if not isinstance(one, kind):
+            raise InvalidArgumentError(f"{what} has {shown(one)}; give objects of {kind.__name__} of {package}")
+    return objects
 
 
 def check_mapping(value: object, what: str, *, optional: bool = True) -> None:

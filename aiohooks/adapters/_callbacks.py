@@ -187,7 +187,7 @@ class HooksInLoop:
     """
 
     def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
-        self._hooks = list(hooks)
+        self._hooks = hooks
         self._exits = contextlib.ExitStack()
         self._portal: BlockingPortal | None = None
         self._session: AsyncSingularMonitoredSession | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from aiohooks._validate import check_instance
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import missing_extra
@@ -26,6 +27,7 @@ except ImportError as _missing:
 
 __all__ = ["HooksForIgnite", "IgniteHandlers"]
 
+_engine_class: Any = _engine.Engine
 _events: Any = _engine.Events
 
 
@@ -48,6 +50,7 @@ class IgniteHandlers(CallbacksHook):
             thread: call the handlers in a worker thread, because they block.
         """
         super().__init__(values, steps_per_epoch, thread)
+        check_instance(engine, _engine_class, "engine")
         self.engine: Any = engine
 
     def _has_asked_to_stop(self) -> bool:
@@ -107,6 +110,7 @@ class HooksForIgnite(HooksInLoop):
     def __init__(self, engine: Any, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
         """Take the hooks; the engine gets its handlers when the block is entered, and loses them when it is left."""
         super().__init__(hooks)
+        check_instance(engine, _engine_class, "engine")
         self.engine: Any = engine
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from aiohooks._validate import checked_objects
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import missing_extra
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # it has no types
     _Callback = object
 else:
     _Callback = keras.callbacks.Callback
+_callback_class: Any = _Callback
 
 
 class KerasCallbacks(CallbacksHook):
@@ -61,7 +63,7 @@ class KerasCallbacks(CallbacksHook):
         """
         super().__init__(values, steps_per_epoch, thread)
         self.model: Any = SimpleNamespace(stop_training=False) if model is None else model
-        self._callbacks = list(callbacks)
+        self._callbacks = checked_objects(callbacks, _callback_class, "callbacks")
         self._validation: dict[str, Any] = {}
 
     def _has_asked_to_stop(self) -> bool:

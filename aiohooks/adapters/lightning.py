@@ -15,6 +15,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aiohooks._validate import check_instance
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import missing_extra
@@ -24,6 +25,8 @@ from aiohooks.session.hook import SessionRunHook
 try:
     from lightning.fabric.utilities.apply_func import convert_to_tensors as _convert_to_tensors
     from lightning.pytorch import Callback as _LightningCallback
+    from lightning.pytorch import LightningModule as _LightningModule
+    from lightning.pytorch import Trainer as _Trainer
     from lightning.pytorch.callbacks import Checkpoint as _Checkpoint
     from lightning.pytorch.callbacks import EarlyStopping as _EarlyStopping
     from lightning.pytorch.trainer.states import TrainerFn as _TrainerFn
@@ -33,7 +36,9 @@ except ImportError as _missing:
 __all__ = ["HooksForLightning", "LightningCallbacks"]
 
 _convert: Any = _convert_to_tensors
+_module_class: Any = _LightningModule
 _monitoring: Any = (_EarlyStopping, _Checkpoint)
+_trainer_class: Any = _Trainer
 _trainer_fn: Any = _TrainerFn
 
 if TYPE_CHECKING:
@@ -73,6 +78,8 @@ class LightningCallbacks(CallbacksHook):
             thread: call them in a worker thread, because they block.
         """
         super().__init__(values, steps_per_epoch, thread)
+        check_instance(trainer, _trainer_class, "trainer")
+        check_instance(module, _module_class, "module")
         self.trainer: Any = trainer
         self.module: Any = module
         self._optimizers = list(optimizers)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._validate import checked_objects
 from aiohooks.errors import FeedConflictError, FetchError, GraphError, InvalidHookError, add_origin, missing_extra
 from aiohooks.graph.fetches import Leaves, canonical_feeds
 from aiohooks.graph.graph import Graph, Node, get_default_graph
@@ -323,14 +324,14 @@ class TensorFlowHooks(BlockingHook):
         await self._call("after_create_session", self._calls_in_order.session_created, session, coord)
 
     def __repr__(self) -> str:
-        return f"TensorFlowHooks({list(self._calls_in_order.hooks)!r})"
+        return f"TensorFlowHooks({self._calls_in_order.hooks!r})"
 
 
 class _CallsInOrder:
     """The hooks of TensorFlow as one object with plain methods."""
 
     def __init__(self, hooks: Iterable[Any]) -> None:
-        self.hooks = tuple(hooks)
+        self.hooks = checked_objects(hooks, tf.train.SessionRunHook, "hooks")
         self._graph: Any = None
         self._context: Any = None
         self._asking: list[bool] = []

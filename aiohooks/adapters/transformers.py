@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aiohooks._validate import check_instance, checked_objects
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import missing_extra
@@ -67,8 +68,10 @@ class TrainerCallbacks(CallbacksHook):
             thread: call them in a worker thread, because they block.
         """
         super().__init__(values, steps_per_epoch, thread)
+        check_instance(args, _hf.TrainingArguments, "args")
         self._args = args
-        self._handler: Any = _hf.CallbackHandler([_hf.DefaultFlowCallback(), *callbacks], model, None, None, None)
+        given = checked_objects(callbacks, _hf.TrainerCallback, "callbacks")
+        self._handler: Any = _hf.CallbackHandler([_hf.DefaultFlowCallback(), *given], model, None, None, None)
         self._call_all("on_init_end")
 
     def _reset(self) -> None:

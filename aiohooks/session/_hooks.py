@@ -399,6 +399,16 @@ def _merged_option(old: Any, new: Any) -> Any:
     return new
 
 
+_ADAPTERS = {
+    "ignite": "IgniteHandlers",
+    "keras": "KerasCallbacks",
+    "lightning": "LightningCallbacks",
+    "tensorflow": "TensorFlowHooks",
+    "transformers": "TrainerCallbacks",
+}
+"""What takes the hooks and callbacks of other packages, for a message."""
+
+
 def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:
     """Raise unless each of `hooks` is a `SessionRunHook`; return them."""
     if isinstance(hooks, (SessionRunHook, HookRegistration)) or not isinstance(hooks, Iterable):
@@ -406,9 +416,11 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
     for one in hooks:
         hook: Any = one.hook if isinstance(one, HookRegistration) else one
         if not isinstance(hook, (SessionRunHook, type)):
+            packages = [base.__module__.partition(".")[0] for base in type(hook).__mro__]
+            adapter = next((f"{_ADAPTERS[one]} of aiohooks.adapters.{one}" for one in packages if one in _ADAPTERS), None)
+            advice = "derive it from SessionRunHook, or wrap an object with plain methods in BlockingHook"
             raise InvalidHookError(
-                f"hooks has {hook!r}, which is not a SessionRunHook; derive it from SessionRunHook, "
-                "or wrap an object with plain methods in BlockingHook"
+                f"hooks has {hook!r}, which is not a SessionRunHook; {advice if adapter is None else f'give it to {adapter}'}"
             )
         if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
             raise InvalidHookError(f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out")

@@ -91,6 +91,18 @@ def test_only_objects_are_configured() -> None:
         ah.configure(Silent, order=1)
 
 
+def test_a_hook_of_another_package_is_named_its_adapter() -> None:
+    """Also one that a program derives from a class of that package."""
+    base = type("SessionRunHook", (), {"__module__": "tensorflow.python.training.session_run_hook"})
+    derived = type("MyHook", (base,), {})
+    with refused(
+        ah.errors.InvalidHookError, "which is not a SessionRunHook; give it to TensorFlowHooks of aiohooks.adapters.tensorflow"
+    ):
+        ah.AsyncMonitoredSession(double, [derived()])
+    with refused(ah.errors.InvalidHookError, "which is not a SessionRunHook; derive it from SessionRunHook, or wrap"):
+        ah.AsyncMonitoredSession(double, [object()])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("registration", "says"),
     [

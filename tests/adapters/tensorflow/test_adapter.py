@@ -23,6 +23,7 @@ from aiohooks.adapters.tensorflow import (
     UnavailableError,
 )
 from aiohooks.testing import FaultInjectionHook, RecordingHook, check_hook, hook_checks
+from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, double
 
 tf: Any = tensorflow.compat.v1
@@ -460,3 +461,17 @@ async def test_it_is_a_good_hook(check: str) -> None:
         fetches="train",
         errors=[OutOfRangeError(None, None, "the end")],
     )
+
+
+@pytest.mark.parametrize(
+    ("hooks", "says"),
+    [
+        ([RecordingHook()], "hooks has RecordingHook"),
+        ([tf.train.StopAtStepHook], "hooks has <class"),
+        (tf.train.StopAtStepHook(last_step=1), "give a list of objects of SessionRunHook of tensorflow"),
+    ],
+)
+async def test_what_is_no_hook_of_tensorflow_is_refused(hooks: Any, says: str) -> None:
+    """When the hooks are given, with the value and what to give."""
+    with refused(ah.errors.InvalidArgumentError, says):
+        TensorFlowHooks(hooks)
