@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from aiohooks import Backoff
-from aiohooks.distributed import Task
+from aiohooks.distributed import Task, local
 from aiohooks.distributed.local import run_processes, run_tasks
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from tests.support import tasks as distributed_tasks
@@ -326,3 +327,24 @@ async def test_a_launcher_that_gets_sigterm(tmp_path: Path) -> None:
             await wait_ended(pid)
         assert await asyncio.to_thread(launcher.wait) == 128 + signal.SIGTERM
     assert os.listdir(tmp_path / "temporary") == []
+
+
+def test_the_view_of_what_is_sent_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error refers to the frame that sends it, and Python 3.13 complains when it collects that with a view."""
+    views: list[memoryview] = []
+
+    class Pickler:
+        @staticmethod
+        def dumps(result: object) -> memoryview:
+            views.append(memoryview(b"a result"))
+            return views[-1]
+
+    monkeypatch.setattr(local, "ForkingPickler", Pickler)
+    monkeypatch.setattr(local, "run_task", bool)  # whatever it returns
+    monkeypatch.setattr(os, "setpgrp", lambda: None)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    with receiver:
+        local._process_main(sender, None, 1.0)  # type: ignore[arg-type]
+        assert os.read(receiver.fileno(), 100).endswith(b"a result")
+    with pytest.raises(ValueError, match="released"):
+        len(views[0])
