@@ -461,6 +461,7 @@ async def test_the_end_tries_often(tmp_path: Path, clock: ManualClock, caplog: p
         assert await flushing
     assert len(caplog.messages) == 1
     assert disk.steps() == [1]
+    assert clock.pending == 0
 
 
 async def test_the_end_waits_for_a_limited_time(tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
