@@ -66,7 +66,8 @@ def configure(
             at the 10th, the 100th and so on.
         background: whether calls of methods that return None are queued and run in order beside what follows. A failure is
             raised by the next call of the hook, or at the end, or logged. In a session this is `after_run`.
-        max_pending: how many background calls may be queued; the caller waits while there are as many.
+        max_pending: how many background calls may be queued; the caller waits while there are as many. Give
+            `background` too, unless the registration has it.
         disable_after: take the hook out of the calls, with a warning, when it has failed this often in a row; with
             `on_error="log"` only.
 
@@ -86,7 +87,7 @@ def configure(
             known.disable_after if disable_after is _UNSET else disable_after,
         )
     )
-    if max_pending is not _UNSET and not registration.background:
+    if max_pending is not _UNSET and background is _UNSET and not known.background:
         raise InvalidHookError(
             f"max_pending of {type(known.hook).__name__} is {max_pending}, but its calls are not queued; give background=True too"
         )

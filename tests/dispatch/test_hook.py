@@ -45,10 +45,11 @@ def test_limits_may_be_as_small_as_one() -> None:
 
 
 def test_a_number_of_pending_calls_needs_calls_that_pend() -> None:
-    """Without `background=True` it would have no effect; a registration may have that already."""
+    """Without `background` it would have no effect; a registration may have that already, and a program decide it elsewhere."""
     with refused(InvalidHookError, "max_pending of Observer is 3, but its calls are not queued", "background=True"):
         ah.configure(Observer(), max_pending=3)
     assert ah.configure(ah.configure(Observer(), background=True), max_pending=3).max_pending == 3
+    assert ah.configure(Observer(), background=False, max_pending=3).max_pending == 3
 
 
 def test_in_order_takes_a_whole_number() -> None:

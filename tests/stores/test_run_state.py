@@ -279,3 +279,22 @@ def test_an_older_copy_has_nothing_from_after_the_loss() -> None:
         copy.recover(process, state.snapshot(), state.answers)
         assert copy.last_exit == state.last_exit
         assert copy.members.keys() == state.members.keys()
+
+
+def test_what_is_recovered_is_a_new_revision() -> None:
+    """It is newer than any before the loss, so that every process takes note; who says nothing new changes nothing."""
+    lost = led_by("p", lost_exits=3)
+    state = recovered({"q": lost})
+    assert (revision := state.revision) > lost.revision
+    state.recover("q", lost.snapshot(), lost.answers)
+    assert state.revision == revision
+
+
+def test_an_older_copy_gets_back_the_members_of_all_processes() -> None:
+    """Also those of a process that has said what it knows after an earlier loss."""
+    older = recovered({"p": led_by("p")})
+    state = older.copy()
+    state.apply(Join(Member("p/3", "second trainer", 1.0)))
+    older.mark_older()
+    older.recover("q", state.snapshot(), state.answers)
+    assert older.members.keys() == state.members.keys()
