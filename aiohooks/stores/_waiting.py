@@ -394,7 +394,8 @@ class WaitRegistry:
         A publisher that was `lost` without an exit is expected back: all exits are forgotten.
         """
         publishers = self.publishers
-        if any(member not in publishers.others for member in members):
+        # By their ids: a renewed lease, or another step that it waits for, is no new publisher.
+        if not {member.id for member in members} <= {member.id for member in publishers.others}:
             self._failure = None
         publishers.others = members
         if last_exit is not None or lost:
