@@ -27,6 +27,7 @@ class Connection:
         self.on_message: Callable[[Any], None] = lambda message: None
         self.on_lost: Callable[[], None] = lambda: None
         self.client_open = self.server_open = True
+        self._answers_end = False  # an answer was lost: none that was sent after it arrives
         self._last_arrival = {True: 0.0, False: 0.0}
         self._under_way: dict[bool, deque[Callable[[], None]]] = {True: deque(), False: deque()}
 
@@ -45,9 +46,10 @@ class Connection:
     # The server.
 
     def reply(self, message: Any) -> None:
-        if not self.server_open:
+        if not self.server_open or self._answers_end:
             return
         if self.network.loses_answer(self.process):
+            self._answers_end = True
             self.network.world.after(0.0, self.drop)
         else:
             self._carry(False, lambda: self._arrive_at_client(message))
