@@ -187,7 +187,8 @@ class HooksInLoop:
     """
 
     def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
-        self._hooks = hooks
+        # A list, as each block needs all of them. The session refuses what is none.
+        self._hooks = [*hooks] if isinstance(hooks, Iterable) else hooks  # pyright: ignore[reportUnnecessaryIsInstance]
         self._exits = contextlib.ExitStack()
         self._portal: BlockingPortal | None = None
         self._session: AsyncSingularMonitoredSession | None = None

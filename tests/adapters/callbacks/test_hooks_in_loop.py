@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -243,10 +243,11 @@ def test_a_training_is_seen_from_its_beginning() -> None:
         callback.on_train_batch_begin(0)
 
 
-def test_several_trainings_in_one_block_are_one_session() -> None:
+@pytest.mark.parametrize("given", [list, iter])
+def test_several_trainings_in_one_block_are_one_session(given: Callable[[list[ah.SessionRunHook]], Any]) -> None:
     """The session continues with the second one; a further block opens a new session with the same hooks."""
     engine, hook, steps = ignite_engine(), RecordingHook(), StepsHook()
-    hooks = HooksForIgnite(engine, [hook, steps])
+    hooks = HooksForIgnite(engine, given([hook, steps]))
     with hooks:
         engine.run(range(2))
         engine.run(range(1))
