@@ -195,6 +195,7 @@ class WaitRegistry:
         "_reset_waiters",
         "_subscribe",
         "_subscribed",
+        "_update_scheduled",
         "_warned_at",
         "closed",
         "forked",
@@ -243,6 +244,8 @@ class WaitRegistry:
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
         self._loop: asyncio.AbstractEventLoop | None = None
         self._subscribed = NO_WAITER  # the latest threshold that the store was notified of
+        # Without it, advances of one turn that each wake a waiter schedule as many updates, and cost 1.8 times as much.
+        self._update_scheduled = False
         self._failure: tuple[AiohooksError, Position] | None = None
         self._abort: tuple[AiohooksError, Position] | None = None  # the failure, if it is the engine's
         self._warned_at: Position | None = None
@@ -380,7 +383,8 @@ class WaitRegistry:
         self.next_threshold = self.waiters.lowest
         if not self.waiters.count:
             self._progress.since = None
-        if self._loop is not None:
+        if self._loop is not None and not self._update_scheduled:
+            self._update_scheduled = True
             self._loop.call_soon(self._update_threshold)
 
     def set_initialised(self, ready: bool) -> None:
@@ -500,6 +504,7 @@ class WaitRegistry:
 
     def _update_threshold(self) -> None:
         """After waiters have come or left."""
+        self._update_scheduled = False
         threshold = self.next_threshold = 0 if self._change_waiters else self.waiters.lowest
         if threshold != self._subscribed:
             self._subscribed = threshold
