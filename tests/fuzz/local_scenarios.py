@@ -148,6 +148,19 @@ def closing_with_the_lock_taken(directory: Path) -> None:
     _end([last])
 
 
+def killed_as_another_closes(directory: Path) -> None:
+    """A process that closes its store removes another that was killed just before: perhaps no other process will."""
+
+    async def main() -> None:
+        async with LocalStepStore(directory, run="run"):
+            killed.call("advance", times=1)
+            killed.send(signal.SIGKILL)
+            killed.reap()
+
+    killed = WorkerProcess(directory, "run")
+    asyncio.run(main())
+
+
 def without_inotify(directory: Path) -> None:
     """Where the user has no inotify left, named pipes notify, and a death is found by polling."""
     new_user_namespace = 0x10000000
@@ -186,7 +199,15 @@ def _line(fd: int) -> str:
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
-    for each in (parallel_advances, many_waiters, fork_with_a_store, spawned_by_url, closing_with_the_lock_taken, without_inotify)
+    for each in (
+        parallel_advances,
+        many_waiters,
+        fork_with_a_store,
+        spawned_by_url,
+        closing_with_the_lock_taken,
+        killed_as_another_closes,
+        without_inotify,
+    )
 }
 
 

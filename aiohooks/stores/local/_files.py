@@ -440,6 +440,13 @@ class RunFiles:
             return
         os.pwrite(self._notify_fd, first, 0)
 
+    def leave(self) -> None:
+        """Give up the slot, and those of processes that have died: perhaps no other process will be notified of their end."""
+        try:
+            self.remove_dead(None)
+        finally:
+            self.unregister()
+
     def unregister(self) -> None:
         if self.slot >= 0:
             self._free_slot(str(self.slot))

@@ -16,7 +16,7 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_directory
-from aiohooks.errors import AiohooksError, StoreClosedError, StoreUnavailableError
+from aiohooks.errors import AiohooksError, StoreClosedError, StoreDamagedError, StoreUnavailableError
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     Answer,
@@ -159,8 +159,8 @@ class LocalStepStore(SharedStepStore):
         try:
             if lock is not None and files.slot >= 0 and not self._deleted:
                 timer = self._clock.call_later(_CLOSE_SECS, functools.partial(lock.close, self._closed_error()))
-                with contextlib.suppress(OSError, StoreClosedError):  # other processes find out
-                    await lock.run(files.unregister)
+                with contextlib.suppress(OSError, StoreClosedError, StoreDamagedError):  # other processes find out
+                    await lock.run(files.leave)
         finally:
             if timer is not None:
                 timer.cancel()
