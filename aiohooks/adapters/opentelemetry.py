@@ -2,23 +2,27 @@
 
     session = AsyncMonitoredSession(step, [OpenTelemetryHook(), ...], name="trainer")
 
-The span of the run is the current one in the hooks and in the step, so spans and log records made there belong to it.
+The span of the run is the current one in the hooks and in the step, so spans and log records made there belong to it. It has
+links to spans of the other publishers of its step store, also of those in other processes.
 docs/guides/telemetry.md lists the attributes and metrics.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from aiohooks._aio.observers import Kind
 from aiohooks._aio.run_scope import current_run
 from aiohooks.errors import is_clean_end, missing_extra
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks.stores.publishers import Publishers, current_publisher
 
 try:
     from opentelemetry import context, metrics, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.opentelemetry", "opentelemetry") from _missing
 
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenTelemetryHook"]
 
+_W3C = TraceContextTextMapPropagator()
+
 
 class OpenTelemetryHook(SessionRunHook):
     """Makes spans and metrics of the runs of a session.
@@ -35,6 +41,9 @@ class OpenTelemetryHook(SessionRunHook):
     Each attempt of a run is a span "run", a child of the span that is current where `run` was called. It begins in the hook's
     `before_run`, before that of hooks with a higher order, and ends with the run. A hook's method and an operation that suspend
     are children of it, from their first suspension on. An attempt that fails has the error, unless that is a clean end.
+
+    If its span is sampled, the session announces it to those that share its step store, whose runs link to it: the first one
+    immediately, later ones to other processes when it begins or ends a wait.
     """
 
     order: ClassVar[int] = -1000
@@ -53,10 +62,12 @@ class OpenTelemetryHook(SessionRunHook):
         self._run_secs = meter.create_histogram("aiohooks.run.duration", "s", "Duration of the attempts of runs.")
         self._wait_secs = meter.create_histogram("aiohooks.wait.duration", "s", "How long hooks and operations waited.")
         self._session: dict[str, str] = {}
+        self._publishers: Publishers | None = None
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Take the names of the session and, if processes share its step store, of the run."""
         status, steps = coord.status(), session.global_step
+        self._publishers = steps.publishers
         self._session = {} if status is None or status.name is None else {"aiohooks.session": status.name}
         if not steps.inline:
             self._session["aiohooks.run"] = steps.run
@@ -65,7 +76,13 @@ class OpenTelemetryHook(SessionRunHook):
         """Begin the span of the run, and make it the current one."""
         scope = current_run()
         if scope is not None:
-            scope.observers += (_RunSpan(self._tracer, self._run_secs, self._wait_secs, self._session, run_context),)
+            publisher = current_publisher()
+            traces = {} if self._publishers is None else self._publishers.traces(without=publisher)
+            links = [_link(traceparent, name) for traceparent, name in traces.items()]
+            span = _RunSpan(self._tracer, self._run_secs, self._wait_secs, self._session, run_context, links)
+            scope.observers += (span,)
+            if publisher is not None and (traceparent := span.traceparent):
+                publisher.set_trace(traceparent)
         return None
 
 
@@ -79,6 +96,7 @@ class _RunSpan:
         wait_secs: metrics.Histogram,
         session: Mapping[str, str],
         run_context: SessionRunContext,
+        links: Sequence[trace.Link],
     ) -> None:
         self._tracer = tracer
         self._run_secs = run_secs
@@ -90,11 +108,19 @@ class _RunSpan:
             "aiohooks.attempt": run_context.attempt,
         }
         self._began = time.perf_counter()
-        self._span = tracer.start_span("run", attributes=attributes)
+        self._span = tracer.start_span("run", attributes=attributes, links=links)
         self._outside = context.get_current()
         self._inside = trace.set_span_in_context(self._span, self._outside)
         self._waiting: dict[trace.Span, None] = {}
         context.attach(self._inside)
+
+    @property
+    def traceparent(self) -> str:
+        """What others need to link to the span; empty if it is not collected."""
+        carrier: dict[str, str] = {}
+        if self._span.get_span_context().trace_flags.sampled:
+            _W3C.inject(carrier, self._inside)
+        return carrier.get("traceparent", "")
 
     def started(self, kind: Kind, what: str) -> _Wait:
         return _Wait(self, what)
@@ -140,6 +166,13 @@ class _Wait:
     def ended(self, error: BaseException | None) -> None:
         if self._span is not None:
             self._run.wait_ended(self._span, self._what, time.perf_counter() - self._began, error)
+
+
+@functools.lru_cache(maxsize=1024)
+def _link(traceparent: str, publisher: str) -> trace.Link:
+    """Return a link to the span of a publisher."""
+    span = trace.get_current_span(_W3C.extract({"traceparent": traceparent}))
+    return trace.Link(span.get_span_context(), {"aiohooks.publisher": publisher})
 
 
 def _end(span: trace.Span, error: BaseException | None) -> None:

@@ -57,11 +57,14 @@ class Members:
         self._publishers[publisher] = self.new(publisher.name)
 
     def update(self, publisher: Publisher) -> bool:
-        """Take note of what a publisher waits for itself, and return whether that has changed."""
-        member = self._publishers.get(publisher)
-        if member is None or member.waits_for == (waits_for := publisher.waits_for):
+        """Take note of what a publisher waits for itself, and of its trace; return whether to send that.
+
+        A trace is sent for the first time, and then along with waits: one for each step would cost a request for each step.
+        """
+        member, waits_for = self._publishers.get(publisher), publisher.waits_for
+        if member is None or (member.waits_for == waits_for and (member.trace or not publisher.trace)):
             return False
-        self._publishers[publisher] = member._replace(waits_for=waits_for)
+        self._publishers[publisher] = member._replace(waits_for=waits_for, trace=publisher.trace)
         return True
 
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:

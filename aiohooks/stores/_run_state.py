@@ -324,5 +324,5 @@ def _position(fields: Any) -> Position:
 
 
 def _member(fields: Any) -> Member:
-    id, name, ttl, waits_for, term, ready, heartbeat = fields
-    return Member(str(id), str(name), float(ttl), _number(waits_for), _number(term), bool(ready), _number(heartbeat))
+    id, name, ttl, waits_for, term, ready, heartbeat, trace = fields
+    return Member(str(id), str(name), float(ttl), _number(waits_for), _number(term), bool(ready), _number(heartbeat), str(trace))

@@ -188,7 +188,7 @@ class WaitRegistry:
         "_clock",
         "_failure",
         "_loop",
-        "_on_publisher_waits",
+        "_on_publisher_changed",
         "_on_unreachable",
         "_progress",
         "_ready_waiters",
@@ -215,7 +215,7 @@ class WaitRegistry:
         run: str,
         position: Position,
         subscribe: Callable[[int | None], None],
-        on_publisher_waits: Callable[[Publisher], None],
+        on_publisher_changed: Callable[[Publisher], None],
         on_unreachable: Callable[[], None],
     ) -> None:
         """Start with no waits; the callbacks are the methods of these names of `StepStore`."""
@@ -237,7 +237,7 @@ class WaitRegistry:
         """Whether the chief has initialised what the workers need."""
         self._clock = current_clock()
         self._subscribe = subscribe
-        self._on_publisher_waits = on_publisher_waits
+        self._on_publisher_changed = on_publisher_changed
         self._on_unreachable = on_unreachable
         self._change_waiters: dict[ChangeWaiter, None] = {}
         self._ready_waiters: dict[ChangeWaiter, None] = {}  # waits for the chief to be ready
@@ -524,14 +524,14 @@ class WaitRegistry:
         for publisher, run in publishers_held_up().items():
             if publisher in self.publishers:
                 self.publishers.park(publisher, wait, step, run)
-                self._on_publisher_waits(publisher)
+                self._on_publisher_changed(publisher)
                 publishers.append(publisher)
         return publishers
 
     def _unpark_publishers(self, publishers: list[Publisher], wait: asyncio.Future[Any]) -> None:
         for publisher in publishers:
             self.publishers.unpark(publisher, wait)
-            self._on_publisher_waits(publisher)
+            self._on_publisher_changed(publisher)
             if not publisher.parked:
                 self._warned_at = None
 

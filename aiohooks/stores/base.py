@@ -85,7 +85,7 @@ class StepStore(abc.ABC):
         """Start from `position`; `run` names what is counted."""
         self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
-        self._waits = WaitRegistry(self.run, position, self._subscribe, self._on_publisher_waits, self._on_unreachable)
+        self._waits = WaitRegistry(self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._immediate = 0
 
@@ -176,8 +176,8 @@ class StepStore(abc.ABC):
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_waits(self, publisher: Publisher) -> None:  # noqa: B027 - in one process no other needs to know
-        """Called when a publisher has begun or ended a wait."""
+    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027 - in one process no other needs to know
+        """Called when a publisher has begun or ended a wait, or has its first trace."""
 
     def _on_unreachable(self) -> None:
         """Called when there are waits and none can succeed, as far as is known here; when certain, fail them."""
@@ -256,7 +256,7 @@ class StepStore(abc.ABC):
         """Register a publisher, which may advance the store until it is closed; it counts from now on."""
         name = _checked_name(name, "publisher ")
         self._enter()
-        publisher = Publisher(name, self._leave, self.publishers.notify_held_up)
+        publisher = Publisher(name, self._leave, self.publishers.notify_held_up, self._on_publisher_changed)
         self._waits.join(publisher)
         return publisher
 

@@ -20,10 +20,14 @@ class Publisher:
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_leave", "_on_held_up", "closed", "held_up", "name", "parked")
+    __slots__ = ("_leave", "_on_changed", "_on_held_up", "closed", "held_up", "name", "parked", "trace")
 
     def __init__(
-        self, name: str, leave: Callable[[Publisher, BaseException | None], None], on_held_up: Callable[[], None]
+        self,
+        name: str,
+        leave: Callable[[Publisher, BaseException | None], None],
+        on_held_up: Callable[[], None],
+        on_changed: Callable[[Publisher], None],
     ) -> None:
         """Called by the store."""
         self.name: str = name
@@ -33,8 +37,17 @@ class Publisher:
         """Internal: its waits: the step of each and the run in which it began; a resolved one stays until its task has run."""
         self.held_up: int = 0
         """Internal: the number of waits of its session between the session's runs, on whatever it is that they wait."""
+        self.trace: str = ""
+        """Internal: the span of its last run, as a W3C `traceparent`; empty if it has none."""
         self._leave = leave
         self._on_held_up = on_held_up
+        self._on_changed = on_changed
+
+    def set_trace(self, trace: str) -> None:
+        """Internal: note the span of a run. The first is announced to other processes, later ones along with its waits."""
+        first, self.trace = not self.trace, trace
+        if first:
+            self._on_changed(self)
 
     def hold_up(self) -> None:
         """Internal: note that its session begins no run until `held_up` is counted down again."""
@@ -143,6 +156,13 @@ class Publishers:
     def names(self) -> tuple[str, ...]:
         """The names of those in this process, in order of registration, then of those in others."""
         return (*(publisher.name for publisher in self._registered), *(member.name for member in self.others))
+
+    def traces(self, without: Publisher | None) -> dict[str, str]:
+        """Return the spans that are known of publishers, each with the name of its publisher, except for those of one."""
+        here = {each.trace: each.name for each in self._registered if each is not without}
+        spans = {**here, **{member.trace: member.name for member in self.others}}
+        spans.pop("", None)
+        return spans
 
     def join(self, publisher: Publisher) -> None:
         """Register a publisher."""

@@ -229,7 +229,7 @@ class SharedStepStore(StepStore):
         self._members.leave(publisher, self._waits.latest.step, exc)
         self._announce()
 
-    def _on_publisher_waits(self, publisher: Publisher) -> None:
+    def _on_publisher_changed(self, publisher: Publisher) -> None:
         if self._members.update(publisher):
             self._announce()
 

@@ -360,6 +360,28 @@ async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
         publisher.close()  # otherwise the others, not notified yet that it waited, would wait for it
 
 
+async def announces_traces(run: Run) -> None:
+    """The first span of a publisher is known to all processes, and its latest one from its next wait on."""
+    a, b = await run.pair()
+    first, second = a.publisher("first"), b.publisher("second")
+
+    async def known_to_second() -> dict[str, str]:
+        await a.flush()
+        await b.value()
+        return b.publishers.traces(without=second)
+
+    assert not await known_to_second()
+    first.set_trace("00-aa-01-01")
+    second.set_trace("00-bb-01-01")
+    assert await known_to_second() == {"00-aa-01-01": "first"}
+    first.set_trace("00-aa-02-01")
+    wait = await parked(a, _wait_as(first, a, 10))
+    assert await known_to_second() == {"00-aa-02-01": "first"}
+    await b.advance(10)
+    assert await wait == 10
+    assert not await known_to_second()
+
+
 async def fails(run: Run) -> None:
     """`fail` ends the waits of all processes."""
     a, b = await run.pair()
@@ -627,7 +649,7 @@ _CHECKS: dict[str, _Check] = {
     for check in (
         *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
         *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
-        *(announces_before_it_is_used, waits_while_one_can_advance),
+        *(announces_before_it_is_used, waits_while_one_can_advance, announces_traces),
         *(fails, leads, reports_the_exit_of_a_chief_once, initialises, closes, keeps_runs_apart, advances_for_threads),
         *(is_inspected, stays_in_its_process, forgets),
     )

@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
@@ -102,6 +103,49 @@ async def test_runs_of_several_processes_have_the_name_of_the_run(telemetry: Tel
     (span,) = telemetry.spans
     assert span.attributes == {"aiohooks.session": "t", "aiohooks.run": "digits", "aiohooks.step": 1, "aiohooks.attempt": 1}
     assert telemetry.counts() == {("aiohooks.run.duration", (("aiohooks.run", "digits"), ("aiohooks.session", "t"))): 1}
+
+
+async def test_runs_have_links_to_the_other_publishers(tmp_path: Path) -> None:
+    """A run links to the last span that is known of each other publisher of its step store, also in another process."""
+    telemetry = [Telemetry() for _ in range(3)]
+    async with (
+        ah.open_step_store(f"local://{tmp_path}") as store,
+        ah.open_step_store(f"local://{tmp_path}") as elsewhere,
+        ah.AsyncMonitoredSession(double, [telemetry[0].hook], global_step=store, name="chief") as chief,
+        ah.AsyncMonitoredSession(double, [telemetry[1].hook], global_step=store, name="second") as second,
+        ah.AsyncMonitoredSession(double, [telemetry[2].hook], global_step=elsewhere, name="elsewhere") as third,
+    ):
+        await chief.run("loss")
+        await store.flush()
+        await elsewhere.value()
+        await third.run("loss")
+        await elsewhere.flush()
+        await store.value()
+        await second.run("loss")
+    first, last, far = (each.spans[0] for each in telemetry)
+    assert _links(first) == []
+    assert _links(far) == [(_id(first.get_span_context()), "chief")]
+    assert _links(last) == [(_id(first.get_span_context()), "chief"), (_id(far.get_span_context()), "elsewhere")]
+
+
+def _links(span: ReadableSpan) -> list[tuple[str, object]]:
+    return [(_id(link.context), (link.attributes or {})["aiohooks.publisher"]) for link in span.links]
+
+
+def _id(span: trace.SpanContext | None) -> str:
+    """Where a span was made makes no difference."""
+    assert span is not None
+    return f"{span.trace_id:x} {span.span_id:x}"
+
+
+async def test_spans_that_are_not_collected_are_not_announced() -> None:
+    """Without an SDK, and for a run that is not sampled, there is nothing to link to."""
+    for provider in (trace.NoOpTracerProvider(), TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)):
+        store = ah.MemoryStepStore()
+        hook = OpenTelemetryHook(tracer_provider=provider)
+        async with ah.AsyncMonitoredSession(double, [hook], global_step=store) as session:
+            await session.run("loss")
+            assert store.publishers.traces(without=None) == {}
 
 
 async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:

@@ -140,7 +140,7 @@ class OverlooksWaitingPublishers(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        hooks = self._subscribe, self._on_publisher_waits, self._on_unreachable
+        hooks = self._subscribe, self._on_publisher_changed, self._on_unreachable
         self._waits = _IgnoresPublishers(self.run, self.latest, *hooks)
 
 
