@@ -1,0 +1,102 @@
+"""What a run, a call of a group and an advance cost, counted in calls of the library's functions: the same on every machine.
+
+Each number is an upper bound, a little above what it was when it was written. A change that needs more calls spares some, or
+raises the bound and says why. tests/benchmarks measures times, beside other libraries; this is noticed immediately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from types import FrameType
+
+import pytest
+
+import aiohooks as ah
+from tests.support.sessions import double
+from tests.support.waiting import parked, ticks
+
+pytestmark = pytest.mark.every_python
+TIMES = 20
+LIBRARY = os.path.dirname(ah.__file__)
+
+
+async def calls_of(one: Callable[[], Awaitable[object]]) -> float:
+    """Return how often a function of the library, or a coroutine of one, begins or continues during one call, on average."""
+    for _ in range(TIMES):
+        await one()  # what is made once is made now
+    count = 0
+
+    def see(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(LIBRARY)
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        for _ in range(TIMES):
+            await one()
+    finally:
+        sys.setprofile(before)
+    return count / TIMES
+
+
+class Idle(ah.SessionRunHook):
+    """Has the methods of a step, and does nothing."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Fetches nothing."""
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        """Keeps nothing."""
+
+
+class Waits(Idle):
+    """Lets others run once before each step."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Suspend."""
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "most"),
+    [([], 19), ([Idle], 25), ([Idle] * 5, 25), ([Waits], 51), ([Waits] * 5, 83)],
+    ids=["none", "one", "five", "one that waits", "five that wait"],
+)
+async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
+    """Hooks that do not wait cost no calls of the library, however many there are; each that waits costs a few."""
+    async with ah.AsyncMonitoredSession(double, [kind() for kind in hooks]) as session:
+        found = await calls_of(lambda: session.run("loss"))
+    assert 10 < found <= most, found
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 4), (5, 4)])
+async def test_a_call_of_a_group(count: int, most: int) -> None:
+    """Hooks that do not wait cost no calls of the library."""
+
+    class Listener:
+        async def on_item(self) -> None: ...
+
+    async with ah.HookGroup(Listener, [Listener() for _ in range(count)]) as group:
+        found = await calls_of(lambda: group.call(Listener.on_item))
+    assert 0 < found <= most, found
+
+
+@pytest.mark.parametrize(("together", "most"), [(1, 17), (50, 11)])
+async def test_an_advance_that_wakes_a_waiter(together: int, most: int) -> None:
+    """Advances in one turn share what follows them."""
+    store = ah.MemoryStepStore()
+    rounds = 2 * TIMES
+    waits = [await parked(store.wait_for(step)) for step in range(1, together * rounds + 1)]
+
+    async def advance() -> None:
+        for _ in range(together):
+            await store.advance()
+        await ticks(3)
+
+    found = await calls_of(advance)
+    assert all(wait.done() for wait in waits)
+    assert 5 < found / together <= most, found
