@@ -116,6 +116,11 @@ def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
         raise InvalidArgumentError(f"{what} is {shown(value)}; give a mapping{', or leave it out' if optional else ''}")
 
 
+def check_checkpoint_dir(value: Any) -> None:
+    """Raise unless `value` is the path of a directory for checkpoints."""
+    check_directory(value, "checkpoint_dir", url="the URL is for `mirror=` of a Saver")
+
+
 def check_directory(value: Any, what: str, *, url: str) -> None:
     """Raise unless `value` is the path of a directory; `url` says what a URL is for.
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_directory, check_instance, check_int, check_secs, checked_index
+from aiohooks._validate import check_checkpoint_dir, check_instance, check_int, check_secs, checked_index
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
@@ -76,7 +76,7 @@ class Saver:
                 of its file system.
         """
         importlib.import_module("aiohooks.checkpoint._encoding")  # a missing package is found here, not at the first save
-        check_directory(checkpoint_dir, "checkpoint_dir", url="the URL is for `mirror=` of a Saver")
+        check_checkpoint_dir(checkpoint_dir)
         if not isinstance(keep, KeepPolicy):
             example = "KeepNewest(5) or KeepNewest(5) | KeepEvery(1000)"
             raise InvalidArgumentError(f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}")

@@ -19,7 +19,14 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import sleep, wake
-from aiohooks._validate import check_callable, check_directory, check_instance, check_int, check_mapping, is_coroutine_function
+from aiohooks._validate import (
+    check_callable,
+    check_checkpoint_dir,
+    check_instance,
+    check_int,
+    check_mapping,
+    is_coroutine_function,
+)
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,
@@ -126,7 +133,7 @@ def make_spec(
         if reserved in (store_options or {}):
             raise InvalidArgumentError(f"store_options has {reserved!r}, which is an argument of the launcher")
     if checkpoint_dir is not None:
-        check_directory(checkpoint_dir, "checkpoint_dir", url="the URL is for `mirror=` of a Saver")
+        check_checkpoint_dir(checkpoint_dir)
     # Absolute, because other processes may have another working directory.
     directory = None if checkpoint_dir is None else Path(os.path.abspath(cast("str | os.PathLike[str]", checkpoint_dir)))
     name = f"run-{secrets.token_hex(4)}" if run is None else run

@@ -356,9 +356,7 @@ async def test_end_of_a_session_is_known_in_other_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known_as"),
-    [("trainer", "trainer"), (None, f"main of process {os.getpid()} on ")],
-    ids=["its name", "its task and process"],
+    ("name", "known_as"), [("trainer", "trainer"), (None, "main of process {pid} on ")], ids=["its name", "its task and process"]
 )
 async def test_name_of_a_session_in_other_processes(name: str | None, known_as: str) -> None:
     """Other processes see a session by its name, or else by those of its task and its process: each has a Task-1."""
@@ -370,4 +368,4 @@ async def test_name_of_a_session_in_other_processes(name: str | None, known_as: 
     async with here, there, ah.AsyncMonitoredSession(model(), global_step=here, name=name):
         await here.flush()
         await there.value()
-        assert str(there).partition("published by ")[2].startswith(known_as)
+        assert str(there).partition("published by ")[2].startswith(known_as.format(pid=os.getpid()))

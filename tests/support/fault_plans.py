@@ -100,15 +100,11 @@ async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess
     async def stop_opening() -> None:
         if plan.stop_at is not None:
             await last(before + plan.stop_at)
-            await stop_session(workers[ROLES.index("waiter")])
+            waiter = workers[ROLES.index("waiter")]
+            if waiter.alive:
+                waiter.order("stop_session")
 
     await asyncio.gather(engine(), client(), stop_opening())
-
-
-async def stop_session(process: WorkerProcess) -> None:
-    """Ask the session that a process opens to stop."""
-    if process.alive:
-        process.order("stop_session")
 
 
 async def _strike_client(setup: EngineSetup, plan: Plan, victim: WorkerProcess) -> None:
