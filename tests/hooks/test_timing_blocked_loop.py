@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -13,11 +14,12 @@ from aiohooks.hooks.timing import BlockedLoopWatch, Frames
 from aiohooks.hooks.watchdog import WatchdogHook
 
 
-async def test_code_outside_hooks_is_named_by_its_location() -> None:
+async def test_code_outside_hooks_is_named_by_its_location(start_watch: Callable[[], None]) -> None:
     """A step that blocks the loop is named by function, file and line."""
     watchdog = WatchdogHook(1000, blocked_secs=0.01)
 
     async def stubborn_step() -> None:
+        start_watch()
         while not watchdog.stalls:
             pass
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,14 +253,15 @@ async def test_a_stall_may_be_recovered_from(clock: ManualClock) -> None:
         assert session.status().recoveries == 1
 
 
-async def test_a_blocked_loop_is_reported_by_a_thread(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_blocked_loop_is_reported_by_a_thread(start_watch: Callable[[], None]) -> None:
     """A hook that blocks the event loop is named, with the line, by the watching thread; the loop itself could not."""
     watchdog = WatchdogHook(1000, blocked_secs=0.01)
     reported = threading.Event()
 
     class Blocking(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            assert reported.wait(30)
+            start_watch()
+            reported.wait()
 
     class Listening(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -276,16 +278,17 @@ async def test_a_blocked_loop_is_reported_by_a_thread(caplog: pytest.LogCaptureF
     stall = watchdog.stalls[0]
     assert (stall.phase, stall.what, stall.step) == ("blocked loop", "Blocking.before_run", 1)
     assert stall.secs >= 0.01
-    assert "reported.wait(30)" in stall.report
+    assert "reported.wait()" in stall.report
     assert f'File "{__file__}"' in stall.report
     assert not [thread for thread in threading.enumerate() if thread.name == "blocked loop watch"]
 
 
-async def test_a_blocked_loop_may_end_the_session() -> None:
+async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None]) -> None:
     """With "raise" the run ends as soon as the loop is free again."""
     watchdog = WatchdogHook(1000, blocked_secs=0.01, on_stall="raise")
 
     async def block(*_: object) -> None:
+        start_watch()
         while not watchdog.stalls:  # blocks the loop until it is reported
             pass
         await asyncio.Event().wait()
