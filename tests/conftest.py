@@ -28,9 +28,8 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 import pytest
 
 from aiohooks.testing import ManualClock, no_leaks, pytest_plugin
+from tests.support.waiting import HANG_SECS
 
-# A guard against hanging, not a measurement.
-HANG_SECS = 45
 SLOW_CALLS = 40  # with --slow-disk
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 # The extra `test` has torch for the first supported Python only (pyproject.toml); there it must not be missing.

@@ -27,7 +27,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock, no_leaks
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double, run_in_before_run
-from tests.support.waiting import fails_after, forever, ticks
+from tests.support.waiting import HANG_SECS, fails_after, forever, ticks
 
 Release = Callable[[], object]
 
@@ -394,7 +394,7 @@ async def test_an_error_does_not_hide_a_pending_cancel() -> None:
         task = asyncio.create_task(body())
         await ticks(after)
         task.cancel()
-        done, _ = await asyncio.wait([task], timeout=5)
+        done, _ = await asyncio.wait([task], timeout=HANG_SECS)
         assert done, f"cancelled after {after} ticks"
         assert task.cancelled()
 

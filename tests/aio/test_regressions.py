@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double
-from tests.support.waiting import forever, ticks
+from tests.support.waiting import HANG_SECS, forever, ticks
 
 
 def me() -> asyncio.Task[Any]:
@@ -45,7 +45,7 @@ async def test_leaving_a_busy_session_may_be_cancelled(after: int) -> None:
     await running.wait()
     await ticks(after)
     cancelled = leaver.cancel()
-    done, pending = await asyncio.wait([leaver, runner], timeout=10)
+    done, pending = await asyncio.wait([leaver, runner], timeout=HANG_SECS)
     assert not pending
     assert leaver in done
     assert leaver.cancelled() == cancelled
@@ -74,7 +74,7 @@ async def test_both_the_leaving_task_and_the_run_may_be_cancelled() -> None:
         await ticks(after)
         for task in tasks:
             task.cancel()
-        _, pending = await asyncio.wait(tasks, timeout=10)
+        _, pending = await asyncio.wait(tasks, timeout=HANG_SECS)
         assert not pending, f"cancelled after {after} ticks"
 
 
@@ -205,7 +205,7 @@ async def test_workers_learn_of_a_chief_that_fails_before_it_is_open(fails: str)
             await session.run("train")
 
     tasks = [asyncio.create_task(chief()), asyncio.create_task(worker())]
-    _, pending = await asyncio.wait(tasks, timeout=5)
+    _, pending = await asyncio.wait(tasks, timeout=HANG_SECS)
     for task in pending:
         task.cancel()
         await asyncio.wait([task])

@@ -17,6 +17,7 @@ import ray.util
 
 from aiohooks.stores.ray import _cluster
 from tests.benchmarks.store_engine import Engine
+from tests.support.waiting import HANG_SECS
 
 NAMESPACE = "bench"
 
@@ -28,7 +29,7 @@ def serve() -> Iterator[str]:
         address = os.environ.get("AIOHOOKS_TEST_RAY") or stack.enter_context(ray_cluster())
         os.environ["RAY_ADDRESS"] = address
         stack.callback(os.environ.pop, "RAY_ADDRESS")
-        _cluster.join(address, timeout=30, log_to_driver=False)
+        _cluster.join(address, timeout=HANG_SECS, log_to_driver=False)
         stack.callback(_cluster.leave)
         stack.callback(_end_actors)
         yield f"ray://{NAMESPACE}"
@@ -78,7 +79,7 @@ class Calls:
 @asynccontextmanager
 async def bare(_: str) -> AsyncIterator[Calls]:
     """Open it; the first caller creates the actor."""
-    await asyncio.to_thread(_cluster.join, None, timeout=30, log_to_driver=False)
+    await asyncio.to_thread(_cluster.join, None, timeout=HANG_SECS, log_to_driver=False)
     yield Calls(await asyncio.to_thread(_cluster.named_actor, Bare, "bare", NAMESPACE))
     await asyncio.to_thread(_cluster.leave)
 

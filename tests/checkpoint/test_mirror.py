@@ -24,7 +24,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checkpoint_files import names, same, state_of
 from tests.support.extras import hide
 from tests.support.faulty_files import Disk
-from tests.support.waiting import until_true
+from tests.support.waiting import HANG_SECS, until_true
 
 QUICKLY = Backoff(0, 0)
 FILES = ("arrays.safetensors", "manifest.json", "state.msgpack")
@@ -32,7 +32,7 @@ FILES = ("arrays.safetensors", "manifest.json", "state.msgpack")
 
 async def reached(event: threading.Event) -> None:
     """Wait until a thread has set an event."""
-    assert await asyncio.to_thread(event.wait, 30)
+    assert await asyncio.to_thread(event.wait, HANG_SECS)
 
 
 async def failures(saver: Saver, count: int) -> None:
@@ -414,7 +414,7 @@ async def test_progress_is_no_stall(tmp_path: Path, clock: ManualClock) -> None:
 
     def slow(operation: str, path: str) -> None:
         waiting.release()
-        assert permits.acquire(timeout=60)
+        assert permits.acquire(timeout=HANG_SECS)
 
     async with Saver(tmp_path, mirror=disk.mirror(timeout_secs=30)) as saver:
         await saver.restore()

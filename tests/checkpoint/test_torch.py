@@ -32,6 +32,7 @@ from tests.checkpoint.test_encoding import decode, there_and_back
 from tests.support.checkpoint_files import directory
 from tests.support.source import ROOT
 from tests.support.tensors import ALL_DTYPES, bits_of, same_tensors, tensor_of
+from tests.support.waiting import HANG_SECS
 
 GOLDEN = ROOT / "tests" / "checkpoint" / "data" / "checkpoint-v2"
 
@@ -346,7 +347,7 @@ def test_others_are_refused(kind: str) -> None:
 def run(program: str, *arguments: str) -> str:
     """Run a program, and return what it printed."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *arguments]
-    return subprocess.run(command, cwd=ROOT, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
+    return subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_SECS, text=True, stdout=subprocess.PIPE).stdout
 
 
 def test_checkpoints_of_arrays_do_not_import_torch(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import aiohooks as ah
 from aiohooks._command_line.parser import main
 from tests.support.commands import ENVIRONMENT, command
 from tests.support.sessions import counting_graph
+from tests.support.waiting import HANG_SECS
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow]
 
@@ -140,10 +141,10 @@ def test_the_installed_program_has_its_own_name(tmp_path: Path) -> None:
     """The program that an entry point makes calls `main`; its help and its errors have its name."""
     program = tmp_path / "aiohooks"
     program.write_text("import sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
     assert (done.returncode, done.stderr.split()[:2]) == (2, ["usage:", "aiohooks"])
     done = subprocess.run(
-        [sys.executable, program, "steps", "nonsense"], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+        [sys.executable, program, "steps", "nonsense"], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT
     )
     assert done.returncode == 2
     assert done.stderr.startswith("aiohooks: 'nonsense' is not the beginning of a step store's URL")
@@ -152,7 +153,7 @@ def test_the_installed_program_has_its_own_name(tmp_path: Path) -> None:
 def test_output_that_no_one_reads(tmp_path: Path) -> None:
     """`aiohooks checkpoints DIR | head -0` ends without a traceback."""
     line = f"{sys.executable} -m aiohooks checkpoints {tmp_path} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -178,7 +179,9 @@ def test_a_shell_completes(tmp_path: Path, line: str, words: list[str]) -> None:
     program.write_text(f"#!{sys.executable}\nimport sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
     program.chmod(0o755)
     environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
-    done = subprocess.run(["bash", "-c", COMPLETED, "bash", line], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(
+        ["bash", "-c", COMPLETED, "bash", line], capture_output=True, text=True, timeout=HANG_SECS, env=environment
+    )
     assert [word.strip() for word in done.stdout.splitlines()] == words, done.stderr
 
 
@@ -203,7 +206,7 @@ print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.sta
     loaded: dict[str, set[str]] = {}
     for name, arguments in {"help": ["--help"], "steps": ["steps", "memory://"]}.items():
         line = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
         loaded[name] = set(done.stderr.splitlines()[-1].split())
     assert loaded["help"] <= {"aiohooks._command_line", "aiohooks.errors", "aiohooks._lazy"}
     assert not loaded["steps"] & {"aiohooks.hooks", "aiohooks.checkpoint", "aiohooks.graph", "aiohooks.adapters"}

@@ -14,6 +14,7 @@ import pytest
 
 from aiohooks._command_line.parser import main
 from tests.support.commands import ENVIRONMENT, command, start_command
+from tests.support.waiting import HANG_SECS
 
 pytestmark = [pytest.mark.slow]
 
@@ -202,7 +203,7 @@ def test_a_signal_stops_the_tasks(jobs: Path, monkeypatch: pytest.MonkeyPatch, n
     monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(temporary))
     with started(jobs, "jobs:trains", tasks=3) as (process, pids):
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG_SECS)
     assert process.returncode == code, err
     assert sorted(line for line in out.splitlines() if line.startswith("stopped")) == sorted(f"stopped {pid}" for pid in pids)
     assert "Traceback" not in err
@@ -214,6 +215,6 @@ def test_a_task_that_ignores_the_signal(jobs: Path) -> None:
     """It is killed after the grace period."""
     with started(jobs, "jobs:hangs", "--grace-secs", "0.2", tasks=2) as (process, pids):
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_SECS)
     assert process.returncode == 143
     assert all(has_ended(pid) for pid in pids)

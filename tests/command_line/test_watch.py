@@ -25,6 +25,7 @@ from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command, start_command
 from tests.support.sessions import counting_graph
 from tests.support.store_servers import first_stream
+from tests.support.waiting import HANG_SECS
 
 pytestmark = [pytest.mark.slow]
 
@@ -47,7 +48,7 @@ class Watching:
 
     async def ended(self) -> int:
         """Wait for the end, and return the exit code; there must be no traceback."""
-        _, err = await asyncio.to_thread(self.process.communicate, timeout=60)
+        _, err = await asyncio.to_thread(self.process.communicate, timeout=HANG_SECS)
         assert "Traceback" not in err
         return self.process.returncode
 
@@ -213,7 +214,7 @@ def service(token: str = "") -> Iterator[Service]:
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(60)
+            process.wait(HANG_SECS)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ async def test_a_terminal(tmp_path: Path) -> None:
                 shown += await _read_until(terminal, b"42")
                 process.send_signal(signal.SIGINT)
                 shown += await _read_until(terminal, b"no longer watched")
-                assert await asyncio.to_thread(process.wait, 60) == 0
+                assert await asyncio.to_thread(process.wait, HANG_SECS) == 0
                 assert process.stderr is not None
                 assert process.stderr.read() == ""
         finally:

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.support.waiting import HANG_SECS
+
 UNSUPPORTED = 2
 """The exit code of a command that this machine cannot run."""
 MAX_SHOWN = 20
-HANG_SECS = 60
 """A child that runs longer has hung, and is killed."""
 
 Tree = dict[str, bytes | None]

@@ -25,9 +25,7 @@ from typing import Any
 
 from aiohooks import AiohooksError
 from aiohooks.stores.local import LocalStepStore
-
-RESULT_SECS = 30.0
-"""A result that takes longer counts as stuck."""
+from tests.support.waiting import HANG_SECS
 
 Prepare = Callable[[], object]
 MakeLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -89,7 +87,7 @@ class WorkerProcess:
             os.write(self._commands, json.dumps(message).encode() + b"\n")
         return self._numbers
 
-    def result(self, number: int, secs: float = RESULT_SECS) -> dict[str, Any]:
+    def result(self, number: int, secs: float = HANG_SECS) -> dict[str, Any]:
         """Wait for the result of a command; return an empty one if the worker has died."""
         until = time.monotonic() + secs
         while number not in self._unclaimed:
@@ -133,7 +131,7 @@ class WorkerProcess:
     def reap(self) -> int:
         """Wait for its end; return its status, which is negative for a signal."""
         if self.status is None:
-            if not self.ends_within(RESULT_SECS):
+            if not self.ends_within(HANG_SECS):
                 self.send(signal.SIGKILL)
                 os.waitpid(self.pid, 0)
                 self.status = -signal.SIGKILL

@@ -34,10 +34,9 @@ from starlette.routing import Mount
 import aiohooks as ah
 from aiohooks.adapters.asgi import SessionService
 from tests.fuzz.hostile_requests import MARK, Request, requests
+from tests.support.waiting import HANG_SECS
 
 CLIENTS = 16
-TIMEOUT_SECS = 60
-"""A guard against hanging, not a measurement."""
 VALID_EVERY = 25
 """The number of hostile requests after which a valid one is sent."""
 
@@ -109,10 +108,10 @@ class Attack:
         number = self.report.sent = self.report.sent + 1
         self.report.kinds[request.kind] += 1
         try:
-            async with asyncio.timeout(TIMEOUT_SECS):
+            async with asyncio.timeout(HANG_SECS):
                 reply = await self._exchange(port, request)
         except TimeoutError:
-            self.report.violations.append(f"no end in {TIMEOUT_SECS} s: {request.kind}, {request.data[:200]!r}")
+            self.report.violations.append(f"no end in {HANG_SECS} s: {request.kind}, {request.data[:200]!r}")
             return
         self.check(request, reply)
         if number % VALID_EVERY == 0:
@@ -216,7 +215,7 @@ class Attack:
 
     async def _wait_released(self, port: int, before: tuple[int, ...]) -> None:
         """Wait until nothing is left of the clients: the server notices late that one has left, and keeps idle connections."""
-        until = time.monotonic() + TIMEOUT_SECS
+        until = time.monotonic() + HANG_SECS
         while any(now > then for now, then in zip(self._resources(), before, strict=True)):
             if time.monotonic() > until:
                 tasks = [repr(task.get_coro()) for task in asyncio.all_tasks()]

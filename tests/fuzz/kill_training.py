@@ -31,14 +31,13 @@ from typing import Literal
 
 from aiohooks.checkpoint import Saver
 from tests.fuzz._training_process import RECORD, start
+from tests.support.waiting import HANG_SECS
 
 MODES = ("waiting", "background")
 INTERVAL = 50
 """Steps between checkpoints."""
 INTERVALS_PER_KILL = 3
 """How many intervals are trained for each kill; no kill point is later than that."""
-HANG_SECS = 120
-"""A process that runs longer has hung."""
 
 Kind = Literal["step", "line", "file"]
 

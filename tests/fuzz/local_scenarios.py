@@ -28,6 +28,7 @@ from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
 from tests.fuzz._local_workers import WorkerProcess
 from tests.fuzz.faults_local import check_nothing_left
+from tests.support.waiting import HANG_SECS
 
 TIMES = 5_000
 WAITS = 250
@@ -190,7 +191,7 @@ def _end(workers: list[WorkerProcess]) -> None:
 def _line(fd: int) -> str:
     line = b""
     while not line.endswith(b"\n"):
-        assert select.select([fd], [], [], 30)[0], "stuck"
+        assert select.select([fd], [], [], HANG_SECS)[0], "stuck"
         byte = os.read(fd, 1)
         assert byte, line
         line += byte

@@ -32,7 +32,8 @@ from typing import Any, Literal
 
 from tests.support.engine_faults import ENGINES, GROUPS, EngineSetup, Group, cluster_of, engine_setup, last
 from tests.support.fault_plans import ROLES, Plan, strike
-from tests.support.store_trials import LIMIT_SECS, StuckError, WorkerProcess, reply_to
+from tests.support.store_trials import StuckError, WorkerProcess, reply_to
+from tests.support.waiting import HANG_SECS
 
 FAR = 10_000_000
 """A step that is reached only by an advance of its own."""
@@ -66,7 +67,7 @@ class SlownessWatch:
 
     def longest_since(self, began: float) -> float:
         """Return the longest time in seconds since `began`."""
-        self._gaps = self._gaps[-int(LIMIT_SECS * 10 / _TICK_SECS) :]
+        self._gaps = self._gaps[-int(HANG_SECS * 10 / _TICK_SECS) :]
         return max((gap for before, gap in self._gaps if before >= began), default=0.0)
 
 
@@ -204,7 +205,7 @@ class Trial:
         return self.standby, await self.standby.do("advance", by=FAR)
 
     async def _wait_found_dead(self) -> None:
-        until = time.monotonic() + LIMIT_SECS
+        until = time.monotonic() + HANG_SECS
         while "trainer" in await self.standby.do("known_publishers"):
             if time.monotonic() > until:
                 raise StuckError("the dead trainer is still known as a publisher")
@@ -331,7 +332,7 @@ class Outcome:
         print(*self.texts, sep="\n", end="\n" if self.texts else "")
         counts = ", ".join(f"{self.problems[kind]} {kind}" for kind in PROBLEMS)
         print(
-            f"{self.statuses.total()} faults: {counts}; the latest continued after {self.late_secs:.1f} s (limit {LIMIT_SECS:g})"
+            f"{self.statuses.total()} faults: {counts}; the latest continued after {self.late_secs:.1f} s (limit {HANG_SECS:g})"
         )
         if self.excused:
             print(f"in {self.excused} of them the machine was too slow for the lease, and the chief was replaced")

@@ -29,12 +29,11 @@ from typing import Any
 
 from tests.fuzz._stopped_service import BACKLOG, FAILED, LIMIT_SECS, PHASES, SERVERS
 from tests.support import processes
+from tests.support.waiting import HANG_SECS
 
 STEP = 10**9
 """A step that is not reached."""
 CLIENTS_PER_STREAM = 20
-HANG_SECS = 60.0
-"""A guard against hanging, not a measurement."""
 
 
 @dataclass(frozen=True, slots=True)

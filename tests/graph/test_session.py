@@ -13,7 +13,7 @@ import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.hooks import RequestingHook, SessionRecorder, five_hooks
 from tests.support.sessions import counting_graph
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.waiting import HANG_SECS, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -453,7 +453,7 @@ async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
     @graph.operation(thread=True)
     def blocks(x: int) -> tuple[int, threading.Thread]:
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(HANG_SECS)
         return x, threading.current_thread()
 
     graph.operation(name="inline")(lambda: threading.current_thread())
@@ -475,7 +475,7 @@ async def test_a_cancel_waits_for_the_thread() -> None:
     @graph.train_op(thread=True, updates="v")
     def train() -> int:
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(HANG_SECS)
         left.set()
         return 5
 

@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import until_true
+from tests.support.waiting import HANG_SECS, until_true
 
 PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
 
@@ -383,7 +383,7 @@ async def test_blocking_hooks_overlap() -> None:
             self.barrier = barrier
 
         def before_run(self, run_context: ah.SessionRunContext) -> None:
-            self.barrier.wait(30)
+            self.barrier.wait(HANG_SECS)
 
     barrier = threading.Barrier(2)
     async with ah.AsyncMonitoredSession(double, [ah.BlockingHook(Meets(barrier)) for _ in range(2)]) as session:
@@ -398,7 +398,7 @@ async def test_a_cancel_waits_for_the_thread() -> None:
 
         def before_run(self, run_context: ah.SessionRunContext) -> None:
             self.entered.set()
-            assert self.leave.wait(30)
+            assert self.leave.wait(HANG_SECS)
             self.left.set()
 
     blocks = Blocks()

@@ -12,6 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.timing import BlockedLoopWatch, Frames
 from aiohooks.hooks.watchdog import WatchdogHook
+from tests.support.waiting import HANG_SECS
 
 
 async def test_code_outside_hooks_is_named_by_its_location(start_watch: Callable[[], None]) -> None:
@@ -73,7 +74,7 @@ def test_the_thread_ends_with_its_loop(caplog: pytest.LogCaptureFixture) -> None
     watch = loop.run_until_complete(start())
     assert not watch._stopped.wait(0.05)  # the loop is not running meanwhile
     loop.close()
-    watch._thread.join(30)
+    watch._thread.join(HANG_SECS)
     assert not watch._thread.is_alive()
     assert reported == []
     watch.stop()
@@ -126,5 +127,5 @@ async def test_a_watch_is_stopped_while_it_pings() -> None:
     asks.wait()
     stopping = threading.Thread(target=watch.stop, daemon=True)
     stopping.start()
-    stopping.join(10.0)  # the loop is blocked meanwhile
+    stopping.join(HANG_SECS)  # the loop is blocked meanwhile
     assert not stopping.is_alive()

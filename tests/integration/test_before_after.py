@@ -11,6 +11,7 @@ import pytest
 from examples.before_after import compare
 from examples.before_after.shape import Shape
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 BOUND_SECS = 0.2  # how long the old programs may run after the fault
 STALE_SECS = 1.0  # the old heartbeat is stale after half of this
@@ -22,7 +23,7 @@ shapes = pytest.mark.parametrize("shape", compare.SHAPES, ids=lambda shape: shap
 @shapes
 def test_ours_notices_and_names_the_dead_side(shape: Shape) -> None:
     """Ours ends with an error that names the dead side; without a death it continues (times: docs/guides/replace-polling.md)."""
-    outcome = compare.observe(shape.ours, 30)
+    outcome = compare.observe(shape.ours, HANG_SECS)
     assert not outcome.hangs, outcome
     assert bool(outcome.error) == bool(shape.names)
     assert shape.names in outcome.error
@@ -41,13 +42,13 @@ def test_the_table_is_printed() -> None:
     """`python -m examples.before_after` prints a row for each shape, and nothing on stderr."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "examples.before_after", "--bound", "0.1"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert re.findall(r"shape: +(.+)", done.stdout) == [shape.name for shape in compare.SHAPES]
     refused = subprocess.run(
         [sys.executable, "-m", "examples.before_after", "--bound", "0"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False,
     )  # fmt: skip
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "--bound is 0.0: give seconds, above 0" in refused.stderr

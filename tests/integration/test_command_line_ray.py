@@ -10,6 +10,7 @@ import pytest
 from tests.support.commands import ENVIRONMENT, command, start_command
 from tests.support.ray_cluster import cluster as cluster
 from tests.support.ray_cluster import environment
+from tests.support.waiting import HANG_SECS
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.may_leak]
@@ -65,6 +66,6 @@ def test_a_signal_stops_the_tasks(jobs: Path, cluster: str) -> None:
         while not all((jobs / f"started-{task_id}").exists() for task_id in range(2)):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG_SECS)
     assert process.returncode == 143, (out, err)
     assert sorted(path.name for path in jobs.glob("st*-*")) == ["stopped-0", "stopped-1"]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from examples.async_rl_digits import parse_options
-from tests.integration.test_examples import TIMEOUT_SECS, command, environment, run
+from tests.integration.test_examples import command, environment, run
 from tests.support import processes
+from tests.support.waiting import HANG_SECS
 
 EXAMPLE = "async_rl_digits.py"
 STEPS = 80
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_it() -> None:
         assert process.stdout.readline().startswith("lag bound")
         assert rows(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=TIMEOUT_SECS)
+        output, errors = process.communicate(timeout=HANG_SECS)
     assert (process.returncode, errors) == (130, "")
     assert len(rows(output)) < 999
 

@@ -21,9 +21,8 @@ from aiohooks.checkpoint import Saver
 from tests.support import processes
 from tests.support.chromium import BROWSER, Chromium
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
-# A guard against hanging, not a measurement.
-TIMEOUT_SECS = 60
 BATCH = 16
 
 pytestmark = pytest.mark.slow
@@ -48,7 +47,7 @@ class ServiceProcess:
 
     def begin(self, path: str, *, method: str = "GET", body: Any = None) -> http.client.HTTPConnection:
         """Send a request, without waiting for the reply."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_SECS)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HANG_SECS)
         connection.request(method, path, None if body is None else json.dumps(body))
         return connection
 
@@ -79,7 +78,7 @@ class ServiceProcess:
 
     def end(self) -> tuple[int, str]:
         """Wait for its end and return status and output; the error stream may have log lines only."""
-        self._process.wait(TIMEOUT_SECS)  # before `communicate`, which would let a paused hook continue
+        self._process.wait(HANG_SECS)  # before `communicate`, which would let a paused hook continue
         out, err = self._process.communicate()
         assert "never retrieved" not in err, err
         assert "Exception ignored" not in err, err

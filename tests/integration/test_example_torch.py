@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_examples import TIMEOUT_SECS, command, environment
+from tests.integration.test_examples import command, environment
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 
 def run(*options: object) -> subprocess.CompletedProcess[str]:
     """Run the example to its end."""
     arguments = command("train_torch.py", *options)
-    return subprocess.run(
-        arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False
-    )
+    return subprocess.run(arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANG_SECS, check=False)
 
 
 @pytest.mark.slow
@@ -30,7 +29,7 @@ def test_training_reaches_its_accuracy_and_is_continued(tmp_path: Path) -> None:
     with first:
         assert "step 50/500" in first.stderr.readline()
         first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=TIMEOUT_SECS)
+        first.communicate(timeout=HANG_SECS)
     assert first.returncode == 128 + signal.SIGTERM
     done = run(*options)
     assert done.returncode == 0, done

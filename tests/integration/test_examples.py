@@ -16,9 +16,8 @@ import pytest
 
 from tests.support import processes
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
-# A guard against hanging, not a measurement.
-TIMEOUT_SECS = 120
 STARTED = re.compile(r"(.+): asked to start at step (\d+), started at step (\d+)")
 ENDED = re.compile(r"(.+): (\d+) steps, stopped because: (.+)")
 ACCURACY = re.compile(r"accuracy on 450 held-out images: (\d\.\d+)")
@@ -36,7 +35,7 @@ def environment() -> dict[str, str]:
 def run(example: str, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(example, *options),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANG_SECS, check=False,
     )  # fmt: skip
 
 
@@ -189,7 +188,7 @@ def test_ctrl_c_stops_all_workers() -> None:
             if "loss = " in line:
                 break
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=TIMEOUT_SECS)
+        output, errors = process.communicate(timeout=HANG_SECS)
     assert (process.returncode, errors) == (130, "")
     assert 0 <= accuracy(output) <= 1
     assert [reason for _, reason in ends(output).values()] == ["SIGINT received"] * 4
@@ -203,7 +202,7 @@ def test_ctrl_c_before_the_first_step() -> None:
         assert process.stdout is not None
         assert "images to train on" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=TIMEOUT_SECS)
+        _, errors = process.communicate(timeout=HANG_SECS)
     assert (process.returncode, errors) == (130, "")
 
 
@@ -225,7 +224,7 @@ def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
             if interrupt and b": loss " in output:
                 process.send_signal(signal.SIGINT)
                 interrupt = False
-        code = process.wait(TIMEOUT_SECS)
+        code = process.wait(HANG_SECS)
     os.close(terminal)
     return code, output.decode()
 
@@ -312,7 +311,7 @@ def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:
     """Each program of the README is complete: it runs and prints this."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", readme_programs()[number]],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_SECS, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANG_SECS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout.splitlines() == wanted

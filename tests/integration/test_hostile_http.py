@@ -49,7 +49,7 @@ async def _ignore_disconnect(receive: _events.Receive) -> None:
 def test_a_weakness_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, weaker: Any, found: str) -> None:
     """A service without one of its protections is reported."""
     monkeypatch.setattr(owner, name, weaker)
-    monkeypatch.setattr(hostile_http, "TIMEOUT_SECS", 2)
+    monkeypatch.setattr(hostile_http, "HANG_SECS", 2)
     report = hostile_http.attack(195, 7)
     assert any(found in one for one in report.violations), report
 

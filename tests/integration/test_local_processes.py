@@ -10,6 +10,7 @@ import pytest
 from tests.fuzz.faults_local import FAULTS
 from tests.fuzz.local_scenarios import SCENARIOS
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.every_python
 
@@ -18,7 +19,12 @@ pytestmark = pytest.mark.every_python
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-m", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+        check=False,
     )
 
 

@@ -22,12 +22,11 @@ from aiohooks import Backoff
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from tests.support.source import ROOT
 from tests.support.store_proxy import FAULTS, Proxy
-from tests.support.waiting import until_true
+from tests.support.waiting import HANG_SECS, until_true
 
 # The client's threads and pooled connections live as long as the process.
 pytestmark = [pytest.mark.slow, pytest.mark.may_leak, pytest.mark.asyncio(loop_factories=["asyncio"])]
 
-HANG_SECS = 300  # a guard against hanging, not a measurement
 STATE_BYTES = 24 << 20  # several parts
 QUICKLY = Backoff(0.05, 0.2)
 

@@ -30,6 +30,7 @@ if not available("nats"):
 from nats.aio.client import Client
 
 from aiohooks.stores.nats import NatsStepStore
+from tests.support.waiting import HANG_SECS
 
 numbers = itertools.count(1)
 
@@ -68,7 +69,7 @@ async def request_api(server: Server, what: str, body: Any = None) -> Any:
     """Return the server's reply to a request of JetStream's API."""
     client = Client()
     await client.connect(server.url)
-    reply = await client.request(f"$JS.API.{what}", json.dumps(body or {}).encode(), timeout=5)
+    reply = await client.request(f"$JS.API.{what}", json.dumps(body or {}).encode(), timeout=HANG_SECS)
     await client.close()
     return json.loads(reply.data)
 
@@ -250,7 +251,7 @@ async def test_a_dead_process_is_found_by_its_lease(server: Server, name: str) -
                 await wait
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(HANG_SECS)
         output.close()
 
 

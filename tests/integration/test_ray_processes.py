@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.ray_cluster import environment, session_cluster
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -23,7 +24,13 @@ def run_python(code: str, *args: str, **env: str) -> subprocess.CompletedProcess
     """Run a script in a new process."""
     command = [sys.executable, "-c", code, *args]
     return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment(), **env}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment(), **env},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+        check=False,
     )
 
 
@@ -157,7 +164,7 @@ def test_the_node_of_the_step_actor_is_killed() -> None:
     """On a cluster of two nodes: the actor comes back on the other one, and each worker starts where it should."""
     command = [sys.executable, "-m", "tests.fuzz.ray_node"]
     env = {**os.environ, **environment()}
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=False)
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * HANG_SECS, check=False)
     assert ended.returncode == 0, ended.stderr
     printed: dict[str, Any] = json.loads([line for line in ended.stdout.splitlines() if line.startswith("{")][-1])
     assert printed["started"] == [[0, 0], [13, 13], [21, 21], [27, 27]]

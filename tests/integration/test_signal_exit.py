@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes
+from tests.support.waiting import HANG_SECS
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
-TIMEOUT_SECS = 60
 
 PROGRAM = """
     import asyncio, logging, os, signal, sys, threading
@@ -104,7 +104,7 @@ def send_signals(command: list[str], *numbers: signal.Signals) -> tuple[int, str
             for number, line in zip(numbers, ("ready", "end", "close"), strict=False):
                 assert process.stdout.readline() == f"{line}\n"
                 process.send_signal(number)
-            output, errors = process.communicate(timeout=TIMEOUT_SECS)
+            output, errors = process.communicate(timeout=HANG_SECS)
         except BaseException:
             process.kill()
             raise
@@ -218,7 +218,7 @@ def test_forked_children_have_default_handlers() -> None:
     """A child that multiprocessing forks has the default handlers and no wakeup fd, and may open sessions of its own."""
     command = [sys.executable, "-c", textwrap.dedent(FORKS)]
     with processes.start(command) as process:
-        output, errors = process.communicate(timeout=TIMEOUT_SECS)
+        output, errors = process.communicate(timeout=HANG_SECS)
     assert output.splitlines() == [
         "[True, True] -1",
         "-15 False",
@@ -242,6 +242,6 @@ def test_ctrl_c_twice_in_the_example() -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.005)
         process.send_signal(INT)
-        _, errors = process.communicate(timeout=TIMEOUT_SECS)
+        _, errors = process.communicate(timeout=HANG_SECS)
     assert errors == ""
     assert process.returncode in (130, -2)

@@ -11,8 +11,7 @@ pytest.importorskip("ray")
 
 from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores.ray import _cluster
-
-LIMIT_SECS = 30.0
+from tests.support.waiting import HANG_SECS
 
 
 class SlowRay:
@@ -27,7 +26,7 @@ class SlowRay:
         return self.joined > 0
 
     def init(self, **options: object) -> None:
-        assert self.let_in.wait(LIMIT_SECS)
+        assert self.let_in.wait(HANG_SECS)
         self.joined += 1
 
     def shutdown(self) -> None:
@@ -45,7 +44,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowRay]:
     yield slow
     slow.let_in.set()
     if (thread := _cluster._Membership.thread) is not None:
-        thread.join(LIMIT_SECS)
+        thread.join(HANG_SECS)
 
 
 def test_a_cluster_that_does_not_answer_is_given_up_in_time(ray: SlowRay) -> None:
@@ -54,9 +53,9 @@ def test_a_cluster_that_does_not_answer_is_given_up_in_time(ray: SlowRay) -> Non
         with pytest.raises(StoreUnavailableError, match=r"at auto has not let this process in for 0\.01 s\. Start one"):
             _cluster.join(None, timeout=0.01)
     ray.let_in.set()
-    assert ray.left.wait(LIMIT_SECS)
+    assert ray.left.wait(HANG_SECS)
     assert not ray.joined
-    _cluster.join(None, timeout=LIMIT_SECS)
+    _cluster.join(None, timeout=HANG_SECS)
     assert ray.joined == 1
     _cluster.leave()
     assert not ray.joined

@@ -16,7 +16,7 @@ from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS, server_of
 from tests.support.store_servers import Server, available, first_stream, running
-from tests.support.waiting import parked_waits, ticks
+from tests.support.waiting import HANG_SECS, parked_waits, ticks
 
 NUMBERS = itertools.count()
 
@@ -202,7 +202,7 @@ async def nats_publish(server: Server, subject: str, data: bytes) -> None:
 
     client: Any = Client()
     await client.connect(server.url)
-    await client.request(subject, data, timeout=5)
+    await client.request(subject, data, timeout=HANG_SECS)
     await client.close()
 
 

@@ -15,7 +15,7 @@ from aiohooks.stores._protocol import Answer, Lead, Leave, Member, Request
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import HANG_SECS, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -121,7 +121,7 @@ async def test_closing_ends_an_advance_for_a_thread_that_has_not_begun() -> None
 
     thread = threading.Thread(target=work)
     thread.start()
-    asked.wait(30)
+    asked.wait(HANG_SECS)
     # The thread's request comes first in the next iteration of the loop; this call follows it, before the request's task begins.
     tasks = store._tasks  # pyright: ignore[reportPrivateUsage]
     asyncio.get_running_loop().call_soon(lambda: [task.cancel() for task in tuple(tasks)])

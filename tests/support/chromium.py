@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support.waiting import HANG_SECS
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-# A guard against hanging, not a measurement.
-TIMEOUT_SECS = 60
 _DISABLED = (
     "quic", "gpu", "background-networking", "component-update", "sync", "extensions", "breakpad", "dev-shm-usage",
     "features=Translate,MediaRouter,OptimizationHints",
@@ -97,7 +97,7 @@ class Chromium:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._write_fd, json.dumps(message).encode() + b"\0")
-        until = time.monotonic() + TIMEOUT_SECS
+        until = time.monotonic() + HANG_SECS
         while True:
             *whole, self._text = self._text.split(b"\0")
             for one in whole:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.support import processes
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 Completed = subprocess.CompletedProcess[str]
@@ -18,7 +19,7 @@ Completed = subprocess.CompletedProcess[str]
 def command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:
     """Run a command; standard output and error are kept apart."""
     line = [sys.executable, "-m", "aiohooks", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=cwd, env=ENVIRONMENT)
+    return subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECS, cwd=cwd, env=ENVIRONMENT)
 
 
 async def run_command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:

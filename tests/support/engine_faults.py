@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, free_port
-from tests.support.store_trials import LIMIT_SECS, WorkerProcess, numbers, reply_to
-from tests.support.waiting import elapse
+from tests.support.store_trials import WorkerProcess, numbers, reply_to
+from tests.support.waiting import HANG_SECS, elapse
 
 Group = Literal["data lost", "outage longer than a lease", "brief"]
 GROUPS: tuple[Group, ...] = ("data lost", "outage longer than a lease", "brief")
@@ -177,7 +177,7 @@ class ServerSetup(EngineSetup):
             if not one.alive:
                 self.workers[number] = await ProxiedWorker.behind(one.proxy)
         scheme = self.server.url.partition(":")[0]
-        secs = {"heartbeat": 0.6 * self.lease_secs, "lease_secs": self.lease_secs, "connect_timeout": LIMIT_SECS}
+        secs = {"heartbeat": 0.6 * self.lease_secs, "lease_secs": self.lease_secs, "connect_timeout": HANG_SECS}
         for one in self.workers:
             one.reset_counts()
             one.proxy.heal()
@@ -279,7 +279,7 @@ async def nats_setup(directory: Path) -> AsyncGenerator[EngineSetup]:
     monitor = free_port()
 
     def monitored(what: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/{what}", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{monitor}/{what}", timeout=HANG_SECS) as reply:
             return json.load(reply)
 
     def count_left() -> str:
@@ -420,7 +420,7 @@ class RaySetup(EngineSetup):
         for one, opened in zip(workers, opening, strict=True):
             one.reset_counts()
             # A new process joins the cluster first.
-            answer = await reply_to(opened, "open", 2 * LIMIT_SECS)
+            answer = await reply_to(opened, "open")
             assert "result" in answer, answer
         return workers
 
@@ -458,7 +458,7 @@ class RaySetup(EngineSetup):
 async def ray_setup(address: str) -> AsyncGenerator[EngineSetup]:
     from aiohooks.stores.ray import _cluster
 
-    await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
+    await asyncio.to_thread(_cluster.join, address, timeout=HANG_SECS, log_to_driver=False)
     setup = RaySetup(address)
     try:
         yield setup

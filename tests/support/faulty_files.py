@@ -13,6 +13,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 
 from aiohooks.checkpoint import Mirror
+from tests.support.waiting import HANG_SECS
 
 
 class Disk:
@@ -68,7 +69,7 @@ class Disk:
         def block(found: str, where: str) -> None:
             if found == operation and path in where and not (once and hang.reached.is_set()):
                 hang.reached.set()
-                assert hang.released.wait(60)
+                assert hang.released.wait(HANG_SECS)
 
         self.before = block
         return hang

@@ -10,6 +10,7 @@ from pathlib import Path
 from nats.aio.client import Client
 
 from tests.support.store_servers import Server, free_port
+from tests.support.waiting import HANG_SECS
 
 
 class Cluster:
@@ -28,7 +29,7 @@ class Cluster:
         client = Client()
         await client.connect(self.url.split(","), reconnect_time_wait=0)
         try:
-            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"{}", timeout=10)
+            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"{}", timeout=HANG_SECS)
             return str(json.loads(reply.data)["cluster"]["leader"])
         finally:
             await client.close()

@@ -14,6 +14,7 @@ import pytest
 
 from aiohooks.testing.leaks import no_leaks
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16)
 """The cluster refuses processes without it."""
@@ -72,7 +73,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
     from aiohooks.stores.ray import _cluster
 
     address = session_cluster(request)
-    _cluster.join(address, timeout=30, log_to_driver=False)
+    _cluster.join(address, timeout=HANG_SECS, log_to_driver=False)
     try:
         yield address
     finally:
@@ -109,7 +110,7 @@ def main() -> None:
 
     _cluster.join(
         "local",
-        timeout=60,
+        timeout=HANG_SECS,
         num_cpus=int(sys.argv[1]),
         include_dashboard=False,
         log_to_driver=False,

@@ -13,11 +13,12 @@ import sys
 from aiohooks.stores.ray import _cluster
 from tests.conformance.report import loop_factory
 from tests.support.store_worker import Worker
+from tests.support.waiting import HANG_SECS
 
 
 async def main(address: str) -> None:
     """Join the cluster, execute orders until the input ends, and leave."""
-    await asyncio.to_thread(_cluster.join, address, timeout=30, log_to_driver=False)
+    await asyncio.to_thread(_cluster.join, address, timeout=HANG_SECS, log_to_driver=False)
     await Worker().serve()
     await asyncio.to_thread(_cluster.leave)
 

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-START_SECS = 20.0
+from tests.support.waiting import HANG_SECS
 
 
 def free_port() -> int:
@@ -112,7 +112,7 @@ class Server:
         # Read until the end: a server whose output is not read would block when the pipe is full.
         self._reader = threading.Thread(target=self._read, args=(process, ready), daemon=True)
         self._reader.start()
-        if not ready.wait(START_SECS) or not self._is_ready():
+        if not ready.wait(HANG_SECS) or not self._is_ready():
             self.kill()
             raise RuntimeError(f"{self._command} did not start: {''.join(self.lines[-20:])}")
 
@@ -144,9 +144,9 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGCONT)
             os.kill(process.pid, number)
-        process.wait(START_SECS)
+        process.wait(HANG_SECS)
         if reader is not None:
-            reader.join(START_SECS)
+            reader.join(HANG_SECS)
 
     def pause(self) -> None:
         """Stop it by SIGSTOP: its connections stay, and nothing answers."""

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from tests.conformance.report import installed_loops
 from tests.support.source import ROOT
-
-LIMIT_SECS = 30.0
-"""A reply that takes longer counts as stuck."""
-
-_START_SECS = 120.0  # on a busy machine, where many start together
+from tests.support.waiting import HANG_SECS
 
 numbers = itertools.count(1)
 """Unique numbers."""
@@ -55,7 +51,7 @@ class WorkerProcess:
         command = [sys.executable, "-m", module, loops[next(numbers) % len(loops)], *arguments]
         pipe = asyncio.subprocess.PIPE
         one = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20))
-        await reply_to(one.order("ready"), "start of a process", _START_SECS)
+        await reply_to(one.order("ready"), "start of a process")
         return one
 
     async def _read(self) -> None:
@@ -123,7 +119,7 @@ class WorkerProcess:
         return self.process.returncode is None
 
 
-async def reply_to(answer: asyncio.Future[dict[str, Any]], what: str, secs: float = LIMIT_SECS) -> dict[str, Any]:
+async def reply_to(answer: asyncio.Future[dict[str, Any]], what: str, secs: float = HANG_SECS) -> dict[str, Any]:
     """Return the reply, or raise `StuckError`."""
     done, _ = await asyncio.wait([answer], timeout=secs)
     if not done:

@@ -10,6 +10,9 @@ import aiohooks as ah
 
 T = TypeVar("T")
 
+HANG_SECS = 180
+"""A guard against hanging, not a measurement: what takes longer hangs, also on a machine that is slow, or busy with much else."""
+
 
 async def ticks(count: int = 5) -> None:
     """Let the other tasks of the loop run, so many times."""

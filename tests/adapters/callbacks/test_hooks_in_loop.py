@@ -16,9 +16,9 @@ from aiohooks.adapters.keras import HooksForKeras
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import RecordingHook
 from tests.adapters.callbacks.loops import KerasModel, Loop, StepsHook, fit_keras, ignite_engine
+from tests.support.waiting import HANG_SECS
 
 RUN = ["before_run", "after_run"]
-WAIT_SECS = 20  # a guard against hanging
 
 
 def phases(hook: RecordingHook) -> list[str]:
@@ -182,7 +182,7 @@ def test_tasks_of_hooks_continue_while_the_framework_computes(loop: Loop) -> Non
 
     def step(number: int) -> None:
         computing.set()
-        assert noticed.wait(WAIT_SECS)
+        assert noticed.wait(HANG_SECS)
 
     loop([Background()], 2, step)
     assert ended == ["ended"]
@@ -204,7 +204,7 @@ def test_a_failure_of_a_task_is_raised_by_the_framework(loop: Loop) -> None:
             raise error
 
     def step(number: int) -> None:
-        assert failed.wait(WAIT_SECS)
+        assert failed.wait(HANG_SECS)
         made.append(number)
 
     with pytest.raises(LookupError) as raised:

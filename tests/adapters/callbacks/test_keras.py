@@ -16,6 +16,7 @@ from aiohooks.adapters.keras import HooksForKeras, KerasCallbacks
 from aiohooks.hooks import Evaluation
 from tests.adapters.callbacks.loops import KerasModel, StepsHook, fit_keras, losses
 from tests.support.sessions import NO_BACKOFF
+from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -237,7 +238,7 @@ async def test_callbacks_block_in_a_thread_only_if_asked(thread: bool) -> None:
     class Blocking(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             threads.add(threading.get_ident())
-            assert not thread or released.wait(20)
+            assert not thread or released.wait(HANG_SECS)
 
     async def release() -> None:
         await asyncio.sleep(0)

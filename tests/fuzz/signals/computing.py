@@ -29,9 +29,9 @@ from typing import Any
 
 import aiohooks as ah
 from tests.support import processes
+from tests.support.waiting import HANG_SECS
 
 KINDS = ("step function", "graph", "hook", "run_step_fn", "service")
-TIMEOUT_SECS = 60
 STEPS_BEFORE = 20
 REQUESTS = 5
 
@@ -165,7 +165,7 @@ def stop_process(kind: str, step_secs: float = 0.005, seed: int = 0) -> Stop:
     """Start a process, send it SIGTERM in the middle of a step, and return how it stopped."""
     command = [sys.executable, "-m", "tests.fuzz.signals.computing", "--child", kind, "--step-ms", str(1000 * step_secs)]
     with processes.start(command) as process:
-        timer = threading.Timer(TIMEOUT_SECS, process.kill)
+        timer = threading.Timer(HANG_SECS, process.kill)
         timer.start()
         try:
             assert process.stdout is not None
@@ -199,7 +199,7 @@ def _request_page(port: int) -> list[float]:
     """Request the page and the progress of a service while it trains; return how long each reply took."""
     waits: list[float] = []
     while len(waits) < REQUESTS:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECS)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_SECS)
         began = time.monotonic()
         connection.request("GET", "/training/progress")
         progress = json.loads(connection.getresponse().read())

@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohooks as ah
 from tests.support import processes
+from tests.support.waiting import HANG_SECS
 
 PHASES = (
     "begin",
@@ -37,7 +38,6 @@ PHASES = (
 )
 SILENT_PHASES = ("blocking", "close")
 """In these phases the process does not print that a signal has arrived; two that are pending would count as one."""
-TIMEOUT_SECS = 60
 REPEAT_SECS = 0.2
 
 
@@ -110,7 +110,7 @@ def _problems(case: Case, directory: Path) -> list[str]:
     command = [sys.executable, "-m", "tests.fuzz.signals.program", str(directory), f"--at={case.phase}"]
     command += ["--run", case.run, "--loop", case.loop, "--stay", *case.stays]
     with processes.start(command) as process:
-        timer = threading.Timer(TIMEOUT_SECS, process.kill)
+        timer = threading.Timer(HANG_SECS, process.kill)
         timer.start()
         try:
             lines = _send_signals(case, process)

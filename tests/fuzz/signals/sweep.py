@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.signals.scenarios import SCENARIOS, Entry, Fixture, Scenario
+from tests.support.waiting import HANG_SECS
 
-HANG_SECS = 10
 MAX_DISTANCE = 10
 """The second signal is sent at most this many suspensions after the first."""
 PREVIOUS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -255,7 +255,7 @@ def sweep(*, points: int, loop: str, seed: int = 0, scenarios: Sequence[Scenario
 
 
 def _run(plan: Plan, scratch: Path, tally: Tally) -> Point:
-    signal.alarm(6 * HANG_SECS)  # ends the process where even the loop hangs
+    signal.alarm(2 * HANG_SECS)  # ends the process where even the loop hangs
     try:
         point = Point(plan, scratch)
         point.run()
