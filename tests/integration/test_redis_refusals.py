@@ -79,7 +79,7 @@ async def test_no_server() -> None:
 async def test_a_server_that_is_still_starting(tmp_path: Path) -> None:
     """The first connection is tried again until `connect_timeout`."""
     server = Server((KINDS or ["valkey"])[0], tmp_path)
-    store = RedisStepStore(server.url, connect_timeout=30)
+    store = RedisStepStore(server.url, connect_timeout=HOUR_SECS)
     opening = asyncio.ensure_future(store.__aenter__())
     await asyncio.sleep(0)
     await asyncio.to_thread(server.start)
@@ -235,7 +235,7 @@ async def test_a_sentinel(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as sentinel:  # noqa: ASYNC220
         try:
             # The Sentinel is still starting: until then nothing listens there.
-            error = await refused(RedisStepStore(f"redis://127.0.0.1:{port}", connect_timeout=20.0))
+            error = await refused(RedisStepStore(f"redis://127.0.0.1:{port}", connect_timeout=HOUR_SECS))
         finally:
             sentinel.kill()
     assert isinstance(error, StoreRefusedError)

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -31,10 +32,19 @@ from tests.support.waiting import HANG_SECS
 
 
 def free_port() -> int:
-    """Return an unused port of the loopback."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Return an unused port of the loopback, below those that the system gives to clients and to servers that want any.
+
+    Otherwise another test could be given the port before the server listens there, or while it is killed.
+    """
+    while True:
+        port = _chance.randrange(15_000, 32_768)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: an old connection is no obstacle
+            one.bind(("127.0.0.1", port))
+            return port
+
+
+_chance = random.SystemRandom()  # no seed: the processes of a test run must not choose the same ports
 
 
 @functools.cache
@@ -82,7 +92,8 @@ class Server:
         """The lines that it has printed."""
 
     def _redis(self, keeps: bool) -> list[str]:
-        stores = ["--appendonly", "yes"] if keeps else ["--appendonly", "no"]
+        # Without "always" a write may wait for the one before while the disk is slow, and is not kept though it was answered.
+        stores = ["--appendonly", "yes", "--appendfsync", "always"] if keeps else ["--appendonly", "no"]
         return ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.data), "--save", "", *stores]
 
     def _nats(self) -> list[str]:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -21,6 +20,7 @@ import tensorflow
 
 import aiohooks as ah
 from aiohooks.adapters.tensorflow import TensorFlowHooks, TensorFlowSessionCreator
+from tests.support.store_servers import free_port
 
 tf: Any = tensorflow.compat.v1
 
@@ -287,9 +287,7 @@ async def test_grpc_debug_hooks(name: str) -> None:
 
         SendSourceFiles = SendTracebacks
 
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     servicer = Servicer(port, Stream)
     thread = threading.Thread(target=servicer.run_server)
     thread.start()
