@@ -16,6 +16,7 @@ import random
 import shutil
 import signal
 import tempfile
+import time
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,14 @@ class EngineSetup(abc.ABC):
 async def nothing(setup: EngineSetup, secs: float) -> None:
     """The engine does not fail."""
     await last(secs)
+
+
+async def until_nothing_left(left: Callable[[], Awaitable[str]]) -> str:
+    """Wait until nothing is left in an engine; return what remains there."""
+    until = time.monotonic() + HANG_SECS
+    while (found := await left()) and time.monotonic() < until:
+        await last(0.02)
+    return found
 
 
 async def close_all(workers: Sequence[WorkerProcess]) -> None:
@@ -191,11 +200,7 @@ class ServerSetup(EngineSetup):
         await close_all(self.workers)
         for proxy in self._proxies:
             proxy.end_all()  # also the server's ends of connections in a black hole
-        left = ""
-        for _ in range(200):  # the server needs a moment to notice the end
-            if not (left := await self._left()):
-                break
-        return left
+        return await until_nothing_left(self._left)  # the server needs a moment to notice the end
 
     async def abandon(self) -> None:
         for one in self.workers:
@@ -264,8 +269,7 @@ async def redis_setup(kind: str, directory: Path) -> AsyncGenerator[EngineSetup]
         stats = await execute(server, "INFO", "clients")
         return f"{len(clients) - 1} connections are left" if len(clients) > 1 or stats["blocked_clients"] else ""
 
-    # Otherwise what it keeps is not all that it has answered: a write to the disk may wait for the one before.
-    server = Server(kind, directory, ["--appendfsync", "always"])
+    server = Server(kind, directory)
     await asyncio.to_thread(server.start)
     async with RedisSetup(server, left).start() as setup:
         yield setup
@@ -429,13 +433,14 @@ class RaySetup(EngineSetup):
 
         await close_all(self.workers)
         actor = await self.actor()
-        # The poll of a killed process ends after its heartbeat.
-        for _ in range(2 * int(self.heartbeat_secs) + 2):
-            if not (left := (await actor.statistics.remote())["waiting"]):
-                break
-            await last(0.5)
+
+        async def polls() -> str:
+            waiting: int = (await actor.statistics.remote())["waiting"]
+            return f"{waiting} polls are left in the actor" if waiting else ""
+
+        left = await until_nothing_left(polls)  # the poll of a killed process ends after its heartbeat
         await asyncio.to_thread(_cluster.kill_actor, actor)
-        return f"{left} polls are left in the actor" if left else ""
+        return left
 
     async def abandon(self) -> None:
         for one in self.workers:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nats.aio.client import Client
+from nats.errors import NoRespondersError
 
 from tests.support.store_servers import Server, free_port
 from tests.support.waiting import HANG_SECS
@@ -29,8 +30,11 @@ class Cluster:
         client = Client()
         await client.connect(self.url.split(","), reconnect_time_wait=0)
         try:
-            reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"{}", timeout=HANG_SECS)
-            return str(json.loads(reply.data)["cluster"]["leader"])
+            while True:  # none while the servers elect one, as after one has come back
+                with contextlib.suppress(NoRespondersError):
+                    reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"{}", timeout=HANG_SECS)
+                    if leader := json.loads(reply.data).get("cluster", {}).get("leader"):
+                        return str(leader)
         finally:
             await client.close()
 
