@@ -103,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 0 < options.bound < 3600:
         parser.error(f"--bound is {options.bound}: give seconds, above 0")
-    logging.getLogger("aiohooks").setLevel(logging.ERROR)  # the warnings about dead publishers are not needed beside the table
+    # Neither warnings about dead publishers nor errors of programs that are cut off at the bound are needed beside the table.
+    logging.getLogger("aiohooks").setLevel(logging.CRITICAL)
     rows: list[Sequence[str]] = [("shape", "fault", "old code", "old", "our code", "ours")]
     for shape in SHAPES:
         old, ours = observe(shape.old, options.bound), observe(shape.ours, options.bound)

@@ -116,7 +116,9 @@ def example(directory: Path) -> contextlib.AbstractContextManager[ServiceProcess
     return started("examples/service.py", "--port", "0", "--checkpoint-dir", str(directory))
 
 
-def paused(directory: Path, what: str, step: int, grace_secs: float = 4.0) -> contextlib.AbstractContextManager[ServiceProcess]:
+def paused(
+    directory: Path, what: str, step: int, grace_secs: float = HANG_SECS
+) -> contextlib.AbstractContextManager[ServiceProcess]:
     return started("-m", "tests.support.paused_service", str(directory), what, str(step), str(grace_secs))
 
 

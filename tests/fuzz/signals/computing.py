@@ -175,8 +175,8 @@ def stop_process(kind: str, step_secs: float = 0.005, seed: int = 0) -> Stop:
                 pass
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(random.Random(seed).uniform(0, 10 * step_secs))  # up to a random moment of a step
-            sent = time.monotonic()
             process.send_signal(signal.SIGTERM)
+            sent = time.monotonic()  # not before: this process may be held up between the two
             output, errors = process.communicate()
         finally:
             timer.cancel()
