@@ -70,7 +70,8 @@ class Coordinator:
         self._is_recoverable = is_recoverable
         self.stopped: bool = False
         """Whether a stop was requested from this coordinator itself; `should_stop` includes its parent."""
-        self._closed = False
+        self.closed: bool = False
+        """Internal: whether its session has ended or was replaced."""
         self._disowned: str | None = None
         self._reason: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -446,7 +447,7 @@ class Coordinator:
         if self.failed_with(error):
             return  # `until` raised it in the task, which passed it on
         is_clean = self._is_clean_end(error)
-        if (self._closed and is_clean) or is_end_of_producers(error):
+        if (self.closed and is_clean) or is_end_of_producers(error):
             return
         described = f"{what}: {safe_repr(error)}"
         if is_clean:
@@ -511,7 +512,7 @@ class Coordinator:
             why, what = f"a stop was requested: {self.stop_reason}", f"{self._root.label}, joining"
             await end_tasks([self], stop_grace_period_secs, stop_grace_period_secs, why, what)
         finally:
-            if not self._closed:
+            if not self.closed:
                 self._ending = None
         self._joined = True
         self._root._forget_drain_timer()
@@ -539,7 +540,7 @@ class Coordinator:
         Args:
             failure: why the session ends, if not cleanly: the tasks are cancelled immediately, with this message.
         """
-        self.stopped = self._closed = True
+        self.stopped = self.closed = True
         if failure is not None:
             self._reason = self._reason or failure
             self.cancel_tasks(failure)

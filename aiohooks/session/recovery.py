@@ -190,10 +190,7 @@ class SessionSupervisor:
 
     async def missing_session(self) -> Session:
         """Return a new session where there is none: a recovery was interrupted before it had created one."""
-        await self._create()
-        if self.session is None:
-            raise SessionClosedError("the session was closed while it was created")
-        return self.session
+        return await self._create()
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a new session can help: a failed task of the whole session cannot be started again."""
@@ -341,8 +338,15 @@ class SessionSupervisor:
         if pause > 0 and not self.root.should_stop():
             await self.root.wait_for_stop(pause)
 
-    async def _create(self, *, in_drain: bool = True) -> None:
-        """Create a session; `in_drain` says whether a drain lets it wait for others, because a run is under way."""
+    async def _create(self, *, in_drain: bool = True) -> Session:
+        """Create a session and give it to the hooks.
+
+        Args:
+            in_drain: whether a drain lets it wait for others, because a run is under way.
+
+        Raises:
+            SessionClosedError: the monitored session was closed meanwhile.
+        """
         with opening_until(functools.partial(self.root.until, drain=not in_drain)):
             session = await self.creator.create_session()
         created: object = session
@@ -351,6 +355,7 @@ class SessionSupervisor:
         if session.graph is not self.creator.graph:
             raise InvalidArgumentError(f"{self.creator!r} created a session of another graph than its own `graph`")
         self.session, self.run = session, gathered_run(session)
+        await self._check_open()
         self.store = session.global_step
         self.coord = Coordinator(parent=self.root, is_recoverable=self._policy.recovers)
         if isinstance(created, Session):
@@ -359,9 +364,17 @@ class SessionSupervisor:
             created.inherit_grace_secs(self.grace_secs)
             restore_hooks(created)
         await self._hooks.after_create_session(session, self.coord)
+        await self._check_open()
         restored = created.tracked.values() if isinstance(created, Session) and created.restored is not None else ()
         for feeds in self.feeds:
             feeds.continue_reading(restored)
+        return session
+
+    async def _check_open(self) -> None:
+        """Raise if the monitored session was closed meanwhile, because what creates a session ignored its cancellation."""
+        if self.root.closed:
+            await self._close_session("the session was closed")
+            raise SessionClosedError("the session was closed while a raw session was created")
 
     def _state_of(self, one: Stateful) -> Any:
         """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""

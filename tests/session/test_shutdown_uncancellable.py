@@ -9,7 +9,7 @@ import logging
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double
@@ -20,12 +20,14 @@ class UncancellableHook:
     """Waits for its own event, and swallows every cancellation of the waiting task."""
 
     def __init__(self) -> None:
+        self.waiting = asyncio.Event()
         self.released = asyncio.Event()
         self.cancels = 0
         self.done = False
 
     async def wait(self, *_: object) -> None:
         """Waits, and counts the cancellations that it swallows."""
+        self.waiting.set()
         while not self.released.is_set():
             try:
                 await self.released.wait()
@@ -397,6 +399,53 @@ async def test_an_uncancellable_run_does_not_block_the_end(caplog: pytest.LogCap
         uncancellable.released.set()
         with pytest.raises(ah.errors.SessionClosedError, match="closed during this run"):
             await running
+
+
+@pytest.mark.parametrize("where", ["create_session", "after_create_session"])
+@pytest.mark.parametrize("interrupted", [False, True], ids=["in a recovery", "after an interrupted recovery"])
+async def test_a_raw_session_that_is_created_too_late_is_closed(where: str, interrupted: bool) -> None:
+    """Its creation ignores the cancellation until the monitored session is closed: it is closed, and not used."""
+    uncancellable, graph, created, hook = UncancellableHook(), ah.Graph(), list[ah.Session](), RecordingHook()
+
+    @graph.train_op
+    async def step() -> None: ...
+
+    class Creator:
+        def __init__(self) -> None:
+            self.graph = graph
+
+        async def create_session(self) -> ah.Session:
+            if created and where == "create_session":
+                await uncancellable.wait()
+            created.append(ah.Session(graph))
+            return created[-1]
+
+    async def wait(session: ah.Session, coord: ah.Coordinator) -> None:
+        if len(created) == 2 and where == "after_create_session":
+            await uncancellable.wait()
+
+    lost = FaultInjectionHook({("before_run", 1): ah.UnavailableError("away")})
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(5 if interrupted else 0, jitter=False))
+    with ManualClock() as clock:
+        hooks = [hook, lost, PhaseHook("after_create_session", wait)]
+        async with ah.AsyncMonitoredSession(Creator(), hooks, recovery=policy, stop_grace_period_secs=9) as session:
+            running = asyncio.create_task(session.run("step"))
+            if interrupted:
+                await until_true(lambda: clock.pending)
+                running.cancel()
+                await asyncio.wait([running])
+                running = asyncio.create_task(session.run("step"))
+            await uncancellable.waiting.wait()
+            closing = asyncio.create_task(session.aclose())
+            while not closing.done():
+                clock.advance(1)
+                await ticks()
+        calls = hook.phases()
+        uncancellable.released.set()
+        with refused(ah.errors.SessionClosedError, "the session was closed while a raw session was created"):
+            await running
+    assert [one.closed for one in created] == [True, True]
+    assert (calls[-1], hook.phases()) == ("close", calls)
 
 
 async def test_groups_of_hooks_are_made_flat() -> None:
