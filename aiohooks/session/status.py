@@ -182,13 +182,10 @@ def _activities(run_lock: RunLock, hooks: HookSet, now: float) -> list[Activity]
 
 
 def _calls(gather: LazyGather, now: float) -> list[Activity]:
-    overlap = gather.overlap
-    if overlap is None:
-        return []
-    secs = _elapsed(gather.suspended_at, now)
+    overlap, secs = gather.overlap, _elapsed(gather.suspended_at, now)
     return [
         activity(what, task, secs, overlap.hook(number) if isinstance(overlap, HookCalls) else None)
-        for number, what, task in overlap.unfinished
+        for number, what, task in (() if overlap is None else overlap.unfinished)
     ]
 
 

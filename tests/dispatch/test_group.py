@@ -516,6 +516,12 @@ def test_classes_that_cannot_be_a_lifecycle_are_refused() -> None:
         ah.point("last")  # type: ignore[arg-type]
 
 
+def test_a_grace_period_is_a_number_of_seconds() -> None:
+    """Other values are refused when the group is made, not when it ends."""
+    with refused(ah.errors.InvalidArgumentError, "grace_secs is -1"):
+        ah.HookGroup(AgentHooks, grace_secs=-1)
+
+
 async def test_methods_that_have_no_list_of_answers_are_refused() -> None:
     """`call` takes coroutine methods whose hooks are independent of each other."""
     group = ah.HookGroup(AgentHooks, [Answering("a")])
@@ -584,6 +590,8 @@ class Resource:
 
     async def on_tool_start(self, call: str) -> None: ...
 
+    def describe(self) -> None: ...
+
 
 async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
     """Context managers among the hooks are entered with the group; none of them swallows the error of the block."""
@@ -591,6 +599,8 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
     group = ah.HookGroup(AgentHooks, [Resource("a", events), Resource("b", events)])
     with refused(ah.errors.HookGroupClosedError, "has to be entered, as Resource#1 is an async context manager"):
         await group.hooks.on_tool_start("x")
+    with refused(ah.errors.HookGroupClosedError, "has to be entered"):
+        group.hooks.describe()
     with pytest.raises(ValueError, match="of the block"):  # noqa: PT012 - the block is what raises
         async with group:
             await group.hooks.on_tool_start("x")
@@ -599,6 +609,8 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
     for use in (group.__aenter__, lambda: group.hooks.on_tool_start("x"), lambda: group.call(AgentHooks.on_tool_start, "x")):
         with refused(ah.errors.HookGroupClosedError, "make a new one"):
             await use()
+    with refused(ah.errors.HookGroupClosedError, "make a new one"):
+        group.hooks.describe()
 
 
 async def test_a_hook_that_cannot_be_entered() -> None:
@@ -628,6 +640,23 @@ async def test_hooks_that_cannot_be_left(block_fails: bool, caplog: pytest.LogCa
         assert raised.value.__notes__ == ["and then: OSError('leave c')", "and then: OSError('leave a')"]
     else:
         assert [str(one) for one in raised.value.exceptions] == ["leave c", "leave a"]  # type: ignore[attr-defined]
+
+
+async def test_a_hook_whose_leaving_a_third_party_cancels() -> None:
+    """It is reported like a failure, and the others are left all the same."""
+    events: list[str] = []
+
+    class Cancelled(Resource):
+        async def __aexit__(self, *_: object) -> bool:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            return await super().__aexit__(None, None, None)
+
+    with refused(ah.errors.HookCancelledError, "Cancelled.__aexit__ was cancelled, and not by its caller"):
+        async with ah.HookGroup(AgentHooks, [Resource("a", events), Cancelled("b", events)]):
+            pass
+    assert events[2:] == ["leave b", "leave a"]
 
 
 async def test_a_failed_end_leaves_no_reference_cycle() -> None:

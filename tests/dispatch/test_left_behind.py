@@ -16,7 +16,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double
-from tests.support.waiting import fail, ticks, until_true
+from tests.support.waiting import fail, forever, ticks, until_true
 
 pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
 
@@ -243,3 +243,33 @@ async def test_a_call_that_was_left_behind_outlives_its_group() -> None:
     (pending,) = (wait for wait in waits if not wait.done())
     pending.set_result(None)
     await until_true(lambda: ended)
+
+
+async def test_a_call_that_was_left_behind_ends_with_the_loop() -> None:
+    """A cancel of the task in which it continues, such as that of `asyncio.run` at its end, is for the hook."""
+    ended: list[Any] = []
+
+    class Waiting:
+        async def on(self, depth: int) -> None:
+            for _ in ("at the time limit", "when it is left behind"):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await forever()
+            try:
+                await forever()
+            finally:
+                ended.append(asyncio.current_task())
+
+    before = asyncio.all_tasks()
+    with ManualClock() as clock:
+        caller = asyncio.create_task(ah.HookGroup(Calls, [ah.configure(Waiting(), timeout=5)], grace_secs=2).hooks.on(1))
+        await ticks(5)
+        clock.advance(5)
+        await ticks()
+        clock.advance(2)
+        with refused(ah.errors.HookTimeoutError, "Waiting.on"):
+            await caller
+    (left,) = asyncio.all_tasks() - before
+    await ticks()
+    left.cancel()
+    await asyncio.wait([left])
+    assert ended == [left]

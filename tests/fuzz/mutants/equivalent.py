@@ -19,6 +19,7 @@ _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.dev
 _RANGE = "if type(start) is not int or start < 0 or start % kind.itemsize or start + {} > len(data):"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
+_NEARLY = "if _one_edit_apart({}):"
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -135,4 +136,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
     ): "any exponent that a float can take is longer than the longest pause",
     ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
+    (
+        "aiohooks/dispatch/lifecycle.py",
+        "Lifecycle.check",
+        f"{_NEARLY.format('name, known')}  =>  {_NEARLY.format('known, name')}",
+    ): "a distance has no direction",
 }
