@@ -397,9 +397,10 @@ async def test_a_recovery_behind_the_end_of_the_feeds(tmp_path: Path, prefetch: 
     assert loader.position == 8
 
 
+@pytest.mark.parametrize("count", [4, 20], ids=["behind the end", "before the end"])
 @pytest.mark.parametrize("prefetch", [1, 3])
-async def test_a_recovery_begins_no_other_pass(prefetch: int) -> None:
-    """Feeds that begin again when they are iterated over, as data loaders do, end after one pass if nothing restores them."""
+async def test_a_recovery_begins_no_other_pass(prefetch: int, count: int) -> None:
+    """Feeds that begin again when they are iterated over, as data loaders do, make one whole pass if nothing restores them."""
     used, failures = list[int](), [ah.AbortedError("lost")]
 
     class Passes(Loader):
@@ -416,10 +417,10 @@ async def test_a_recovery_begins_no_other_pass(prefetch: int) -> None:
         return batch
 
     async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
-        async for _ in session.steps("step", feeds=Passes(4), prefetch=prefetch):
+        async for _ in session.steps("step", feeds=Passes(count), prefetch=prefetch):
             pass
         assert session.status().recoveries == 1
-    assert used == [0, 1, 2, 3]
+    assert used == list(range(count))
 
 
 async def test_a_recovery_during_the_wait_for_restored_feeds(tmp_path: Path) -> None:

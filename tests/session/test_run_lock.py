@@ -13,7 +13,7 @@ from aiohooks.testing import RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, do_nothing, double
-from tests.support.waiting import result_without_suspending, ticks, until_true
+from tests.support.waiting import forever, result_without_suspending, ticks, until_true
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
@@ -398,6 +398,29 @@ async def test_a_cancelled_run_of_a_step_function_gives_its_turn_back() -> None:
 
     async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits)]) as session:
         assert await session.run_step_fn(one_of_two) == [asyncio.CancelledError, asyncio.CancelledError, 2]
+
+
+@pytest.mark.parametrize("hooks", [1, 2], ids=["one hook", "hooks that overlap"])
+async def test_a_later_run_of_a_step_function_is_cancelled(hooks: int) -> None:
+    """Each of its runs may be made in a task of its own, whose cancel is not mistaken for one by a third party."""
+    waiting: list[str] = []
+
+    async def waits(run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+        if run_context.original_args.fetches == "double":
+            waiting.append("double")
+            await forever()
+
+    async def second_is_cancelled(context: ah.session.StepContext) -> bool:
+        first, second = (asyncio.create_task(context.run_with_hooks(one)) for one in ("loss", "double"))
+        await first
+        await until_true(lambda: waiting)
+        second.cancel()
+        await asyncio.wait([second])
+        return second.cancelled()
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits) for _ in range(hooks)]) as session:
+        assert await session.run_step_fn(second_is_cancelled)
 
 
 async def test_a_run_that_is_cancelled_when_it_gets_its_turn_passes_it_on() -> None:
