@@ -76,10 +76,9 @@ class HookSet:
         self.merger: Merger = Merger(graph, [name for group in self.before_run for name in group.names], request_of)
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-        self._stateful: dict[str, Stateful] | None = None
         self._holder: tuple[int, str] | None = None  # the process and the session for which the hooks are held
         self.gather: LazyGather | None = None
-        """The active call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
+        """The latest call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
 
     def hold(self, label: str) -> Callable[[], None]:
         """Keep the hooks from being used in another session while this one, `label`, is open; return what releases them.
@@ -107,8 +106,6 @@ class HookSet:
         Raises:
             InvalidHookError: two of them have one name; which state belongs to which would depend on their order.
         """
-        if self._stateful is not None:
-            return self._stateful
         found: dict[str, Stateful] = {}
         for registered in self.registered:
             hook = registered.hook
@@ -119,7 +116,6 @@ class HookSet:
                         f"{found[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give each a `name` of its own"
                     )
                 found[name] = hook
-        self._stateful = found
         return found
 
     async def drain_stateful(self) -> None:
@@ -187,7 +183,6 @@ class HookSet:
         try:
             await call_groups(groups, args, step=step, gather=gather, observers=self.observers)
         finally:
-            self.gather = None
             gather.reset()
 
     def _groups(self, method: str) -> tuple[OrderGroup, ...]:

@@ -228,6 +228,9 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
     group = ah.HookGroup(AgentHooks, [Counting(1), Counting(2)], results={"count": "first"})
     assert await group.hooks.count() == 1
     assert await group.call(AgentHooks.count) == [1, 2]
+    ordered = [ah.configure(Counting(number), order=number // 3) for number in range(9)]
+    group = ah.HookGroup(AgentHooks, ordered, results={"count": "first"})
+    assert await group.call(AgentHooks.count) == list(range(9))
     assert await ah.HookGroup(AgentHooks).call(AgentHooks.count) == []
 
 

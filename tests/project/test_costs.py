@@ -73,6 +73,15 @@ async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
     assert 10 < found <= most, found
 
 
+@pytest.mark.parametrize(("count", "most"), [(1, 61), (5, 117)])
+async def test_a_run_in_a_timeline(count: int, most: int) -> None:
+    """What notifies the timeline of a hook's calls is made once, and not for each run."""
+    hooks = [ah.TimelineHook(), *(Idle() for _ in range(count))]
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        found = await calls_of(lambda: session.run("loss"))
+    assert 10 < found <= most, found
+
+
 @pytest.mark.parametrize(("count", "most"), [(1, 4), (5, 4)])
 async def test_a_call_of_a_group(count: int, most: int) -> None:
     """Hooks that do not wait cost no calls of the library."""

@@ -48,7 +48,7 @@ TESTS = {
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }  # fmt: skip
 """The tests of a package that are not just those in the folder of the same name."""
-ARGUMENTS = "tests/project/test_argument_values.py"
+ALL = ("tests/project/test_argument_values.py", "tests/project/test_costs.py")
 """The tests of every package."""
 
 BAR = 0.95
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def try_package(name: str) -> None:
         start = time.monotonic()
-        tests = options.tests or (*TESTS.get(name, (f"tests/{name}",)), ARGUMENTS)
+        tests = options.tests or (*TESTS.get(name, (f"tests/{name}",)), *ALL)
         for fault, fate, test in tried(by_package[name], tests, options.hang_secs):
             if fault is not None:
                 fates[name, fate] += 1
