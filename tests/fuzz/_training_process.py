@@ -24,8 +24,8 @@ import aiohooks as ah
 from aiohooks.session import creators
 from tests.support.source import ROOT
 
-RECORD = struct.Struct("<?q")
-"""Whether the step was restored, and the step."""
+RECORD = struct.Struct("<?q119x")
+"""Whether the step was restored, and the step; so long that a pipe of one page is full after a few."""
 
 
 def start(steps_fd: int, output_fd: int, example: str, options: Sequence[str], *, background: bool) -> ForkServerProcess:

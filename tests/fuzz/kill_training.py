@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import fcntl
+import mmap
 import os
 import platform
 import random
@@ -127,6 +129,7 @@ class TrainingProcess:
         self._directory = directory
         self._watch = DirectoryWatch(directory)
         self._steps_fd, steps_fd = os.pipe()
+        fcntl.fcntl(steps_fd, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE)  # it must not end while this process is too busy to kill it
         self._output_fd, output_fd = os.pipe()
         for fd in (self._steps_fd, self._output_fd):
             os.set_blocking(fd, False)
@@ -224,9 +227,8 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
     """Kill a run so many times, let it end, and compare it with an uninterrupted one."""
     began = time.perf_counter()
     tally = Tally(mode, (kills + 1) * INTERVALS_PER_KILL * INTERVAL)
-    alone = digits_process(directory / "alone", tally.steps, mode)  # runs while the other one is killed
+    end = digits_process(directory / "alone", tally.steps, mode).run_until(None)
     run_killed(lambda: digits_process(directory / "killed", tally.steps, mode), kill_points(kills, seed), tally, verbose=verbose)
-    end = alone.run_until(None)
     tally.violations += [f"left alone: {one}" for one in violations(end, None, 0, tally)]
     tally.violations += differences(directory / "alone", directory / "killed", tally.steps)
     tally.secs = time.perf_counter() - began
