@@ -28,6 +28,7 @@ from tests.support.waiting import HANG_SECS, until_true
 pytestmark = [pytest.mark.slow, pytest.mark.may_leak, pytest.mark.asyncio(loop_factories=["asyncio"])]
 
 STATE_BYTES = 24 << 20  # several parts
+STALL_SECS = 6  # the black hole takes a few times as long; on a busy machine some uploads are tried again
 QUICKLY = Backoff(0.05, 0.2)
 
 
@@ -49,13 +50,13 @@ async def proxy(server: int) -> AsyncIterator[Proxy]:
         yield proxy
 
 
-def options(port: int, read_timeout_secs: float = 30) -> dict[str, Any]:
+def options(port: int, timeout_secs: float = HANG_SECS) -> dict[str, Any]:
     return {
         "key": "key",
         "secret": "secret",
         "endpoint_url": f"http://127.0.0.1:{port}",
         "client_kwargs": {"region_name": "eu-west-1"},
-        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 5, "read_timeout": read_timeout_secs},
+        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": timeout_secs, "read_timeout": timeout_secs},
     }
 
 
@@ -84,7 +85,7 @@ async def test_checkpoints_go_there_and_come_back(server: int, tmp_path: Path) -
         assert await saver.restore() is None
         for step in (1, 2, 3):
             await saver.save(state_of(step), step)
-            assert await saver.flush_mirror(60)
+            assert await saver.flush_mirror(HANG_SECS)
     found = await asyncio.to_thread(found_in, fs, "plain/a/run")
     assert found == [
         f"step-00000000000{step}.00000{step}/{file}"
@@ -117,11 +118,13 @@ async def test_a_link_that_fails_in_an_upload(server: int, proxy: Proxy, tmp_pat
     async with asyncio.timeout(HANG_SECS):
         name = fault.replace(" ", "-")
         fs = await asyncio.to_thread(bucket, server, name)
-        mirror = Mirror(f"s3://{name}/run", storage_options=options(proxy.port, 3), backoff=QUICKLY, timeout_secs=4)
+        mirror = Mirror(
+            f"s3://{name}/run", storage_options=options(proxy.port, STALL_SECS), backoff=QUICKLY, timeout_secs=STALL_SECS
+        )
         async with Saver(tmp_path / "a", mirror=mirror) as saver:
             assert await saver.restore() is None
             await saver.save(state_of(1), 1)
-            assert await saver.flush_mirror(60)
+            assert await saver.flush_mirror(HANG_SECS)
             objects = await asyncio.to_thread(found_in, fs, f"{name}/run")
             await saver.save(state_of(2), 2)
             await until_true(lambda: proxy.connections > 0)
@@ -132,7 +135,7 @@ async def test_a_link_that_fails_in_an_upload(server: int, proxy: Proxy, tmp_pat
                 assert set(objects) <= set(await asyncio.to_thread(found_in, fs, f"{name}/run"))
             await saver.save(state_of(3), 3)
             proxy.heal()
-            assert await saver.flush_mirror(60)
+            assert await saver.flush_mirror(HANG_SECS)
             assert saver.mirror_status is not None
             assert saver.mirror_status.latest_step == 3
         async with Saver(tmp_path / "b", mirror=Mirror(mirror.url, storage_options=options(server))) as saver:
