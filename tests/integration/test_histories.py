@@ -53,8 +53,11 @@ def test_an_injected_bug_is_found(recorded: Sequence[Operation], bug: Injected) 
     answered = [one for one in recorded if one.is_known or one.kind in ("read", "wait")]
     if len(answered) < len(recorded):
         pytest.skip("a killed process may have made what looks like a bug")
-    missed = [at for at in places if not find_violation(bug(answered, at))]
-    assert missed == []
+    wrong = {at: bug(answered, at) for at in places}
+    # The last advance of an epoch can be lost, or count twice, without anyone seeing it.
+    seen = {at: history for at, history in wrong.items() if history != answered}
+    assert seen
+    assert [at for at, history in seen.items() if not find_violation(history)] == []
 
 
 def test_what_has_no_answer_counts_once_or_not_at_all() -> None:
