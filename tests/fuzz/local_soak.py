@@ -92,6 +92,8 @@ class SoakWorker(Worker):
                     await other.value()
             if number * SAMPLES % rounds < SAMPLES:
                 # The other processes wait for this one to advance.
+                while store._tasks:  # it may be reading what another process has written
+                    await asyncio.wait(tuple(store._tasks))
                 usage.append(list(dataclasses.astuple(Usage.now(store.directory))))
         return usage
 
