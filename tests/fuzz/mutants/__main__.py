@@ -76,7 +76,8 @@ def tried(faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float) -> I
     """Try faults in a copy of the tree; yield each with its fate and the test that decided it."""
     with tempfile.TemporaryDirectory(prefix="aiohooks-mutants-") as folder:
         copy = Path(folder) / "tree"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "venv", "build", "dist"))
+        # The last ones are written by other processes that compile a module just now, and renamed.
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "venv", "build", "dist", "*.pyc.*"))
         job = copy / "job.json"
         what = {"faults": [dataclasses.asdict(one) for one in faults], "tests": tests, "hang_secs": hang_secs}
         job.write_text(json.dumps(what), encoding="utf-8")
