@@ -218,7 +218,6 @@ class _SignalHandlers:
             self._stop_session(session)
         elif self._received:
             session.record_stop(self._received[0])
-            self._recorded = True
         elif self._drained_by is not None:
             session.record_drain(self._drained_by)
             self._drain_session(session, self._drained_by)

@@ -4,7 +4,8 @@
 
 The tests are imported and collected once. Each fault is then put in place in a fork of that process, which runs the tests that
 enter the changed function until one of them fails: those of the module's own files first, of these the ones that reach the
-changed lines, and of these the quickest. Tests that start processes come last: it is not known what these reach.
+changed lines, and of these the quickest. Tests that start processes or set a trace function of their own come last: it is not
+known what these reach.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -47,8 +49,8 @@ class Trials:
         self.root = Path.cwd()
         self.secs: dict[str, float] = {}
         """How long each test takes that passes without a fault."""
-        self.starting: set[str] = set()
-        """The tests that start processes."""
+        self.unmeasured: set[str] = set()
+        """The tests that start processes or trace."""
 
     def pytest_configure(self) -> None:
         import hypothesis  # not before pytest, which rewrites a part of it
@@ -68,9 +70,9 @@ class Trials:
         with _forked(lambda out: self._measure(session, out), _SLOWEST_TEST_SECS) as lines:
             for line in lines:
                 match json.loads(line):
-                    case [test, secs, starts_processes]:
+                    case [test, secs, is_unmeasured]:
                         self.secs[test] = secs
-                        self.starting |= {test} if starts_processes else set()
+                        self.unmeasured |= {test} if is_unmeasured else set()
                     case of_module:
                         reached |= of_module
         for number, fault in enumerate(self.faults):
@@ -86,21 +88,22 @@ class Trials:
         measured = coverage.Coverage(data_file=None, include=modules, config_file=False)
         measured.start()
         failed: set[str] = set()
-        start = processes = 0.0
+        start = unmeasured = 0.0
 
         def started(test: str) -> None:
-            nonlocal start, processes
+            nonlocal start, unmeasured
             measured.switch_context(test)
-            start, processes = time.monotonic(), 0
+            start, unmeasured = time.monotonic(), 0
 
-        def count_processes(event: str, args: object) -> None:
-            nonlocal processes
-            processes += event in ("os.fork", "subprocess.Popen")
+        def count_unmeasured(event: str, args: object) -> None:
+            nonlocal unmeasured
+            in_main = threading.current_thread() is threading.main_thread()  # `coverage` traces the others itself
+            unmeasured += event in ("os.fork", "subprocess.Popen") or (event == "sys.settrace" and in_main)
 
-        sys.addaudithook(count_processes)
+        sys.addaudithook(count_unmeasured)
         for test, passed in _run(session, session.items, started):
             if passed:
-                _write(out, [test, time.monotonic() - start, processes > 0])
+                _write(out, [test, time.monotonic() - start, unmeasured > 0])
             else:
                 failed.add(test)
         measured.stop()
@@ -125,7 +128,7 @@ class Trials:
         reaching = [item for item in passing if item.nodeid in tests | entering]  # none, where only other processes do
         reaching = reaching or [item for item in passing if _is_own(item, fault)]
         reaching.sort(key=lambda item: (not _is_own(item, fault), item.nodeid not in tests, self.secs[item.nodeid]))
-        items = reaching + [item for item in passing if item.nodeid in self.starting and item not in reaching]
+        items = reaching + [item for item in passing if item.nodeid in self.unmeasured and item not in reaching]
         if not items:
             return "survived", "no test runs it"
         source, changed = path.read_text(encoding="utf-8"), path.stat().st_mtime
