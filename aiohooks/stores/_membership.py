@@ -180,9 +180,9 @@ class LeaseWatch:
 
     @property
     def read_secs(self) -> float | None:
-        """In how many seconds to read the run again; None if there is no lease to watch."""
+        """In how many seconds to read the run again, counted from the last read; None if there is no lease to watch."""
         next_reads = [min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self._silent.values()]
-        return max(0.0, min(next_reads)) if next_reads else None
+        return max(0.0, self._read_at + min(next_reads) - self._clock.now()) if next_reads else None
 
 
 class RunWatcher:

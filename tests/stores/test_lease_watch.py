@@ -33,6 +33,15 @@ def test_a_silent_member_expires_after_its_lease(clock: ManualClock, watch: Leas
     assert (watch.expired(), watch.read_secs) == ([], None)
 
 
+def test_the_next_read_is_not_put_off(clock: ManualClock, watch: LeaseWatch) -> None:
+    """It comes a quarter of the lease after the last one, whenever the process asks."""
+    watch.observe(seen(5))
+    clock.advance(0.75)
+    assert watch.read_secs == 0.25
+    clock.advance(1.0)
+    assert watch.read_secs == 0.0
+
+
 def test_a_heartbeat_begins_the_lease_again(clock: ManualClock, watch: LeaseWatch) -> None:
     """A member that is renewed once in its lease never expires, whatever the numbers of its heartbeats."""
     for heartbeat in (5, 6, 0, 1, 2, 100):

@@ -120,9 +120,10 @@ class FakeStepStore(RemoteStepStore):
         engine = self._engine
         while True:
             snapshot, known = self._read(), self._snapshot
-            reached = self._threshold is not None and snapshot.position.step >= self._threshold
-            if reached or snapshot.revision != known.revision or snapshot.position.epoch != known.position.epoch:
+            if snapshot.revision != known.revision or snapshot.position.epoch != known.position.epoch:
                 self._observe_snapshot(snapshot)
+            elif self._threshold is not None and snapshot.position.step >= self._threshold:
+                self._observe(snapshot.position)
             self._notified = watcher = asyncio.get_running_loop().create_future()
             engine.watchers.add(watcher)
             try:
