@@ -41,6 +41,7 @@ class RunState:
         "position",
         "ready",
         "recovered",
+        "recovered_epoch",
         "recovered_exits",
         "recovered_revision",
         "revision",
@@ -61,6 +62,7 @@ class RunState:
         self.answers: dict[str, tuple[int, Position]] = {}
         # After the data was lost, see `recover`:
         self.recovered: list[str] = []  # the processes that have said what they know
+        self.recovered_epoch = self.position.epoch  # the highest epoch from before
         self.recovered_exits = 0  # the highest number of an exit from before
         self.recovered_revision = 0  # the highest revision from before
         self.unconfirmed: list[str] = []  # members that other processes knew, and that have not been renewed since
@@ -99,12 +101,13 @@ class RunState:
     def recover(self, process: str, known: Snapshot, answers: Mapping[str, tuple[int, Position]]) -> None:
         """Take over what a process knows of the run from before the engine lost it, with its own members as they are now.
 
-        Each process does this once after a loss, in any order; what has happened since the loss is kept. Members of other
-        processes come back as they were last seen: none counts as gone before it could be announced again, and none that has
-        been found dead since the loss comes back.
+        Each process does this once after a loss, in any order; what has happened since the loss is kept. A reset since the loss
+        counts: a chief has restored what it has, and does not know the later steps from before. Members of other processes come
+        back as they were last seen: none counts as gone before it could be announced again, and none that has been found dead
+        since the loss comes back.
         """
         before = self.snapshot()
-        self.position = max(self.position, known.position)
+        self._recover_position(known)
         for writer, last in answers.items():
             self.answers[writer] = max(last, self.answers.get(writer, last))
         while len(self.answers) > _MOST_WRITERS:
@@ -125,11 +128,28 @@ class RunState:
             self.revision = max(self.revision, known.revision) + 1
 
     def mark_older(self) -> None:
-        """Before `recover`: the engine has come back with an older copy of the run, in which nothing is from after the loss."""
+        """Before `recover`: the engine has an older copy of the run, or a part of it, in which nothing is from after the loss."""
         self.recovered.clear()
         self.gone.clear()
+        self.recovered_epoch = self.position.epoch
         self.recovered_exits, self.recovered_revision = self.exits, self.revision
         self.unconfirmed = list(self.members)
+
+    @property
+    def resets(self) -> int:
+        """How often the step was reset since the loss."""
+        return self.position.epoch - self.recovered_epoch
+
+    def _recover_position(self, known: Snapshot) -> None:
+        position, resets = known.position, self.resets
+        if not resets:
+            self.position = max(self.position, position)
+        elif known.term > self.term:  # by a chief that was none
+            self.position = Position(max(self.position.epoch, position.epoch) + 1, position.step)
+            self.recovered_epoch = self.position.epoch
+        elif position.epoch > self.recovered_epoch:
+            self.position = Position(position.epoch + resets, self.position.step)
+        self.recovered_epoch = max(self.recovered_epoch, position.epoch)
 
     def _recover_exit(self, known: LastExit) -> None:
         if self.exits <= self.recovered_exits:
@@ -298,6 +318,7 @@ class RunState:
             state.leader = str(read.get("leader", ""))
             names = ([str(one) for one in read.get(key, ())] for key in ("recovered", "unconfirmed", "gone"))
             state.recovered, state.unconfirmed, state.gone = names
+            state.recovered_epoch = _number(read.get("recovered_epoch", state.position.epoch))
             state.recovered_exits = _number(read.get("recovered_exits", 0))
             state.recovered_revision = _number(read.get("recovered_revision", 0))
             if read["last_exit"] is not None:

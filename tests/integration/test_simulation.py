@@ -1,6 +1,7 @@
 """The simulated cluster: some seeds in every test run, and the proof that it finds bugs; all of it is a command.
 
-`python -m tests.fuzz.simulation --count 20000`, and `python -m tests.fuzz.simulation.equality --count 2000`.
+`python -m tests.fuzz.simulation --count 20000`, also with `--scenario training`, and
+`python -m tests.fuzz.simulation.equality --count 2000`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ import redis
 from tests.fuzz.simulation.__main__ import first_seed_with
 from tests.fuzz.simulation.equality import compare
 from tests.fuzz.simulation.injected_bugs import BUGS
-from tests.fuzz.simulation.scenario import simulate
+from tests.fuzz.simulation.scenario import simulate, stores
+from tests.fuzz.simulation.training import training
 from tests.support.redis_servers import KINDS, server_of
 
-QUICKLY_FOUND = ("exits_are_not_recovered", "terms_are_not_recovered", "an_old_exit_ends_waits", "registrations_are_not_repeated")
+QUICKLY_FOUND = (
+    *("exits_are_not_recovered", "terms_are_not_recovered", "an_old_exit_ends_waits", "registrations_are_not_repeated"),
+    *("names_are_not_synced", "reads_of_leases_are_put_off"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +51,15 @@ def test_nothing_is_lost_in_a_simulated_cluster(engine: str) -> None:
         assert result.operations > 20
 
 
+@pytest.mark.parametrize("engine", ["nats", "ray", "redis"])
+def test_nothing_is_lost_in_a_simulated_training(engine: str) -> None:
+    """Under random faults, kills in the disk and power cuts: each step has its model, no checkpoint is lost, all end cleanly."""
+    for seed in range(5):
+        result = simulate(seed, engine, training)
+        assert not result.violations, (seed, result.faults)
+        assert result.operations > 5
+
+
 @pytest.mark.parametrize("name", QUICKLY_FOUND)
 def test_an_injected_bug_is_found(name: str) -> None:
     """A bug in the library is a violation in a simulation that has none without it."""
@@ -56,12 +70,13 @@ def test_an_injected_bug_is_found(name: str) -> None:
 def test_a_seed_has_one_trace() -> None:
     """All that happens is decided by the seed, also in another interpreter with other hashes."""
     seeds = range(2)
-    traces = [simulate(seed).digest for seed in seeds]
-    assert traces == [simulate(seed, tracing=True).digest for seed in seeds]
+    traces = [simulate(seed, scenario=one).digest for seed in seeds for one in (stores, training)]
+    assert traces == [simulate(seed, scenario=one, tracing=True).digest for seed in seeds for one in (stores, training)]
     program = (
         "import logging; logging.disable()\n"
-        "from tests.fuzz.simulation.scenario import simulate\n"
-        f"print(*(simulate(seed).digest for seed in {seeds!r}))"
+        "from tests.fuzz.simulation.scenario import simulate, stores\n"
+        "from tests.fuzz.simulation.training import training\n"
+        f"print(*(simulate(seed, scenario=one).digest for seed in {seeds!r} for one in (stores, training)))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
     other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True)

@@ -95,6 +95,17 @@ def test_a_state_is_replaced_if_no_process_was_faster(client: redis.Redis) -> No
     assert (list(state.members), state.position) == (["p/1"], Position(1, 5))
 
 
+def test_a_state_is_not_replaced_after_a_reset(client: redis.Redis) -> None:
+    """What a process brings after a loss depends on whether a chief has reset the step meanwhile: the process reads again."""
+    scripted = Scripted(client)
+    found = scripted.read()
+    state = found.state.copy()
+    state.position = Position(3, 7)
+    scripted.apply(Write("reset", 4, Position(1, 0), 0, "chief", 1))
+    assert not scripted.swap(found, state)
+    assert scripted.read().state.position == Position(2, 4)
+
+
 def test_a_failure_has_the_position_of_the_server(client: redis.Redis) -> None:
     """A process that reports a failure may not know the latest position; waiters compare it with theirs."""
     scripted = Scripted(client)

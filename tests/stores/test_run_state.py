@@ -112,6 +112,47 @@ def recovered(known: dict[str, RunState], state: RunState | None = None) -> RunS
     return state
 
 
+def restored_at(step: int) -> RunState:
+    """A lost run in which a new chief has restored an earlier step, and made one more."""
+    state = RunState()
+    state.apply(Lead(Member("new/1", "new chief", 1.0)))
+    state.apply(Write("reset", step - 1, Position(1, 0), 1, "new", 1))
+    state.apply(Write("advance", 1, Position(2, step - 1), 1, "new", 2))
+    return state
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 5])
+def test_a_reset_since_the_loss_counts(epoch: int) -> None:
+    """Who comes back later with a higher step sees it as a reset: the chief that restored an earlier one continues there."""
+    known, state = RunState(), restored_at(4)
+    known.position = Position(epoch, 7)
+    for process in ("p", "q", "p"):
+        state.recover(process, known.snapshot(), {})
+        assert state.position == Position(epoch + 1, 4)
+    state.apply(Write("reset", 2, state.position, 1, "new", 3))
+    state.recover("r", known.snapshot(), {})
+    assert state.position == Position(epoch + 2, 2)
+    assert RunState.load(state.dump()).resets == 2
+
+
+def test_a_reset_by_a_chief_that_was_none_does_not_count() -> None:
+    """The chief from before the loss continues at its own step; the one that led meanwhile is refused."""
+    known, state = led_by("p"), restored_at(4)
+    state.recover("p", known.snapshot(), known.answers)
+    assert state.position == Position(3, 7)
+    assert state.apply(Write("advance", 1, Position(2, 4), 1, "new", 3)).status == "stale"
+    state.recover("q", known.snapshot(), known.answers)
+    assert state.position == Position(3, 7)
+
+
+def test_an_older_copy_has_no_reset_since_the_loss() -> None:
+    """Of the copy and what processes know, the higher position counts."""
+    known, state = restored_at(9), restored_at(4)
+    state.mark_older()
+    state.recover("p", known.snapshot(), known.answers)
+    assert state.position == Position(2, 9)
+
+
 @pytest.mark.parametrize("order", [("p", "q"), ("q", "p"), ("q", "p", "q")])
 def test_a_lost_run_is_recovered_from_those_who_know_it(order: tuple[str, ...]) -> None:
     """In any order, also repeated: terms, exits, answers and members are as before, and the next ones are newer."""

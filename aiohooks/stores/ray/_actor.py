@@ -139,7 +139,7 @@ class GCounter:
     def add(self, writer: str, seq: int, position: Position) -> None:
         """Record that a writer's write has led to `position`."""
         if position.epoch != self.epoch:
-            self._start_epoch(position.epoch, position.step)
+            self.start_epoch(position.epoch, position.step)
         known = self._totals.get(writer)
         total = position.step - self.position.step + (0 if known is None else known[1].total)
         self._put(WriterTotal(writer, seq, total, position.step))
@@ -159,7 +159,7 @@ class GCounter:
     def merge(self, delta: CounterDelta) -> list[WriterTotal]:
         """Merge what another copy knows; return the entries that were new here."""
         if delta.epoch > self.epoch:
-            self._start_epoch(delta.epoch, delta.base)
+            self.start_epoch(delta.epoch, delta.base)
         same_epoch = delta.epoch == self.epoch
         if same_epoch and delta.compactions > self._compactions:
             # A compaction changes every entry, so the delta is complete: writers that it lacks are in its base.
@@ -182,8 +182,10 @@ class GCounter:
             new.append(entry)
         return new
 
-    def _start_epoch(self, epoch: int, base: int) -> None:
-        # Writes of earlier epochs no longer count, but a repeated one must still be known.
+    def start_epoch(self, epoch: int, base: int) -> None:
+        """Start a later epoch. Writes of earlier ones no longer count, but a repeated one must still be known."""
+        if epoch == self.epoch:
+            return
         self.epoch, self.base, self.total, self._compactions = epoch, base, 0, 0
         for writer, (version, entry) in self._totals.items():
             self._totals[writer] = version, entry._replace(total=0)
@@ -253,9 +255,14 @@ class StepActor:
         process, known_incarnation, known_snapshot, known_counter = unpack_message(message)
         state, delta = self._state, CounterDelta(*known_counter)
         if known_incarnation not in ("", self.incarnation):
-            new = self._counter.merge(delta)
-            known = unpack_snapshot(known_snapshot)._replace(position=self._counter.position)
+            known = unpack_snapshot(known_snapshot)
+            if state.resets:  # since the actor started: what was counted before counts no more, its writes are known all the same
+                new = self._counter.merge(delta._replace(epoch=0))
+            else:
+                new = self._counter.merge(delta)
+                known = known._replace(position=self._counter.position)
             state.recover(process, known, {entry.writer: (entry.seq, Position(delta.epoch, entry.step)) for entry in new})
+            self._counter.start_epoch(*state.position)
             self._answer_satisfied()
         return pack_message(self.incarnation, *self._reply("snapshot", self._snapshot(), 0))
 

@@ -76,7 +76,7 @@ def swap_arguments(found: FoundRun, run_id: str, state: RunState, least_version:
     notifies, fails = state.revision != found.state.revision, state.failure != found.state.failure
     data, position = state.dump().decode(), state.position
     changed = (position.epoch, position.step, state.term, state.leader, int(notifies), int(fails))
-    return (found.version, run_id, least_version, data, *changed, recovered)
+    return (found.version, run_id, least_version, data, *changed, recovered, found.state.position.epoch)
 
 
 def parse_answer(reply: Any) -> tuple[Answer, str] | None:

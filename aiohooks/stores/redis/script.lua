@@ -151,13 +151,13 @@ local function write()
   return reply('ok')
 end
 
--- Replaces the state if it is still that of the version `after`; returns the new version, or 0. With another id the run is made
--- anew; `recovered` are the answers that a process has brought after a loss.
+-- Replaces the state if it is still that of the version `after`, and the step was not reset since; returns the new version, or 0.
+-- With another id the run is made anew; `recovered` are the answers that a process has brought after a loss.
 local function swap()
   local after, new_run_id, least_version, data = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
   local new_epoch, new_step, new_term, new_leader = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-  local notifies, fails, recovered = ARGV[12], ARGV[13], ARGV[14]
-  if run_id ~= known_run_id or version ~= after then
+  local notifies, fails, recovered, after_epoch = ARGV[12], ARGV[13], ARGV[14], tonumber(ARGV[15])
+  if run_id ~= known_run_id or version ~= after or epoch ~= after_epoch then
     return 0
   end
   local is_new = new_run_id ~= run_id

@@ -154,7 +154,7 @@ class RedisStepStore(RemoteStepStore):
         told = known.run_id  # the run that has what this process knows; empty: it knows nothing
         while (is_older := self._is_older(found)) or not found.run_id or told not in ("", found.run_id):
             state = found.state.copy()
-            if is_older:
+            if is_older or not found.run_id:
                 state.mark_older()
             if known.run_id:
                 state.recover(self._process, self._known(), known.state.answers)

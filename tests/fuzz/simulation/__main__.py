@@ -1,4 +1,4 @@
-"""Simulate clusters under faults: `python -m tests.fuzz.simulation --count 20000`.
+"""Simulate clusters under faults: `python -m tests.fuzz.simulation --count 20000`, of the stores alone or of a training.
 
 A seed decides everything that happens, on every Python. A seed with a violation is printed with its faults;
 `--only N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the first seed that finds it.
@@ -19,12 +19,15 @@ from functools import partial
 
 from tests.fuzz.simulation.cluster import ENGINES
 from tests.fuzz.simulation.injected_bugs import BUGS, Bug
-from tests.fuzz.simulation.scenario import Result, simulate
+from tests.fuzz.simulation.scenario import MakeScenario, Result, simulate, stores
+from tests.fuzz.simulation.training import training
+
+SCENARIOS: dict[str, MakeScenario] = {"stores": stores, "training": training}
 
 
-def simulated(seeds: Sequence[int], engine: str = "", processes: int = 1) -> Iterator[Result]:
+def simulated(seeds: Sequence[int], engine: str = "", scenario: MakeScenario = stores, processes: int = 1) -> Iterator[Result]:
     """Yield the results of the seeds, in their order."""
-    run = partial(simulate, engine=engine)
+    run = partial(simulate, engine=engine, scenario=scenario)
     if processes == 1:
         yield from map(run, seeds)
         return
@@ -36,8 +39,8 @@ def first_seed_with(bug: Bug, seeds: Sequence[int]) -> Result | None:
     """Return the first result with a violation that is not there without the bug."""
     for seed in seeds:
         with bug.injected():
-            found = simulate(seed, bug.engine)
-        if found.violations and not simulate(seed, bug.engine).violations:
+            found = simulate(seed, bug.engine, bug.scenario)
+        if found.violations and not simulate(seed, bug.engine, bug.scenario).violations:
             return found
     return None
 
@@ -48,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=20_000, help="seeds (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="", help="one of the engines instead of all")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="stores", help="what they do (default %(default)s)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int, help="simulate this seed alone")
     parser.add_argument("--trace", action="store_true", help="with --only: print all that happens")
@@ -55,15 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bug", choices=sorted(BUGS), help="inject this bug")
     options = parser.parse_args(arguments)
     logging.disable()
-    seeds = range(options.seed, options.seed + options.count)
+    seeds, scenario = range(options.seed, options.seed + options.count), SCENARIOS[options.scenario]
     if options.bugs:
         return _find_bugs(seeds, options.bug)
     with BUGS[options.bug].injected() if options.bug else contextlib.nullcontext():
         if options.only is not None:
-            result = simulate(options.only, options.engine, tracing=options.trace)
+            result = simulate(options.only, options.engine, scenario, tracing=options.trace)
             print(*(result.lines or ()), *_describe(result), sep="\n")
             return int(bool(result.violations))
-        return _report(simulated(seeds, options.engine, options.processes))
+        return _report(simulated(seeds, options.engine, scenario, options.processes))
 
 
 def _find_bugs(seeds: Sequence[int], only: str | None) -> int:

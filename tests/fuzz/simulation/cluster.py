@@ -9,7 +9,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 from unittest import mock
 
@@ -30,6 +30,7 @@ ENGINES: dict[str, tuple[Callable[[Network], Any], Callable[..., SharedStepStore
     "nats": (NatsServer, SimulatedNatsStore),
     "ray": (RayServer, SimulatedRayStore),
 }
+Program = Callable[[Process, SharedStepStore], Coroutine[Any, Any, None]]
 WORKERS = 8
 UNREACHABLE = 10**9
 
@@ -62,12 +63,29 @@ class Cluster:
     def living(self) -> list[Process]:
         return list(self.tasks)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str) -> Process:
         """Start a process, which opens its store a little later."""
         process = Process(self.world, f"{name}#{next(self._lives)}")
-        program = self._chief if name in ("chief", "standby") else self._worker
         self.world.trace("start", process)
-        self.tasks[process] = process.start(self._live(process, program))
+        self.tasks[process] = process.start(self._live(process, self.program_of(name)))
+        return process
+
+    def program_of(self, name: str) -> Program:
+        """Return what a process of this name does."""
+        return self._chief if name in ("chief", "standby") else self._worker
+
+    def make_store(self, process: Process, **options: Any) -> SharedStepStore:
+        """Make the store of a process."""
+        return self._make_store(
+            self.network,
+            process,
+            run="default",
+            lease_secs=self.lease_secs,
+            heartbeat=self.heartbeat_secs,
+            join_grace_secs=3 * self.lease_secs,
+            connect_timeout=20.0,
+            **options,
+        )
 
     def kill(self, process: Process) -> None:
         self.world.trace("kill", process)
@@ -88,19 +106,11 @@ class Cluster:
 
     # Programs.
 
-    async def _live(self, process: Process, program: Callable[[Process, SharedStepStore], Awaitable[None]]) -> None:
+    async def _live(self, process: Process, program: Program) -> None:
         await sleep(self.world.chance.random() * 0.3)
         opened = False
         while not opened:
-            store = self._make_store(
-                self.network,
-                process,
-                run="default",
-                lease_secs=self.lease_secs,
-                heartbeat=self.heartbeat_secs,
-                join_grace_secs=3 * self.lease_secs,
-                connect_timeout=20.0,
-            )
+            store = self.make_store(process)
             try:
                 async with store:
                     opened = True

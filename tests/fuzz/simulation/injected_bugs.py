@@ -8,25 +8,33 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
+from aiohooks.checkpoint import _format
+from aiohooks.checkpoint._files import Files
+from aiohooks.session import creators
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import Member, Position, Snapshot, Write
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.nats._compare_and_set import CompareAndSet
 from aiohooks.stores.shared import SharedStepStore
+from tests.fuzz.simulation.scenario import MakeScenario, stores
+from tests.fuzz.simulation.training import training
 
 Method = Callable[..., Any]
+Owner = type | ModuleType
 
 
 @dataclass(frozen=True)
 class Bug:
-    """Methods of the library, each with what replaces it."""
+    """Functions of the library, each with what replaces it."""
 
-    changes: tuple[tuple[type, str, Method], ...]
+    changes: tuple[tuple[Owner, str, Method], ...]
     engine: str
+    scenario: MakeScenario
 
     @contextlib.contextmanager
     def injected(self) -> Generator[None]:
@@ -44,15 +52,17 @@ def _bound(replacement: Method, original: Method) -> Method:
 BUGS: dict[str, Bug] = {}
 
 
-def bug(owner: type, name: str, engine: str = "", *, without: tuple[tuple[type, str], ...] = ()) -> Callable[[Method], Method]:
-    """Register a replacement of `owner.name`: a function that gets the original method, and then its arguments.
+def bug(
+    owner: Owner, name: str, engine: str = "", *, scenario: MakeScenario = stores, without: tuple[tuple[type, str], ...] = ()
+) -> Callable[[Method], Method]:
+    """Register a replacement of `owner.name`: a function that gets the original one, and then its arguments.
 
     The methods of `without` do nothing: the library has two mechanisms against the same bug.
     """
 
     def add(fn: Method) -> Method:
         nothing = [(owner, name, _do_nothing) for owner, name in without]
-        BUGS[fn.__name__] = Bug(((owner, name, fn), *nothing), engine)
+        BUGS[fn.__name__] = Bug(((owner, name, fn), *nothing), engine, scenario)
         return fn
 
     return add
@@ -163,3 +173,33 @@ def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
         return lead(self, member)
     finally:
         self.members = {**others, **self.members}
+
+
+# Of the sessions of a training, and their checkpoints.
+
+
+@bug(creators, "set_step", scenario=training)
+async def a_restored_step_is_only_raised(set_step: Method, store: SharedStepStore, step: int) -> None:
+    """After a loss, who knows a later step from before moves that of a chief that has restored an earlier one."""
+    latest = (await store.value()).step
+    await (store.raise_to(step) if latest <= step else store.reset(step))
+
+
+@bug(SharedStepStore, "_watch_leases", scenario=training)
+def reads_of_leases_are_put_off(watch: Method, self: SharedStepStore) -> None:
+    """A waiter for quick steps never finds a publisher that has died."""
+    watch(self)
+    if self._expiry is not None:
+        self._expiry.cancel()
+        self._expiry = self._clock.call_later(self._members._lease_secs / 4, self._start_refresh)
+
+
+@bug(Files, "sync", scenario=training)
+def names_are_not_synced(sync: Method, self: Files, fd: int) -> None:
+    """After a power cut a checkpoint that was saved is gone."""
+
+
+@bug(_format, "checkpoint_names", scenario=training)
+def the_oldest_checkpoint_is_restored(checkpoint_names: Method, names: Any) -> Any:
+    """Training begins again at an earlier step than it could."""
+    return checkpoint_names(names)[::-1]

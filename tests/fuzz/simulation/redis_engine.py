@@ -104,9 +104,9 @@ class ScriptedRun:
             del answers[name]
 
     def _swap(self, known_run_id: str, args: tuple[str, ...]) -> int:
-        after, new_run_id, least_version, data, epoch, step, term, leader, notifies, fails, recovered = args
+        after, new_run_id, least_version, data, epoch, step, term, leader, notifies, fails, recovered, after_epoch = args
         keys, version = self.keys, self.keys.state.get("version", "")
-        if self.run_id != known_run_id or version != after:
+        if self.run_id != known_run_id or version != after or self.position.epoch != int(after_epoch):
             return 0
         is_new = new_run_id != self.run_id
         if is_new:

@@ -8,9 +8,11 @@ their leases, and clocks that jump.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +22,9 @@ from tests.fuzz.simulation.cluster import ENGINES, UNREACHABLE, Cluster, determi
 from tests.fuzz.simulation.history import Tenure
 from tests.fuzz.simulation.virtual_time import Livelock, Process, World
 
+MakeScenario = Callable[[World, str], AbstractContextManager["Scenario"]]
+"""Makes a scenario of an engine in a world."""
 _WORK_SECS = 8.0
-_MOST_SECS = 60.0
-"""How long anything may take after the faults have ended."""
 
 
 @dataclass
@@ -40,30 +42,63 @@ class Result:
     lines: list[str] | None
 
 
-def simulate(seed: int, engine: str = "", *, tracing: bool = False) -> Result:
+@contextlib.contextmanager
+def stores(world: World, engine: str) -> Generator[Scenario]:
+    """Yield the scenario of processes that call their stores."""
+    yield Scenario(world, Cluster(world, engine))
+
+
+def simulate(seed: int, engine: str = "", scenario: MakeScenario = stores, *, tracing: bool = False) -> Result:
     """Run the simulation of a seed."""
     world = World(seed, tracing=tracing)
     engine = engine or world.chance.choice(sorted(ENGINES))
-    scenario = _Scenario.__new__(_Scenario)
     collecting = gc.isenabled()
     gc.disable()  # a collection ends forgotten coroutines wherever it happens to run
     try:
-        with deterministic(lambda: scenario.cluster.network, seed):
-            scenario.__init__(world, engine)  # type: ignore[misc]
-            violations = scenario.run()
+        with deterministic(lambda: one.cluster.network, seed), scenario(world, engine) as one:
+            violations = one.run()
     finally:
         if collecting:
             gc.enable()
-    operations = len(scenario.cluster.history.operations)
-    return Result(seed, engine, violations, world.digest, world.events, world.now, operations, scenario.faults, world.lines)
+    return Result(seed, engine, violations, world.digest, world.events, world.now, one.operations, one.faults, world.lines)
 
 
-class _Scenario:
-    def __init__(self, world: World, engine: str) -> None:
+class Scenario:
+    """One run: the cluster at work, its faults, and its end."""
+
+    most_secs = 60.0
+    """How long anything may take after the faults have ended."""
+
+    def __init__(self, world: World, cluster: Cluster) -> None:
         self.world = world
-        self.cluster = Cluster(world, engine)
+        self.cluster = cluster
         self.faults: list[str] = []
+        self.kinds: tuple[Callable[[], None], ...] = (
+            self._cut,
+            self._answers_lost,
+            self._answers_lost,
+            self._answer_and_data_lost,
+            self._partition,
+            self._partition,
+            self._slow_network,
+            self._server_pause,
+            self._server_outage,
+            self._server_outage,
+            self._server_without_data,
+            self._server_without_data,
+            self._server_with_old_data,
+            self._keys_deleted,
+            self._kill,
+            self._kill,
+            self._pause,
+            self._clock_jump,
+        )
         self._quiet_at = _WORK_SECS
+
+    @property
+    def operations(self) -> int:
+        """How much was done."""
+        return len(self.cluster.history.operations)
 
     def run(self) -> list[str]:
         cluster, history, chance = self.cluster, self.cluster.history, self.world.chance
@@ -89,30 +124,7 @@ class _Scenario:
     # Faults.
 
     def _inject(self) -> None:
-        chance = self.world.chance
-        fault = chance.choice(
-            (
-                self._cut,
-                self._answers_lost,
-                self._answers_lost,
-                self._answer_and_data_lost,
-                self._partition,
-                self._partition,
-                self._slow_network,
-                self._server_pause,
-                self._server_outage,
-                self._server_outage,
-                self._server_without_data,
-                self._server_without_data,
-                self._server_with_old_data,
-                self._keys_deleted,
-                self._kill,
-                self._kill,
-                self._pause,
-                self._clock_jump,
-            )
-        )
-        fault()
+        self.world.chance.choice(self.kinds)()
 
     def _note(self, *words: object) -> None:
         self.world.trace("fault:", *words)
@@ -212,8 +224,11 @@ class _Scenario:
 
     def _kill(self) -> None:
         process = self._victim()
-        name = process.name.partition("#")[0]
         self._note("kill", process)
+        self._kill_one(process)
+
+    def _kill_one(self, process: Process) -> None:
+        name = process.name.partition("#")[0]
         self.cluster.kill(process)
         if self.world.chance.random() < 0.8:
             self.world.after(self._secs(), lambda: self._start_again(name))
@@ -240,7 +255,7 @@ class _Scenario:
         """All reads agree, two that want the lead get it in turn, and all waits end as the last publisher leaves, not earlier."""
         cluster, chance = self.cluster, self.world.chance
         cluster.finish()
-        if not self.world.run(self.world.now + _MOST_SECS, lambda: len(cluster.at_rest) == len(cluster.tasks)):
+        if not self.world.run(self.world.now + self.most_secs, lambda: len(cluster.at_rest) == len(cluster.tasks)):
             self._report_stuck({process: task for process, task in cluster.tasks.items() if process not in cluster.at_rest})
             return
         self.world.run(self.world.now + 2.0)  # what was cancelled may still arrive
@@ -253,11 +268,14 @@ class _Scenario:
             self._leave_last(stores)
         for process, (_, end) in cluster.at_rest.items():
             process.deliver(end.set_result, None)
-        if not self.world.run(self.world.now + _MOST_SECS, lambda: all(task.done() for task in cluster.tasks.values())):
+        if not self.world.run(self.world.now + self.most_secs, lambda: all(task.done() for task in cluster.tasks.values())):
             self._report_stuck(cluster.tasks)
-        for process, task in cluster.tasks.items():
+        self._report_failures()
+
+    def _report_failures(self) -> None:
+        for process, task in self.cluster.tasks.items():
             if task.done() and not task.cancelled() and task.exception() is not None:
-                cluster.history.violations.append(f"{process} failed: {_text_of(task)}")
+                self.cluster.history.violations.append(f"{process} failed: {_text_of(task)}")
 
     def _leave_last(self, stores: dict[Process, SharedStepStore]) -> None:
         cluster, history, world = self.cluster, self.cluster.history, self.world
@@ -285,7 +303,7 @@ class _Scenario:
             cluster.kill(last)
         else:
             last.deliver(leave.set_result, ValueError("simulated") if how == "failed" else None)
-        if not world.run(world.now + _MOST_SECS, lambda: all(task.done() for task in waits.values())):
+        if not world.run(world.now + self.most_secs, lambda: all(task.done() for task in waits.values())):
             self._report_stuck({process: task for process, task in waits.items() if not task.done()})
         expected = "finished" if how == "finished" else "failed"
         history.violations += [f"the last trainer has {how}: {end}" for end in history.wait_ends[before:] if end.kind != expected]
@@ -299,7 +317,7 @@ class _Scenario:
 
     def _do(self, what: str, programs: dict[Process, Coroutine[Any, Any, None]], done: Callable[[], bool] | None = None) -> None:
         tasks = {process: process.start(program) for process, program in programs.items()}
-        if not self.world.run(self.world.now + _MOST_SECS, done or (lambda: all(task.done() for task in tasks.values()))):
+        if not self.world.run(self.world.now + self.most_secs, done or (lambda: all(task.done() for task in tasks.values()))):
             self._report_stuck({process: task for process, task in tasks.items() if not task.done()}, what)
         for process, task in tasks.items():
             if task.done() and not task.cancelled() and task.exception() is not None:
