@@ -84,8 +84,13 @@ def pytest_asyncio_loop_factories(config: pytest.Config) -> dict[str, Callable[[
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what waits for servers and processes: meanwhile CI checks other things. Or shuffle the tests, if so asked.
 
-    Tests must not depend on each other. With xdist all workers have the same order.
+    Tests must not depend on each other. With xdist all workers have the same order, and must have the same names.
+
+    Raises:
+        pytest.UsageError: a name has an address, which differs between processes.
     """
+    if unstable := [item.nodeid for item in items if " object at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"give ids to the parameters of {unstable[0]}: an address differs between the workers of xdist")
     items.sort(key=lambda item: "integration" not in item.path.parts)
     seed = config.getoption("--shuffle")
     if seed is not None:

@@ -110,7 +110,7 @@ async def test_two_services_share_an_application() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"session": object()},
+        {"session": 5},
         {"run": 5},
         {"history": 5},
         {"timing": 5},
