@@ -28,23 +28,24 @@ _logger = logging.getLogger("aiohooks")
 
 
 async def set_step(store: StepStore, step: int) -> None:
-    """Set the step to that of a checkpoint: wakes its waiters if the store is behind, and resets one that is ahead.
+    """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new epoch.
 
-    A store of several processes is reset in any case. Its engine may have lost its data: a process that knows a later step from
-    before, and comes back only now, must not raise the step beyond what was restored.
+    A store of several processes is also reset if it is behind, or has never moved: its engine may have lost its data. A process
+    that knows a later step from before, and comes back only now, must not raise the step beyond what was restored.
     """
-    latest = (await store.value()).step
-    if latest > step or not store.inline:
+    latest = await store.value()
+    may_be_lost = not store.inline and (latest.step < step or latest == (1, 0))
+    if latest.step > step or may_be_lost:
         await store.reset(step)
-    elif latest < step:
+    elif latest.step < step:
         await store.raise_to(step)
 
 
 async def restore_session(session: Session, restored: Restored) -> None:
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows later.
 
-    A step store that is behind is raised, which wakes its waiters; one that is ahead, or of several processes, is reset: the
-    step begins a new epoch.
+    A step store that is behind is raised, which wakes its waiters; one that is ahead is reset, in a new epoch, and so is one of
+    several processes that is behind.
 
     Raises:
         CheckpointMismatchError: the checkpoint has other variables or tracked objects.
