@@ -425,8 +425,6 @@ def creator_of(source: object, global_step: StepStore | None, variables: Variabl
     Raises:
         InvalidArgumentError: it is not a source; or a store or variables are given besides a creator, which has its own.
     """
-    check_instance(global_step, StepStore, "global_step", optional=True)
-    check_instance(variables, Variables, "variables", optional=True)
     if hasattr(source, "create_session") and not isinstance(source, type):
         creator: Any = source
         if not is_coroutine_function(creator.create_session):

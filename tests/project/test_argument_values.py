@@ -105,6 +105,8 @@ VALUES: list[Case] = [
     (ah.Scaffold, {"ready_fn": plain}, "ready_fn is <function plain", "give a coroutine function"),
     (ah.Scaffold, {"local_init_fn": plain}, "local_init_fn is <function plain", "give a coroutine function"),
     (ah.Scaffold, {"ready_for_local_init_fn": "x"}, "ready_for_local_init_fn is 'x'", "give a coroutine function"),
+    (ah.Scaffold, {"tracked": ["model"]}, "tracked is ['model']", "give a mapping"),
+    (ah.Scaffold, {"tracked": {"model": 5}}, "tracked['model'] is 5", "state_dict()"),
     (ah.Scaffold, {"copy_from_scaffold": 3}, "copy_from_scaffold is 3", "give a Scaffold"),
     (ah.Backoff, {"initial_secs": -0.1}, "initial_secs is -0.1", "seconds, 0 or more"),
     (ah.Backoff, {"initial_secs": True}, "initial_secs is True", "seconds, 0 or more"),

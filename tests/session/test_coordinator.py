@@ -37,6 +37,14 @@ async def test_a_stop_without_a_reason_has_one() -> None:
     assert coord.stop_reason == "a stop was requested"
 
 
+def test_a_reason_is_a_text_or_an_error() -> None:
+    """Anything else is refused, and no stop is requested."""
+    coord = ah.Coordinator()
+    with refused(ah.errors.InvalidArgumentError, "reason is 5"):
+        coord.request_stop(5)  # type: ignore[arg-type]
+    assert not coord.should_stop()
+
+
 async def test_waiting_for_the_stop() -> None:
     """`wait_for_stop` is woken by the stop and returns True; immediately if the stop came before."""
     coord = ah.Coordinator()

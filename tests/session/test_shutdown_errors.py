@@ -550,13 +550,15 @@ async def test_a_background_failure_from_which_the_next_run_would_have_recovered
     assert record.exc_info[1] is error
 
 
+@pytest.mark.parametrize("later", [0, 5], ids=["during the wait", "before it"])
 @pytest.mark.parametrize("owner", ["session", "coord"])
-async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(owner: str) -> None:
+async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(owner: str, later: int) -> None:
     """Whoever caught it has dealt with it: the end of the session is clean."""
     error = ValueError("no")
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
         (session if owner == "session" else session.coord).start_soon(fail, error)
+        await ticks(later)
         with pytest.raises(ValueError, match="no") as raised:
             await session.until(forever())
         assert raised.value is error
