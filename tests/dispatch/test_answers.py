@@ -63,6 +63,18 @@ async def test_the_next_hook_may_be_a_keyword() -> None:
     assert await hooks.call(text="x", extra="+", call_next=own) == "a(b(x +ab))"
 
 
+async def test_an_argument_behind_one_that_is_left_out_stays_a_keyword() -> None:
+    """The hook's own default takes the place of the one that is left out."""
+    got: list[tuple[str, str]] = []
+
+    class Defaults:
+        async def on(self, first: str = "1", second: str = "2") -> None:
+            got.append((first, second))
+
+    await ah.compose(Defaults, [Defaults()]).on(second="x")
+    assert got == [("1", "x")]
+
+
 async def test_a_hook_that_changes_nothing() -> None:
     """`wrap`: a call of the next hook without arguments gives it the caller's."""
 

@@ -20,6 +20,7 @@ _RANGE = "if type(start) is not int or start < 0 or start % kind.itemsize or sta
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
 _NEARLY = "if _one_edit_apart({}):"
+_DIFFERS = "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one != other), len(b))"
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -140,5 +141,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "aiohooks/dispatch/lifecycle.py",
         "Lifecycle.check",
         f"{_NEARLY.format('name, known')}  =>  {_NEARLY.format('known, name')}",
+    ): "a distance has no direction",
+    (
+        "aiohooks/dispatch/lifecycle.py",
+        "_one_edit_apart",
+        "if len(a) < len(b):  =>  if (len(a) <= len(b)):",
+    ): "a distance has no direction",
+    (
+        "aiohooks/dispatch/lifecycle.py",
+        "_one_edit_apart",
+        f"{_DIFFERS.format('a, b')}  =>  {_DIFFERS.format('b, a')}",
     ): "a distance has no direction",
 }
