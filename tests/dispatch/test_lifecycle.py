@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
@@ -210,3 +211,15 @@ def test_a_hook_that_decides_which_of_its_methods_are_called_is_refused() -> Non
     ah.compose(Handler, [Listener()])
     with refused(InvalidHookError, "Own.__call__ decides which of its methods are called"):
         ah.compose(Handler, [Own()])
+
+
+def test_a_return_type_may_be_written_in_any_way() -> None:
+    """`typing.Any` does not say that a method has an answer, no more than `Any`: several hooks may implement it."""
+
+    class Lifecycle:
+        async def on(self) -> typing.Any: ...
+
+    class Listener:
+        async def on(self) -> None: ...
+
+    ah.compose(Lifecycle, [Listener(), Listener()])
