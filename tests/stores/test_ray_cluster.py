@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections.abc import Iterator
 
@@ -59,3 +60,18 @@ def test_a_cluster_that_does_not_answer_is_given_up_in_time(ray: SlowRay) -> Non
     assert ray.joined == 1
     _cluster.leave()
     assert not ray.joined
+
+
+def test_a_process_leaves_when_its_calls_are_answered(ray: SlowRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends a process in which an answer arrives while it leaves."""
+    ray.let_in.set()
+    _cluster.join(None, timeout=HANG_SECS)
+    last: concurrent.futures.Future[None] = concurrent.futures.Future()
+    answered: list[bool] = []
+    monkeypatch.setattr(_cluster._Membership, "calls", {last})
+    monkeypatch.setattr(ray, "shutdown", lambda: answered.append(last.done()))
+    answering = threading.Thread(target=lambda: (_cluster._Membership.end.wait(HANG_SECS), last.set_result(None)))
+    answering.start()
+    _cluster.leave()
+    answering.join(HANG_SECS)
+    assert answered == [True]

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
 
@@ -24,6 +24,7 @@ except ImportError as _missing:
 
 _ray: Any = ray  # its own types leave most things open
 _lock = threading.Lock()
+_LAST_ANSWERS_SECS = 1.0
 
 
 class _Membership:
@@ -36,6 +37,8 @@ class _Membership:
     users = 0
     thread: threading.Thread | None = None
     end: threading.Event
+    calls: ClassVar[set[concurrent.futures.Future[Any]]] = set()
+    """The remote calls whose answers are not there yet."""
 
 
 def join(address: str | None, *, timeout: float, **options: Any) -> None:
@@ -97,6 +100,8 @@ def _init_ray(address: str | None, timeout: float, options: dict[str, Any]) -> N
             return
         joined.set_result(None)
         _Membership.end.wait()
+        # Ray ends the process if an answer arrives in a thread of its own meanwhile, such as that of an actor that just ended.
+        concurrent.futures.wait(tuple(_Membership.calls), timeout=_LAST_ANSWERS_SECS)
         _ray.shutdown()
 
     _Membership.thread = threading.Thread(target=stay_member, name="aiohooks: member of a Ray cluster", daemon=True)
@@ -218,7 +223,10 @@ def result_of(call: Any) -> asyncio.Future[Any]:
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, done)
 
-    call.future().add_done_callback(on_done)
+    pending: concurrent.futures.Future[Any] = call.future()
+    _Membership.calls.add(pending)
+    pending.add_done_callback(_Membership.calls.discard)
+    pending.add_done_callback(on_done)
     return result
 
 
