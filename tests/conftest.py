@@ -1,12 +1,17 @@
 """Run every async test on each event loop, and check that it leaks nothing.
 
+What needs a package or a program that is missing is left out, and the run ends with what that was.
+
 Options:
+    --quick: the fast tests and those slow ones that are marked `sample`, on asyncio alone.
+    --nothing-missing: what would be left out fails.
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
     --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
     --shuffle SEED: run the tests in a random order.
 
 Markers:
+    slow: takes seconds; `sample`: one of its kind, which --quick runs as well.
     may_leak: nothing is checked after this test, because it leaks on purpose.
     turns: sessions give the loop its turns as they do outside of tests.
 """
@@ -14,6 +19,7 @@ Markers:
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import gc
@@ -21,30 +27,34 @@ import importlib.util
 import itertools
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
 from aiohooks.testing import ManualClock, no_leaks, pytest_plugin
+from tests.support.needs import missing
 from tests.support.waiting import HANG_SECS
 
 SLOW_CALLS = 40  # with --slow-disk
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
-# The extra `test` has torch for the first supported Python only (pyproject.toml); there it must not be missing.
-collect_ignore_glob = ["*torch*"] if sys.version_info >= (3, 12) and importlib.util.find_spec("torch") is None else []
 # These have an environment of their own, which fails without them: .ci/frameworks.
-collect_ignore_glob += [
+collect_ignore_glob = [
     folder
     for folder, package in {"adapters/tensorflow": "tensorflow", "adapters/callbacks": "keras"}.items()
     if importlib.util.find_spec(package) is None
 ]
+LEFT_OUT = "left out: "
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this file."""
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
+    parser.addoption("--quick", action="store_true", help="only fast tests and a sample of the slow ones, on asyncio")
+    parser.addoption("--nothing-missing", action="store_true", help="fail where a package or a program is missing")
     parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
@@ -53,14 +63,32 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the library's own plugin, as pytest does where the library is installed."""
     if not config.pluginmanager.has_plugin("aiohooks"):
         config.pluginmanager.register(pytest_plugin, "aiohooks")
+    if config.getoption("--quick"):
+        config.option.loop = "asyncio"
     config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have the most tests
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Name the loops on which the tests run, so that a missing uvloop is seen."""
-    return f"event loops: {', '.join(loop_factories(config.getoption('--loop')))}" + (
-        "" if HAS_UVLOOP else " (uvloop is not installed)"
-    )
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `--dist loadfile`, let one process run all files whose tests use a Ray cluster: it is the only one of the run."""
+    from xdist.scheduler import LoadFileScheduling
+
+    @functools.cache
+    def uses_ray(file: str) -> bool:
+        return re.search("ray_cluster import .*cluster", (config.rootpath / file).read_text(encoding="utf-8")) is not None
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "Ray" if uses_ray(file) else file
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Name the loops on which the tests run, so that a missing uvloop is seen, and what is run elsewhere."""
+    loops = ", ".join(loop_factories(config.getoption("--loop"))) + ("" if HAS_UVLOOP else " (uvloop is not installed)")
+    return [f"event loops: {loops}", *(f"run by .ci/frameworks: tests/{folder}" for folder in collect_ignore_glob)]
 
 
 def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -75,9 +103,10 @@ def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventL
     return found
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Make pytest-asyncio run each async test once on every loop."""
-    return loop_factories(config.getoption("--loop"))
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Make pytest-asyncio run each async test once on every loop; what the command line starts has a loop of its own."""
+    found = loop_factories(config.getoption("--loop"))
+    return dict(itertools.islice(found.items(), 1)) if "command_line" in item.path.parts else found
 
 
 @pytest.hookimpl(trylast=True)  # pytest itself brings tests that share a fixture together
@@ -91,10 +120,70 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if unstable := [item.nodeid for item in items if " object at 0x" in item.nodeid]:
         raise pytest.UsageError(f"give ids to the parameters of {unstable[0]}: an address differs between the workers of xdist")
+    chosen = [item for item in items if is_chosen(item)]
+    config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
+    items[:] = chosen
     items.sort(key=lambda item: "integration" not in item.path.parts)
     seed = config.getoption("--shuffle")
     if seed is not None:
         random.Random(seed).shuffle(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Leave out a file that imports a package which is not installed."""
+    report = yield
+    leave_out(collector, report, report.call.excinfo)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Leave out a test that needs a package or a program which is not installed."""
+    report = yield
+    leave_out(item, report, call.excinfo)
+    return report
+
+
+def leave_out(
+    node: pytest.Item | pytest.Collector,
+    report: pytest.CollectReport | pytest.TestReport,
+    raised: pytest.ExceptionInfo[BaseException] | None,
+) -> None:
+    """Turn a failure into a skip if something is missing, unless nothing may be."""
+    if not report.failed or raised is None or node.config.getoption("--nothing-missing"):
+        return
+    what = missing(raised.value)
+    if what is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(node.path), 0, f"Skipped: {LEFT_OUT}{what}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, and how it is run."""
+    left_out: collections.Counter[str] = collections.Counter()
+    for report in terminalreporter.getreports("skipped"):
+        kind = "test files" if isinstance(report, pytest.CollectReport) else "tests"
+        what = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        if LEFT_OUT in what:
+            left_out[f"{what.partition(LEFT_OUT)[2]}, {kind}"] += 1
+    lines = [f"{what}: {count}" for what, count in sorted(left_out.items())]
+    if terminalreporter.config.getoption("--quick"):
+        lines.append("--quick: no slow tests but one of each kind, and nothing on uvloop")
+    if lines:
+        terminalreporter.section("left out")
+        terminalreporter.write_line("\n".join([*lines, "CONTRIBUTING.md says how all of it is run"]))
+
+
+def is_chosen(item: pytest.Item) -> bool:
+    """Return whether the options choose a test: its loop, if that is a parameter of its own, and how slow it is."""
+    own_loop = item.callspec.params.get("loop") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    if isinstance(own_loop, str) and own_loop not in loop_factories(item.config.getoption("--loop")):
+        return False
+    is_slow = item.get_closest_marker("slow") and not item.get_closest_marker("sample")
+    return not (is_slow and item.config.getoption("--quick"))
 
 
 @pytest.fixture

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, NotInstalledError, Setup, imported, measure, repeated
+from tests.benchmarks.measure import Counts, Figure, Setup, imported, measure, repeated
 from tests.benchmarks.report import replace_figures
 from tests.conformance.report import LOOPS, loop_factory
+from tests.support.needs import MissingError
 
 Hook = Callable[..., Coroutine[Any, Any, None]]
 """A coroutine function that takes whatever a dispatcher passes; nothing is put around it."""
@@ -308,7 +309,7 @@ async def look(counts: Counts) -> tuple[list[Line], list[str]]:
         try:
             async with one.connect([]):
                 there.append(one)
-        except NotInstalledError as error:
+        except MissingError as error:
             missing[str(error)] = None
     # Each in a task of its own: on Python 3.11 a failed TaskGroup leaves its task with a cancel that is not taken back.
     seen = {one.name: await asyncio.create_task(behaviour(one)) for one in there}
@@ -380,7 +381,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print(f"{versions(options.loop)}\n\n{text}")
     if missing:
-        print(f"\nnot installed: {', '.join(missing)}; pip install 'aiohooks[bench]'", file=sys.stderr)
+        print(f"\n{', '.join(missing)}; pip install 'aiohooks[bench]'", file=sys.stderr)
     return 0
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO
 
+from tests.support.needs import MissingError
+
 Lane = Callable[[int], Awaitable[float]]
 """Does its work so many times; returns the seconds that took."""
 
@@ -77,18 +79,14 @@ Row = Callable[[Counts], AbstractAsyncContextManager[Setup]]
 """Opens what a row needs, and closes it afterwards."""
 
 
-class NotInstalledError(Exception):
-    """A row compares with a package that is not installed."""
-
-
 def imported(package: str, module: str) -> ModuleType:
     """Return a module of a package that need not be installed.
 
     Raises:
-        NotInstalledError: it is not.
+        MissingError: it is not.
     """
     if importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise NotInstalledError(package)
+        raise MissingError(f"{package} is not installed")
     return importlib.import_module(module)
 
 
@@ -137,8 +135,8 @@ async def measure(name: str, row: Row, counts: Counts) -> list[Result]:
             with _quiet_collector():
                 times = {lane: await _calibrated(work, setup, counts) for lane, work in setup.lanes.items()}
                 rounds = await _rounds(setup, times, min(counts.rounds, setup.most_rounds))
-    except NotInstalledError as error:
-        return [Result(name, f"against {error}", missing=f"{error} is not installed")]
+    except MissingError as error:
+        return [Result(name, f"against {error}", missing=str(error))]
     return [_result(name, figure, rounds) for figure in setup.figures]
 
 

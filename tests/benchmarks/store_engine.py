@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aiohooks import StepStore, open_step_store
-from tests.benchmarks.measure import NotInstalledError
+from tests.support.needs import MissingError
 
 POLL_SECS = 0.5
 """How often TensorFlow's GlobalStepWaiterHook looks."""
@@ -59,7 +59,7 @@ def engine_of(name: str) -> Engine:
     try:
         engine: Engine = importlib.import_module(f"tests.benchmarks.store_{name}").ENGINE
     except ImportError as error:
-        raise NotInstalledError(error.name) from error
+        raise MissingError(f"{error.name} is not installed") from error
     return engine
 
 

@@ -13,16 +13,13 @@ from nats.aio.client import Client
 from nats.js.api import DeliverPolicy, StreamConfig
 from nats.js.client import JetStreamContext
 
-from tests.benchmarks.measure import NotInstalledError
 from tests.benchmarks.store_engine import Engine
-from tests.support.store_servers import available, running
+from tests.support.store_servers import running
 
 
 @contextmanager
 def serve() -> Iterator[str]:
     """A server with JetStream; its streams are on the disk."""
-    if not available("nats"):
-        raise NotInstalledError("nats-server")
     with tempfile.TemporaryDirectory() as directory, running("nats", Path(directory)) as server:
         yield server.url
 

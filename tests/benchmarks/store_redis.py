@@ -12,20 +12,16 @@ from typing import Any
 
 import redis.asyncio
 
-from tests.benchmarks.measure import NotInstalledError
 from tests.benchmarks.store_engine import Engine
-from tests.support.store_servers import available, running
+from tests.support.store_servers import running
 
-KINDS = available("valkey", "redis")
 STREAM = "bare"
 
 
 @contextmanager
 def serve() -> Iterator[str]:
     """Run a server that writes nothing to the disk."""
-    if not KINDS:
-        raise NotInstalledError("valkey-server")
-    with tempfile.TemporaryDirectory() as directory, running(KINDS[0], Path(directory), keeps=False) as server:
+    with tempfile.TemporaryDirectory() as directory, running("valkey", Path(directory), keeps=False) as server:
         yield server.url
 
 
@@ -73,12 +69,7 @@ async def bare(url: str) -> AsyncIterator[Bare]:
 
 
 ENGINE = Engine(
-    title="Valkey" if KINDS[:1] == ["valkey"] else "Redis",
-    serve=serve,
-    bare=bare,
-    by_hand="XADD and a blocking XREAD by hand",
-    one_call="one XADD",
-    settled_secs=0.01,
+    title="Valkey", serve=serve, bare=bare, by_hand="XADD and a blocking XREAD by hand", one_call="one XADD", settled_secs=0.01
 )
 
 if __name__ == "__main__":

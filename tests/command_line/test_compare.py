@@ -140,7 +140,8 @@ async def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 async def test_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tensors of PyTorch are compared as arrays are, also of types that numpy has not."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     weights = torch.arange(4, dtype=torch.bfloat16)
     await saved(tmp_path / "a", 1, half=weights, plain=torch.ones(2))
     await saved(tmp_path / "b", 1, half=weights + torch.tensor([0, 0, 0, 1], dtype=torch.bfloat16), plain=torch.ones(2))

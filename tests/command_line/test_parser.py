@@ -11,6 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks._command_line.parser import main
 from tests.support.commands import ENVIRONMENT, command
+from tests.support.needs import program
 from tests.support.sessions import counting_graph
 from tests.support.waiting import HANG_SECS
 
@@ -153,7 +154,7 @@ def test_the_installed_program_has_its_own_name(tmp_path: Path) -> None:
 def test_output_that_no_one_reads(tmp_path: Path) -> None:
     """`aiohooks checkpoints DIR | head -0` ends without a traceback."""
     line = f"{sys.executable} -m aiohooks checkpoints {tmp_path} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
+    done = subprocess.run([program("bash"), "-c", line], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -175,12 +176,12 @@ printf '%s\\n' "${COMPREPLY[@]}"
 )
 def test_a_shell_completes(tmp_path: Path, line: str, words: list[str]) -> None:
     """In a real bash, commands, options and their values are completed by what `completion bash` has printed."""
-    program = tmp_path / "aiohooks"
-    program.write_text(f"#!{sys.executable}\nimport sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
-    program.chmod(0o755)
+    installed = tmp_path / "aiohooks"
+    installed.write_text(f"#!{sys.executable}\nimport sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
+    installed.chmod(0o755)
     environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", COMPLETED, "bash", line], capture_output=True, text=True, timeout=HANG_SECS, env=environment
+        [program("bash"), "-c", COMPLETED, "bash", line], capture_output=True, text=True, timeout=HANG_SECS, env=environment
     )
     assert [word.strip() for word in done.stdout.splitlines()] == words, done.stderr
 

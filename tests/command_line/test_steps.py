@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 from aiohooks._command_line.parser import main
 from aiohooks.stores import open_step_store
 from tests.support.commands import run_command
-from tests.support.redis_servers import KINDS, execute, server_of
-from tests.support.store_servers import first_stream
+from tests.support.redis_servers import execute
+from tests.support.store_servers import first_stream, running
 from tests.support.waiting import parked_waits
 
 pytestmark = [pytest.mark.slow]
@@ -85,7 +84,7 @@ async def _stream() -> None:
 @pytest.mark.usefixtures("_stream")
 async def test_a_server(tmp_path: Path) -> None:
     """A run on a server is shown with the leases of its publishers; no key and no connection is left of the look."""
-    with contextlib.contextmanager(server_of)(KINDS[0] if KINDS else "valkey", tmp_path) as server:
+    with running("valkey", tmp_path, keeps=False) as server:
         async with open_step_store(server.url, run="digits") as store:
             store.publisher("trainer")
             await store.advance(3)

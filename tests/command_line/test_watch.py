@@ -306,7 +306,6 @@ def test_what_cannot_be_watched(targets: list[str], message: str, capsys: pytest
 
 async def test_a_terminal(tmp_path: Path) -> None:
     """In a terminal the rows are live; Ctrl-C ends with exit code 0 and the last state."""
-    pytest.importorskip("rich")
     async with two_runs(tmp_path) as (a, _):
         a.publisher("trainer")
         await a.flush()

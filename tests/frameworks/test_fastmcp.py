@@ -8,9 +8,6 @@ import logging
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastmcp")
-
 from fastmcp import Client, FastMCP
 from fastmcp.exceptions import AuthorizationError, ToolError
 from fastmcp.server.middleware import Middleware

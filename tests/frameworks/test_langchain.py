@@ -8,9 +8,6 @@ import logging
 from typing import Any
 
 import pytest
-
-pytest.importorskip("langchain_core")
-
 from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage

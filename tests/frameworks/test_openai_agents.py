@@ -9,9 +9,6 @@ import logging
 from typing import Any
 
 import pytest
-
-pytest.importorskip("agents")
-
 from agents import Agent, AgentHooks, Model, ModelResponse, RunConfig, RunHooks, Runner, Usage, function_tool
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 

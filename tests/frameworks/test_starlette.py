@@ -8,12 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("httpx")
-
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware

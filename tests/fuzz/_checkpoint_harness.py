@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.support.needs import MissingError
 from tests.support.waiting import HANG_SECS
 
 UNSUPPORTED = 2
@@ -31,10 +32,6 @@ MAX_SHOWN = 20
 
 Tree = dict[str, bytes | None]
 """The contents of a directory by relative path: bytes of a file, None for a directory."""
-
-
-class UnsupportedError(Exception):
-    """This machine lacks something that a program needs."""
 
 
 class ViolationError(Exception):
@@ -98,7 +95,7 @@ def command(program: Program, default: int, description: str | None, arguments: 
     options = parser.parse_args(arguments)
     try:
         outcome = run(program, options.points, options.seed)
-    except UnsupportedError as error:
+    except MissingError as error:
         print(f"not run: {error}", flush=True)
         return UNSUPPORTED
     for violation in outcome.violations[:MAX_SHOWN]:

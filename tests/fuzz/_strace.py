@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.fuzz._checkpoint_harness import UnsupportedError, fork
+from tests.fuzz._checkpoint_harness import fork
 from tests.fuzz._checkpoint_scenarios import Scenario, run_writer
 from tests.fuzz._crash_model import Recorder
+from tests.support.needs import MissingError, program
 
 CALLS = (
     "openat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlinkat", "fsync", "write", "pwrite64", "ftruncate",
@@ -20,14 +20,12 @@ CALLS = (
 
 
 def check_supported() -> None:
-    """Raise `UnsupportedError` unless strace can change system calls of a child here."""
-    if shutil.which("strace") is None:
-        raise UnsupportedError("this program needs strace")
+    """Raise `MissingError` unless strace can change system calls of a child here."""
     if not Path("/proc/self/fd").is_dir():
-        raise UnsupportedError("this program needs Linux, with /proc")
+        raise MissingError("this program needs Linux, with /proc")
     status = traced(lambda: os.close(os.open("/", os.O_RDONLY)), ["/"], "openat:signal=SIGKILL:when=1")
     if not os.WIFSIGNALED(status):
-        raise UnsupportedError("strace cannot change the system calls of a child here (is ptrace allowed?)")
+        raise MissingError("strace cannot change the system calls of a child here (is ptrace allowed?)")
 
 
 def paths_of(scenario: Scenario, root: Path) -> list[str]:
@@ -46,8 +44,9 @@ def traced(fn: Callable[[], None], paths: Iterable[str], inject: str, log: str =
     INJECTED, with the paths of its files.
 
     Raises:
-        UnsupportedError: strace could not attach to the child.
+        MissingError: strace could not attach to the child.
     """
+    strace_program = program("strace")
     reading, writing = os.pipe()
 
     def child() -> None:
@@ -60,7 +59,7 @@ def traced(fn: Callable[[], None], paths: Iterable[str], inject: str, log: str =
     os.close(reading)
     call = inject.partition(":")[0]
     # With a question mark, a system call that this machine does not have is no error.
-    command = ["strace", "-f", "-y", "-o", log, "-p", str(pid), "-e", f"trace=?{call}", "-e", f"inject=?{inject}"]
+    command = [strace_program, "-f", "-y", "-o", log, "-p", str(pid), "-e", f"trace=?{call}", "-e", f"inject=?{inject}"]
     command += [part for path in paths for part in ("-P", path)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as strace:
         assert strace.stderr is not None
@@ -74,7 +73,7 @@ def traced(fn: Callable[[], None], paths: Iterable[str], inject: str, log: str =
                 os.kill(pid, 9)
             os.waitpid(pid, 0)
             os.close(writing)
-            raise UnsupportedError(f"strace failed: {output.strip()}")
+            raise MissingError(f"strace failed: {output.strip()}")
         os.write(writing, b"x")
         os.close(writing)
         _, status = os.waitpid(pid, 0)

@@ -28,7 +28,6 @@ from tests.fuzz import _strace
 from tests.fuzz._checkpoint_harness import (
     Outcome,
     Tree,
-    UnsupportedError,
     ViolationError,
     command,
     materialise,
@@ -47,6 +46,7 @@ from tests.fuzz._checkpoint_scenarios import (
     prepare,
     run_writer,
 )
+from tests.support.needs import MissingError
 
 ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS", "EMFILE", "EINTR", "EACCES")
 RESTORE = "restore"
@@ -284,7 +284,7 @@ def small_tmpfs() -> Generator[SmallTmpfs]:
     """Mount a small tmpfs for the block.
 
     Raises:
-        UnsupportedError: this process cannot mount one.
+        MissingError: this process cannot mount one.
     """
     with scratch() as root:
         tmpfs = SmallTmpfs(root / "tmpfs")
@@ -292,7 +292,7 @@ def small_tmpfs() -> Generator[SmallTmpfs]:
         try:
             tmpfs.mount()
         except OSError as error:
-            raise UnsupportedError(f"full disks need a tmpfs, which cannot be mounted here ({error}); be root") from error
+            raise MissingError(f"full disks need a tmpfs, which cannot be mounted here ({error}); be root") from error
         try:
             yield tmpfs
         finally:

@@ -23,25 +23,13 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz._checkpoint_harness import (
-    Counting,
-    Outcome,
-    Seam,
-    UnsupportedError,
-    ViolationError,
-    command,
-    fork,
-    pick,
-    rounds,
-    scratch,
-)
+from tests.fuzz._checkpoint_harness import Counting, Outcome, Seam, ViolationError, command, fork, pick, rounds, scratch
 from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepare, run_writer
+from tests.support.needs import MissingError, program
 
 SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 SIZE = 24 * 1024 * 1024
-SYSTEM_TOOLS = ":/usr/sbin:/sbin"
-"""Where these tools are, which is not on every PATH."""
 
 
 class Volume:
@@ -58,24 +46,20 @@ class Volume:
         """Make and mount it.
 
         Raises:
-            UnsupportedError: this machine cannot do so.
+            MissingError: this machine cannot do so.
         """
         if os.geteuid() != 0:
-            raise UnsupportedError("power cuts need root, to mount an ext4 over a loop device")
-        mkfs = shutil.which("mkfs.ext4", path=os.environ.get("PATH", "") + SYSTEM_TOOLS)
-        losetup = shutil.which("losetup", path=os.environ.get("PATH", "") + SYSTEM_TOOLS)
-        if mkfs is None or losetup is None:
-            raise UnsupportedError("power cuts need mkfs.ext4 (e2fsprogs) and losetup (util-linux)")
-        self._losetup = losetup
+            raise MissingError("power cuts need root, to mount an ext4 over a loop device")
+        mkfs, self._losetup = program("mkfs.ext4"), program("losetup")
         self.path.mkdir()
         with self._image.open("wb") as file:
             file.truncate(SIZE)
         _tool(mkfs, "-q", "-F", str(self._image))
-        self._device = _tool(losetup, "-f", "--show", str(self._image))
+        self._device = _tool(self._losetup, "-f", "--show", str(self._image))
         try:
             self.mount()
         except OSError as error:
-            raise UnsupportedError(f"ext4 cannot be mounted from {self._device} ({error})") from error
+            raise MissingError(f"ext4 cannot be mounted from {self._device} ({error})") from error
 
     def mount(self) -> None:
         """Mount it, as after a restart of the machine."""
@@ -106,7 +90,7 @@ class Volume:
 def _tool(*command_line: str) -> str:
     done = subprocess.run(command_line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise UnsupportedError(f"{command_line[0]} failed: {done.stderr.strip()}")
+        raise MissingError(f"{command_line[0]} failed: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -115,7 +99,7 @@ def volume() -> Generator[Volume]:
     """Mount a volume for the block.
 
     Raises:
-        UnsupportedError: this machine cannot do so.
+        MissingError: this machine cannot do so.
     """
     with scratch() as root:
         made = Volume(root)

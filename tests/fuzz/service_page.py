@@ -14,7 +14,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.chromium import BROWSER, Chromium
+from tests.support.chromium import Chromium
+from tests.support.needs import find_program
 
 STEP = 400
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.service_page", description=__doc__)
     parser.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
-    if BROWSER is None:
+    if find_program("chromium") is None:
         print("chromium is not installed; its package is called chromium", file=sys.stderr)
         return 2
     command = [sys.executable, "examples/service.py", "--port", "0", "--simulate", "1600"]

@@ -135,7 +135,6 @@ def size_of(picture: Path) -> tuple[int, int]:
 @draws
 async def test_it_draws_a_picture_at_the_end(tmp_path: Path) -> None:
     """There is one panel per tag, so more tags make a higher picture; no other file is left in the directory."""
-    pytest.importorskip("matplotlib")
     await train(HistoryHook(["loss"], plot=tmp_path / "one.png"), runs=3)
     await train(HistoryHook(["loss", "total"], plot=tmp_path / "two.png"), runs=3)
     (width, one), (same, two) = size_of(tmp_path / "one.png"), size_of(tmp_path / "two.png")
@@ -148,7 +147,6 @@ async def test_it_draws_a_picture_at_the_end(tmp_path: Path) -> None:
 @draws
 async def test_a_failed_run_has_a_picture(tmp_path: Path) -> None:
     """The picture is drawn however the session ended, unless the history is empty."""
-    pytest.importorskip("matplotlib")
     for runs in (2, 0):
         faults = FaultInjectionHook({("before_run", runs + 1): ZeroDivisionError()})
         with pytest.raises(ZeroDivisionError):
@@ -159,7 +157,6 @@ async def test_a_failed_run_has_a_picture(tmp_path: Path) -> None:
 @draws
 async def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     """The error is the session's, and no partial picture is left."""
-    pytest.importorskip("matplotlib")
     (tmp_path / "run.png").mkdir()
     with pytest.raises(OSError, match=r"run\.png"):
         await train(HistoryHook(["loss"], plot=tmp_path / "run.png"), runs=1)
@@ -178,7 +175,6 @@ def test_without_matplotlib_the_constructor_says_what_to_install(tmp_path: Path,
 @pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
 async def test_the_command_draws_what_the_hooks_wrote(tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """`plot` reads either file and writes the picture beside it, or to the given path."""
-    pytest.importorskip("matplotlib")
     from aiohooks.hooks._plot import plot
 
     await train(make(tmp_path / "run.log", record_fn=lambda _: {"loss": math.nan, "acc": 0.5, "note": "a text"}), runs=3)
@@ -202,7 +198,6 @@ def test_the_command_says_what_is_wrong(
     tmp_path: Path, name: str, content: str | None, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that cannot be drawn gives status 1 and the reason, and no picture."""
-    pytest.importorskip("matplotlib")
     from aiohooks.hooks._plot import plot
 
     if content is not None:

@@ -142,9 +142,7 @@ def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rich: bo
     write_trace(path, LANES)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    if rich:
-        pytest.importorskip("rich")
-    else:
+    if not rich:
         hide(monkeypatch, "rich", "aiohooks.hooks._rich")
     out = Terminal()
     monkeypatch.setattr(sys, "stdout", out)
@@ -170,7 +168,6 @@ def test_without_a_duration() -> None:
 
 def test_as_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`plot` draws a trace beside it or at the path, and says what is wrong with other files."""
-    pytest.importorskip("matplotlib")
     from aiohooks.hooks._plot import plot
 
     path = str(tmp_path / "trace.json")

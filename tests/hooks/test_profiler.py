@@ -154,8 +154,6 @@ async def test_two_hooks_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("backend", ["cprofile", "pyinstrument"])
 async def test_another_profiler_is_left_alone(tmp_path: Path, backend: Any, caplog: pytest.LogCaptureFixture) -> None:
     """If the user is profiling already, the hook logs a warning and that profile stays complete."""
-    if backend == "pyinstrument":
-        pytest.importorskip("pyinstrument")
     theirs = cProfile.Profile()
     theirs.enable()
     try:
@@ -170,7 +168,6 @@ async def test_another_profiler_is_left_alone(tmp_path: Path, backend: Any, capl
 
 async def test_pyinstrument(tmp_path: Path) -> None:
     """The pyinstrument backend writes a page, and leaves nothing running."""
-    pytest.importorskip("pyinstrument")
     hook = ProfilerHook(tmp_path, every=ah.Every(steps=2), backend="pyinstrument")
     await run([hook], 3)
     assert files(tmp_path) == ["profile-2.html"]

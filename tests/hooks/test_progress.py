@@ -174,7 +174,6 @@ class Terminal:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     """A terminal for this test."""
-    pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
     yield terminal

@@ -19,9 +19,6 @@ from tests.support.checks import refused
 from tests.support.extras import hide
 from tests.support.sessions import NO_BACKOFF, counting_graph, train
 
-pytest.importorskip("tensorboardX")
-pytest.importorskip("tensorboard")
-
 
 def events(folder: Path) -> list[Any]:
     """Return all events of a directory's files, as TensorBoard's loader gives them."""

@@ -6,11 +6,11 @@ The whole of it is a command: `python -m tests.fuzz.cancel_sweep --points 100000
 from __future__ import annotations
 
 import functools
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.conformance.report import installed_loops
 from tests.fuzz.cancel_sweep.injected_bugs import FAULTY, SOUND
 from tests.fuzz.cancel_sweep.scenarios import SCENARIOS
 from tests.fuzz.cancel_sweep.sweep import main, report, sweep, sweep_in_processes
@@ -18,7 +18,7 @@ from tests.fuzz.cancel_sweep.wrappers import WRAPPERS
 
 pytestmark = pytest.mark.every_python
 
-LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
+LOOPS = installed_loops()
 POINTS, DOUBLE = 1_000, 250
 """Per loop: 2,500 on both."""
 

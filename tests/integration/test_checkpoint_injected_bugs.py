@@ -19,13 +19,12 @@ from aiohooks.checkpoint import Checkpoint, Restored, _files, _format, saver
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz import checkpoint_errors
-from tests.fuzz._checkpoint_harness import Outcome, Program
+from tests.fuzz._checkpoint_harness import Outcome, Program, run
 from tests.fuzz.checkpoint_corruption import corruption
 from tests.fuzz.checkpoint_crash_states import crash_states
 from tests.fuzz.checkpoint_kill import kill
 from tests.fuzz.checkpoint_power import power
 from tests.fuzz.checkpoint_turns import turns
-from tests.support.checkpoint_programs import run_here
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
@@ -310,7 +309,7 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
 def test_an_injected_bug_is_found(monkeypatch: pytest.MonkeyPatch, bug: Bug, program: Program, points: int, finding: str) -> None:
     """Each injected bug is found by the program for it."""
     bug(monkeypatch)
-    outcome = run_here(program, points)
+    outcome = run(program, points)
     assert any(re.search(finding, each) for each in outcome.violations), (
         outcome.summary() + "\n" + "\n".join(outcome.violations[:5])
     )

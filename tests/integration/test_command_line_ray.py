@@ -12,7 +12,6 @@ from tests.support.ray_cluster import cluster as cluster
 from tests.support.ray_cluster import environment
 from tests.support.waiting import HANG_SECS
 
-pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.may_leak]
 
 JOBS = """

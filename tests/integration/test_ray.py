@@ -17,7 +17,6 @@ from tests.support.ray_cluster import actor_of, environment, nothing_left
 from tests.support.ray_cluster import cluster as cluster
 from tests.support.source import ROOT
 
-pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.may_leak,  # but see `nothing_left`

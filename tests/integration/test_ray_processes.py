@@ -16,7 +16,6 @@ from tests.support.ray_cluster import environment, session_cluster
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 

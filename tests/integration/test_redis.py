@@ -16,7 +16,7 @@ from aiohooks.errors import InvalidArgumentError
 from aiohooks.stores import Position, StepStore, open_step_store
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing.step_store import check_step_store, step_store_checks
-from tests.support.redis_servers import KINDS, call_counts, execute, server_of, until_blocked
+from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, first_stream, running
 from tests.support.waiting import parked_waits
@@ -24,9 +24,10 @@ from tests.support.waiting import parked_waits
 NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module", params=KINDS or ["valkey"])
+@pytest.fixture(scope="module", params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from server_of(request.param, tmp_path_factory.mktemp("redis"))
+    with running(request.param, tmp_path_factory.mktemp("redis"), keeps=False) as one:
+        yield one
 
 
 @pytest.fixture
@@ -82,12 +83,12 @@ async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> 
         assert len((await execute(server, "CLIENT", "LIST")).splitlines()) == clients
 
 
-async def test_unix_socket(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_unix_socket(kind: str, tmp_path: Path) -> None:
     """A server is reached through a socket file as well."""
-    for kind in KINDS:
-        socket = tmp_path / f"{kind}.sock"
-        with running(kind, tmp_path, ["--unixsocket", str(socket)], keeps=False):
-            await check_step_store(lambda run, at=socket: RedisStepStore(f"unix://{at}", run=run), "wakes")  # type: ignore[misc]
+    socket = tmp_path / f"{kind}.sock"
+    with running(kind, tmp_path, ["--unixsocket", str(socket)], keeps=False):
+        await check_step_store(lambda run: RedisStepStore(f"unix://{socket}", run=run), "wakes")
 
 
 # The commands that it sends.

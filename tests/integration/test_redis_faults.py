@@ -10,15 +10,16 @@ import pytest
 
 from aiohooks.stores import Position
 from aiohooks.stores.redis import RedisStepStore
-from tests.support.redis_servers import KINDS, server_of, until_blocked
+from tests.support.redis_servers import until_blocked
 from tests.support.store_proxy import Proxy
-from tests.support.store_servers import Server, first_stream
+from tests.support.store_servers import Server, first_stream, running
 from tests.support.waiting import parked_waits
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from server_of((KINDS or ["valkey"])[0], tmp_path_factory.mktemp("redis"))
+    with running("valkey", tmp_path_factory.mktemp("redis"), keeps=False) as one:
+        yield one
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +100,7 @@ async def test_a_silently_dead_connection(server: Server, run: str) -> None:
 
 async def test_closing_while_the_server_does_not_answer(tmp_path: Path, run: str) -> None:
     """Closing ends, and so do all waits and calls."""
-    for server in server_of((KINDS or ["valkey"])[0], tmp_path):
+    with running("valkey", tmp_path, keeps=False) as server:
         store = RedisStepStore(server.url, run=run)
         await store.__aenter__()
         wait = (await parked_waits(store, 5))[0]

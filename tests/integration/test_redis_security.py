@@ -13,9 +13,10 @@ import pytest
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing.step_store import check_step_store, step_store_checks
+from tests.support.needs import program
 from tests.support.redis_servers import KINDS
 from tests.support.source import ROOT
-from tests.support.store_servers import Server, available, first_stream, running
+from tests.support.store_servers import Server, first_stream, running
 
 PAGE = (ROOT / "docs" / "guides" / "engine-redis.md").read_text(encoding="utf-8")
 USERS = re.search(r"^user default off\nuser aiohooks .*\n", PAGE, flags=re.MULTILINE)
@@ -32,7 +33,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
+        subprocess.run([program("openssl"), *args], cwd=folder, check=True, capture_output=True)
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     signs = ["-addext", "keyUsage=critical,keyCertSign"]
@@ -47,7 +48,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=KINDS or ["valkey"])
+@pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server with the users of the page."""
     if request.param not in KINDS:
@@ -86,31 +87,29 @@ async def test_other_users_are_refused(server: Server) -> None:
         assert "put them in the URL" in await refused(store_of(server, user))
 
 
-async def test_a_user_with_the_right_to_one_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_user_with_the_right_to_one_run(kind: str, tmp_path: Path) -> None:
     """Another run's keys are refused."""
     assert USERS is not None
-    for kind in KINDS:
-        (tmp_path / "users.acl").write_text(USERS[0].replace("~aiohooks:*", "~aiohooks:{digits}*"), encoding="utf-8")
-        with running(kind, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as server:
-            async with store_of(server, "aiohooks:secret", "digits") as store:
-                assert await store.advance() == 1
-            assert "ACL SETUSER" in await refused(store_of(server, "aiohooks:secret", "letters"))
+    (tmp_path / "users.acl").write_text(USERS[0].replace("~aiohooks:*", "~aiohooks:{digits}*"), encoding="utf-8")
+    with running(kind, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as server:
+        async with store_of(server, "aiohooks:secret", "digits") as store:
+            assert await store.advance() == 1
+        assert "ACL SETUSER" in await refused(store_of(server, "aiohooks:secret", "letters"))
 
 
 @pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hmget", "hset"])
 async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
     """Without it the store is refused: while connecting, or at the first request that needs the right."""
     assert USERS is not None
-    for kind in KINDS[:1]:
-        (tmp_path / "users.acl").write_text(re.sub(rf"\+{missing}\b ?", "", USERS[0]), encoding="utf-8")
-        with running(kind, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as server:
-            store = store_of(server, "aiohooks:secret")
-            with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
-                await store.advance()
-            await store.aclose()
+    (tmp_path / "users.acl").write_text(re.sub(rf"\+{missing}\b ?", "", USERS[0]), encoding="utf-8")
+    with running("valkey", tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as server:
+        store = store_of(server, "aiohooks:secret")
+        with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
+            await store.advance()
+        await store.aclose()
 
 
-@pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
 async def test_tls(tmp_path: Path, certificates: Path) -> None:
     """TLS works with the given authority; without it, by another name, or with another authority, the server is refused."""
     files = [f"--tls-{what}-file={certificates / name}" for what, name in (("cert", "server.crt"), ("key", "server.key"))]
@@ -134,7 +133,6 @@ async def test_tls(tmp_path: Path, certificates: Path) -> None:
         await plain.aclose()
 
 
-@pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
 async def test_an_expired_certificate(tmp_path: Path, certificates: Path) -> None:
     """It is refused immediately; what to do is on the server's side."""
     files = ["--tls-cert-file", str(certificates / "expired.crt"), "--tls-key-file", str(certificates / "expired.key")]
@@ -144,7 +142,6 @@ async def test_an_expired_certificate(tmp_path: Path, certificates: Path) -> Non
         assert "it has expired; renew it on the server" in await refused(store)
 
 
-@pytest.mark.skipif(not available("redis"), reason="the server of the wheel has no TLS; install Redis")
 async def test_tls_with_a_client_certificate(tmp_path: Path, certificates: Path) -> None:
     """A server that requires one gets it; without one it refuses the connection immediately, and the error says what to give."""
     where = {

@@ -17,6 +17,7 @@ STREAM = b'...event: end\ndata: {"stop_reason":"the server received SIGTERM","fa
 
 
 @pytest.mark.slow
+@pytest.mark.sample
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("phase", ["waiting for the chief", "saving"])
 def test_all_clients_get_the_reason(server: str, phase: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -12,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.report import installed_loops
 from tests.support import processes
+from tests.support.needs import need
 from tests.support.waiting import HANG_SECS
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
-LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
+LOOPS = installed_loops()
 
 PROGRAM = """
     import asyncio, logging, os, signal, sys, threading
@@ -232,6 +233,7 @@ def test_forked_children_have_default_handlers() -> None:
 
 def test_ctrl_c_twice_in_the_example() -> None:
     """Two quick Ctrl-Cs end the main example without a traceback."""
+    need("scikit-learn")
     command = [sys.executable, "examples/train_digits.py", "--steps", "100000000"]
     with processes.start(command) as process:
         assert process.stdout is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import Any
 
 import pytest
 
 from aiohooks.session import signals
+from tests.conformance.report import installed_loops
 from tests.fuzz.signals.__main__ import main
 from tests.fuzz.signals.processes import send_to_processes
 from tests.fuzz.signals.scenarios import plain, saving, waiting
@@ -16,7 +16,7 @@ from tests.fuzz.signals.sweep import sweep
 
 pytestmark = pytest.mark.every_python
 
-LOOPS = ["asyncio", *(["uvloop"] if importlib.util.find_spec("uvloop") else [])]
+LOOPS = installed_loops()
 
 
 @pytest.mark.slow
@@ -31,6 +31,7 @@ def test_signals_anywhere(loop: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sample
 def test_signals_to_processes() -> None:
     """One to three signals to processes, some of them in a chosen phase and some at a random moment."""
     found = send_to_processes(count=10, loop=LOOPS[-1])

@@ -14,11 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("redis")
-pytest.importorskip("nats")
-pytest.importorskip("ray")
-
 import redis
 
 from tests.fuzz.simulation.__main__ import first_seed_with
@@ -26,7 +21,8 @@ from tests.fuzz.simulation.equality import compare
 from tests.fuzz.simulation.injected_bugs import BUGS
 from tests.fuzz.simulation.scenario import simulate, stores
 from tests.fuzz.simulation.training import training
-from tests.support.redis_servers import KINDS, server_of
+from tests.support.redis_servers import KINDS
+from tests.support.store_servers import running
 
 QUICKLY_FOUND = (
     *("exits_are_not_recovered", "terms_are_not_recovered", "an_old_exit_ends_waits", "registrations_are_not_repeated"),
@@ -89,6 +85,5 @@ def test_the_writings_of_a_run_are_equal(kind: str, tmp_path: Path) -> None:
     if not kind:
         assert compare(range(40), None) == []
         return
-    for server in server_of(kind, tmp_path):
-        with redis.Redis(port=server.port) as client:
-            assert [text for seed in range(40) for text in compare([seed], client)] == []
+    with running(kind, tmp_path, keeps=False) as server, redis.Redis(port=server.port) as client:
+        assert [text for seed in range(40) for text in compare([seed], client)] == []

@@ -12,11 +12,11 @@ import pytest
 from aiohooks import Backoff, open_step_store
 from aiohooks.distributed.local import run_processes
 from tests.support import tasks as distributed_tasks
-from tests.support.store_servers import Server, available, first_stream, running
+from tests.support.store_servers import Server, first_stream, running
 from tests.support.tasks import check_staggered, starts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_factories=["asyncio"])]
-SERVERS = available("valkey", "nats")
+SERVERS = ("valkey", "nats")
 RUN, LAST = "staggered", 40
 
 
@@ -42,6 +42,7 @@ async def staggered(server: Server | None, kills: Sequence[int] = (), faults: Se
     return await run_processes(main, args=args, store=url, run=RUN, backoff=no_pauses)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("server", ["local", *SERVERS], indirect=True)
 @pytest.mark.parametrize("kills", [(), (2, 0)], ids=["no death", "a worker and the chief die"])
 async def test_staggered_start(server: Server | None, kills: Sequence[int]) -> None:

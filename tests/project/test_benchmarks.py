@@ -32,6 +32,7 @@ METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run",
 
 
 @pytest.mark.parametrize("name", [name for name in (*SESSION, *DISPATCH) if name not in OTHERS])
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_each_row_can_be_measured(name: str) -> None:
     """Every row gives a bar, a figure and times; those with other processes are in `test_store_benchmarks`."""
     results = await measure(name, ROWS[name], TINY)

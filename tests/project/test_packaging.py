@@ -6,7 +6,6 @@ import importlib
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import yaml
 
 import aiohooks as ah
 from tests.support import smoke
+from tests.support.needs import need, program
 from tests.support.source import ROOT
-from tests.support.versions import floor_of, requirements
+from tests.support.versions import PROJECT, floor_of, requirements
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 # Their tests use the newest versions too, and need a server, or a minute.
@@ -67,6 +66,7 @@ def test_every_extra_has_a_program() -> None:
 @pytest.mark.parametrize("extra", [name for name in smoke.PROGRAMS if name not in TESTED_ELSEWHERE])
 def test_the_program_of_an_extra_runs(extra: str) -> None:
     """It does so here, with the newest versions; `.ci/packages` and the command above use others."""
+    need(*(one.name for one in requirements()[extra]))
     subprocess.run([sys.executable, smoke.__file__, extra], check=True, timeout=120, cwd=ROOT, env=None)
 
 
@@ -111,6 +111,6 @@ def test_only_one_job_may_publish() -> None:
 
 def test_github_knows_all_of_the_workflows() -> None:
     """They follow GitHub's schema; there, CI tries them with actionlint as well, whose program cannot be had from PyPI."""
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    command = [program("check-jsonschema"), "--builtin-schema", "vendor.github-workflows"]
     done = subprocess.run([*command, *map(str, WORKFLOWS)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

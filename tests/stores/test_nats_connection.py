@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("nats")
-
 from aiohooks.errors import StoreRefusedError
 from aiohooks.stores.nats import _connection
 from aiohooks.stores.nats._connection import parse_address

@@ -9,8 +9,6 @@ import random
 
 import pytest
 
-pytest.importorskip("ray")
-
 from aiohooks import PublisherFailedError, open_step_store
 from aiohooks.errors import PublisherFinishedError
 from aiohooks.stores import Position

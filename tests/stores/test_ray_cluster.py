@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("ray")
-
 from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores.ray import _cluster
 from tests.support.waiting import HANG_SECS

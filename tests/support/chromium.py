@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import subprocess
 import tempfile
 import time
@@ -15,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support.needs import program
 from tests.support.waiting import HANG_SECS
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 _DISABLED = (
     "quic", "gpu", "background-networking", "component-update", "sync", "extensions", "breakpad", "dev-shm-usage",
     "features=Translate,MediaRouter,OptimizationHints",
@@ -28,7 +27,7 @@ class Chromium:
     """One browser with one page; closed with the block."""
 
     def __init__(self) -> None:
-        assert BROWSER is not None
+        self._program = program("chromium")
         self._numbers = itertools.count(1)
         self._text = b""
         self._session: str | None = None
@@ -41,9 +40,8 @@ class Chromium:
         shell = f'exec 3<&{to_read} 4>&{to_write}; exec "$@"'
         options = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe"]
         options += [f"--disable-{one}" for one in _DISABLED]
-        assert BROWSER is not None
         self._process = subprocess.Popen(
-            ["bash", "-c", shell, "chromium", BROWSER, *options, f"--user-data-dir={self._profile.name}"],
+            [program("bash"), "-c", shell, "chromium", self._program, *options, f"--user-data-dir={self._profile.name}"],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

