@@ -21,6 +21,7 @@ from tests.benchmarks.measure import TINY, Result, measure
 from tests.benchmarks.report import COMPARED, Report, header, line, load, markdown, marks, replace_figures, save
 from tests.benchmarks.rows import DISPATCH, GROUPS, OF_EACH_STORE, ROWS, SECTIONS, SESSION
 from tests.support.hooks import HOOKS, five_hooks
+from tests.support.needs import MissingError
 from tests.support.source import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
@@ -37,6 +38,8 @@ async def test_each_row_can_be_measured(name: str) -> None:
     """Every row gives a bar, a figure and times; those with other processes are in `test_store_benchmarks`."""
     results = await measure(name, ROWS[name], TINY)
     assert results
+    if results[0].missing is not None:
+        raise MissingError(results[0].missing)
     for result in results:
         assert_measured(result)
 
