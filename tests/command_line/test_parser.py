@@ -10,6 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._command_line.parser import main
+from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command
 from tests.support.needs import program
 from tests.support.sessions import counting_graph
@@ -207,7 +208,7 @@ print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.sta
     loaded: dict[str, set[str]] = {}
     for name, arguments in {"help": ["--help"], "steps": ["steps", "memory://"]}.items():
         line = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
+        done = processes.run(line, env=ENVIRONMENT)
         loaded[name] = set(done.stderr.splitlines()[-1].split())
     assert loaded["help"] <= {"aiohooks._command_line", "aiohooks.errors", "aiohooks._lazy"}
     assert not loaded["steps"] & {"aiohooks.hooks", "aiohooks.checkpoint", "aiohooks.graph", "aiohooks.adapters"}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from examples.before_after import compare
 from examples.before_after.shape import Shape
+from tests.support.processes import run_python
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
@@ -40,16 +39,10 @@ def test_the_old_one_hangs_or_is_late(shape: Shape) -> None:
 
 def test_the_table_is_printed() -> None:
     """`python -m examples.before_after` prints a row for each shape, and nothing on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "examples.before_after", "--bound", "0.1"],
-        cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False,
-    )  # fmt: skip
+    done = run_python("-m", "examples.before_after", "--bound", "0.1")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.findall(r"shape: +(.+)", done.stdout) == [shape.name for shape in compare.SHAPES]
-    refused = subprocess.run(
-        [sys.executable, "-m", "examples.before_after", "--bound", "0"],
-        cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False,
-    )  # fmt: skip
+    refused = run_python("-m", "examples.before_after", "--bound", "0")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "--bound is 0.0: give seconds, above 0" in refused.stderr
 

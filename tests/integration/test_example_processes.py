@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from tests.support.needs import need
 from tests.support.ray_cluster import environment
 from tests.support.source import ROOT
-from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +23,7 @@ def train(*options: object) -> str:
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / "train_digits.py"), *map(str, options)]
     need("scikit-learn", *(["ray"] if "ray" in options else []))
     env = {**os.environ, **environment(), "PYTHONPATH": str(ROOT), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_SECS, check=False)
+    ended = processes.run(command, env=env)
     assert ended.returncode == 0, ended
     return ended.stdout + ended.stderr
 
@@ -71,6 +70,6 @@ def test_on_ray() -> None:
 def test_options_that_exclude_each_other() -> None:
     """With Ray the cluster keeps the step, so a store is refused."""
     command = [sys.executable, str(ROOT / "examples" / "train_digits.py"), "--engine", "ray", "--store", "local:///x"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECS, check=False)
+    ended = processes.run(command)
     assert ended.returncode == 2
     assert "--engine ray keeps the global step in the cluster: leave out --store" in ended.stderr

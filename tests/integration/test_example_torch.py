@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_examples import command, environment
+from tests.support import processes
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
 
 def run(*options: object) -> subprocess.CompletedProcess[str]:
     """Run the example to its end."""
-    arguments = command("train_torch.py", *options)
-    return subprocess.run(arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANG_SECS, check=False)
+    return processes.run(command("train_torch.py", *options), env=environment())
 
 
 @pytest.mark.slow

@@ -39,10 +39,7 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def run(example: str, *options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(example, *options),
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HANG_SECS, check=False,
-    )  # fmt: skip
+    return processes.run(command(example, *options), env=environment())
 
 
 def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.fuzz.faults_local import FAULTS
 from tests.fuzz.local_scenarios import SCENARIOS
-from tests.support.source import ROOT
-from tests.support.waiting import HANG_SECS
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.every_python
 
 # Programs that fork run in a process of their own, as the process of the tests has threads.
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECS,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str) -> None:
     """See the docstring of the scenario."""
-    done = _run("tests.fuzz.local_scenarios", name)
+    done = run_python("-m", "tests.fuzz.local_scenarios", name)
     if name == "without_inotify" and ("unshare" in done.stderr or "max_inotify_instances" in done.stderr):
         pytest.skip("this system does not let a user be without inotify")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -43,7 +28,7 @@ def test_scenario(name: str) -> None:
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults(kind: str) -> None:
     """After a process was killed or stopped no other is stuck, no step is lost or counted twice, and nothing is left over."""
-    done = _run("tests.fuzz.faults_local", "--count", "3", "--kinds", kind)
+    done = run_python("-m", "tests.fuzz.faults_local", "--count", "3", "--kinds", kind)
     assert "3 faults in" in done.stdout
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
@@ -51,7 +36,7 @@ def test_faults(kind: str) -> None:
 @pytest.mark.slow
 def test_soak() -> None:
     """Memory, files, watches and tasks do not grow while processes wait and advance for a long time."""
-    done = _run("tests.fuzz.local_soak", "--count", "8000")
+    done = run_python("-m", "tests.fuzz.local_soak", "--count", "8000")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "8000 waits and as many advances" in done.stdout
     assert "nothing has grown" in done.stdout

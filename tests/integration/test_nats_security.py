@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -15,33 +14,12 @@ import pytest
 
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.nats import NatsStepStore
-from tests.support.needs import program
 from tests.support.store_servers import Server, first_stream, running
 from tests.support.waiting import until_true
 
 
-def openssl(directory: Path, *args: str) -> None:
-    subprocess.run([program("openssl"), *args], cwd=directory, check=True, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, and its certificate for localhost and 127.0.0.1."""
-    folder = tmp_path_factory.mktemp("certificates")
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    authority = ["-addext", "keyUsage=critical,keyCertSign"]
-    openssl(
-        folder, "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test", *authority
-    )
-    openssl(folder, "req", *new_key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n", encoding="utf-8")
-    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
-    openssl(folder, "x509", "-req", "-in", "server.csr", "-out", "server.crt", *signed)
-    return folder
-
-
 def tls_options(folder: Path) -> list[str]:
-    return ["--tls", "--tlscert", str(folder / "server.crt"), "--tlskey", str(folder / "server.key")]
+    return ["--tls", "--tlscert", str(folder / "numeric.crt"), "--tlskey", str(folder / "numeric.key")]
 
 
 def store_of(server: Server, scheme: str = "nats", user: str = "", **options: Any) -> NatsStepStore:
@@ -92,9 +70,7 @@ async def test_tls_with_a_private_authority(tmp_path: Path, certificates: Path) 
 
 async def test_an_expired_certificate(tmp_path: Path, certificates: Path) -> None:
     """It is refused immediately; what to do is on the server's side."""
-    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-days", "-1", "-extfile", "names"]
-    openssl(certificates, "x509", "-req", "-in", "server.csr", "-out", "expired.crt", *signed)
-    options = ["--tls", "--tlscert", str(certificates / "expired.crt"), "--tlskey", str(certificates / "server.key")]
+    options = ["--tls", "--tlscert", str(certificates / "expired.crt"), "--tlskey", str(certificates / "expired.key")]
     with running("nats", tmp_path, options) as server:
         context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
         await refused(store_of(server, "tls", tls=context), "it has expired; renew it on the server")

@@ -6,13 +6,11 @@ No other system than Linux was tried for real; docs/reference/systems.md says wh
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from tests.support.other_system_programs import PROGRAMS
-from tests.support.source import ROOT
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +29,5 @@ EXIT_CODES = {"signals": 128 + signal.SIGTERM}
 )
 def test_it_works_or_says_what_is_missing(system: str, program: str) -> None:
     """Without what the system lacks everything works, or is refused at its first use with what to do instead."""
-    command = [sys.executable, "-W", "error", "-m", "tests.support.other_system_programs", system, program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_python("-m", "tests.support.other_system_programs", system, program)
     assert done.returncode == EXIT_CODES.get(program, 0), done.stderr

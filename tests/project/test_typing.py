@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
+from tests.support import processes
 from tests.support.needs import program
-from tests.support.source import ROOT
 
 OPTIONS = {"mypy": [], "pyright": ["--pythonpath", sys.executable]}
 
@@ -18,5 +17,5 @@ OPTIONS = {"mypy": [], "pyright": ["--pythonpath", sys.executable]}
 def test_checkers_agree_with_the_file_of_types(checker: str) -> None:
     """Both checkers see the types that tests/typing/api.py asserts, and refuse the wrong uses in it."""
     command = [program(checker), *OPTIONS[checker], "tests/typing"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = processes.run(command, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

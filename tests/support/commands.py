@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.support import processes
 from tests.support.source import ROOT
-from tests.support.waiting import HANG_SECS
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 Completed = subprocess.CompletedProcess[str]
@@ -19,7 +18,7 @@ Completed = subprocess.CompletedProcess[str]
 def command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:
     """Run a command; standard output and error are kept apart."""
     line = [sys.executable, "-m", "aiohooks", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECS, cwd=cwd, env=ENVIRONMENT)
+    return processes.run(line, cwd=cwd, env=ENVIRONMENT)
 
 
 async def run_command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:

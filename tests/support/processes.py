@@ -1,14 +1,16 @@
-"""Starting child processes that tests send signals to."""
+"""Starting child processes: programs that run to their end, and those that tests send signals to."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 
 @contextlib.contextmanager
@@ -23,6 +25,17 @@ def default_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, in the project's directory; standard output and error are kept apart."""
+    defaults: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": HANG_SECS}
+    return subprocess.run(command, check=False, **{**defaults, **options})
+
+
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments so, with warnings as errors."""
+    return run([sys.executable, "-W", "error", *arguments], **options)
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:

@@ -1,0 +1,38 @@
+"""What tests of several engines need: certificates."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.needs import program
+
+LOOPBACK = ",IP:127.0.0.1"
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two authorities, and certificates of the first for localhost; two are for 127.0.0.1 as well."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*args: str) -> None:
+        subprocess.run([program("openssl"), *args], cwd=folder, check=True, capture_output=True)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    signs = ["-addext", "keyUsage=critical,keyCertSign"]
+    for authority in ("ca", "other"):
+        to = ["-keyout", f"{authority}.key", "-out", f"{authority}.crt", "-days", "2", "-subj", f"/CN={authority}"]
+        openssl("req", "-x509", *key, *to, *signs)
+    for name, days, names in (
+        ("server", 2, ""),
+        ("client", 2, ""),
+        ("expired", -1, ",IP:127.0.0.1"),
+        ("numeric", 2, ",IP:127.0.0.1"),
+    ):
+        (folder / "names").write_text(f"subjectAltName=DNS:localhost{names}\n", encoding="utf-8")
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", "names"]
+        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *by)
+    return folder
