@@ -5,6 +5,7 @@ What needs a package or a program that is missing is left out, and the run ends 
 Options:
     --quick: the fast tests and those slow ones that are marked `sample`, on asyncio alone.
     --nothing-missing: what would be left out fails.
+    --not-passed-in FOLDER: not those tests that passed in the last run in this folder.
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
     --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
@@ -25,12 +26,14 @@ import functools
 import gc
 import importlib.util
 import itertools
+import json
 import os
 import random
 import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +51,7 @@ collect_ignore_glob = [
     if importlib.util.find_spec(package) is None
 ]
 LEFT_OUT = "left out: "
+PASSED = "aiohooks/passed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
     parser.addoption("--quick", action="store_true", help="only fast tests and a sample of the slow ones, on asyncio")
     parser.addoption("--nothing-missing", action="store_true", help="fail where a package or a program is missing")
+    parser.addoption("--not-passed-in", type=Path, metavar="FOLDER", help="leave out what passed in the last run there")
     parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
@@ -120,7 +125,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if unstable := [item.nodeid for item in items if " object at 0x" in item.nodeid]:
         raise pytest.UsageError(f"give ids to the parameters of {unstable[0]}: an address differs between the workers of xdist")
-    chosen = [item for item in items if is_chosen(item)]
+    passed = passed_in(config.getoption("--not-passed-in"))
+    chosen = [item for item in items if is_chosen(item) and not {item.nodeid, without_loop(item.nodeid)} & passed]
     config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
     items[:] = chosen
     items.sort(key=lambda item: "integration" not in item.path.parts)
@@ -172,9 +178,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = [f"{what}: {count}" for what, count in sorted(left_out.items())]
     if terminalreporter.config.getoption("--quick"):
         lines.append("--quick: no slow tests but one of each kind, and nothing on uvloop")
+    if (folder := terminalreporter.config.getoption("--not-passed-in")) is not None:
+        lines.append(f"--not-passed-in: {len(passed_in(folder)):,} tests had passed before")
     if lines:
         terminalreporter.section("left out")
         terminalreporter.write_line("\n".join([*lines, "CONTRIBUTING.md says how all of it is run"]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the names of the tests that passed, for `--not-passed-in`."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None and hasattr(session.config, "cache") and session.config.getoption("--not-passed-in") is None:
+        session.config.cache.set(PASSED, [report.nodeid for report in reporter.getreports("passed")])
+
+
+def passed_in(folder: Path | None) -> frozenset[str]:
+    """Return the names of the tests that passed in the last run in a folder, if there was one."""
+    file = folder / ".pytest_cache" / "v" / PASSED if folder is not None else None
+    return frozenset(json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else ())
+
+
+def without_loop(name: str) -> str:
+    """Return the name of a test on asyncio where that is the only loop."""
+    return name.replace("[asyncio-", "[").removesuffix("[asyncio]")
 
 
 def is_chosen(item: pytest.Item) -> bool:
