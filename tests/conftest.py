@@ -5,7 +5,7 @@ What needs a package or a program that is missing is left out, and the run ends 
 Options:
     --quick: the fast tests and those slow ones that are marked `sample`, on asyncio alone.
     --nothing-missing: what would be left out fails.
-    --not-passed-in FOLDER: not those tests that passed in the last run in this folder.
+    --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
     --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.

@@ -152,6 +152,6 @@ def test_what_has_passed_is_not_run_again(files: pytest.Pytester) -> None:
     """`--not-passed-in` leaves out exactly what passed in the last run there, also on the one loop of that run."""
     files.makepyfile(test_async="async def test_waits(): pass")
     files.runpytest(*PLUGIN, "--quick", "-o", "asyncio_mode=auto").assert_outcomes(passed=2, failed=1, skipped=5)
-    again = files.runpytest(*PLUGIN, "-o", "asyncio_mode=auto", "--not-passed-in", str(files.path))
+    again = files.runpytest(*PLUGIN, "-o", "asyncio_mode=auto", f"--not-passed-in={files.path}")
     again.assert_outcomes(passed=1, failed=1, skipped=5, deselected=2)
     again.stdout.fnmatch_lines("--not-passed-in: 2 tests had passed before")
