@@ -20,6 +20,8 @@ BROUGHT_BY = {
     **{"check-jsonschema": "check-jsonschema", "mypy": "mypy", "pyright": "pyright"},
 }
 """Programs that tests start, with the package that brings each."""
+OTHER_NAMES = {"chromium": "chromium-browser"}
+"""How some systems call a program."""
 SYSTEM_FOLDERS = ["/usr/sbin", "/sbin"]
 """Where programs of the system are that not every PATH has."""
 
@@ -36,7 +38,8 @@ def find_program(name: str) -> str | None:
         return next((str(one) for one in folder.glob("_binaries/*/valkey-server")), None)
     if name in BROUGHT_BY:
         return shutil.which(name, path=str(Path(sys.executable).parent))
-    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *SYSTEM_FOLDERS]))
+    path = os.pathsep.join([os.environ.get("PATH", ""), *SYSTEM_FOLDERS])
+    return shutil.which(name, path=path) or shutil.which(OTHER_NAMES.get(name, name), path=path)
 
 
 def program(name: str) -> str:
