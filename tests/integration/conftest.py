@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.needs import program
 
-LOOPBACK = ",IP:127.0.0.1"
+BY_ADDRESS = ",IP:127.0.0.1"
+"""What a certificate names besides localhost, if it is for the address as well."""
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +26,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for authority in ("ca", "other"):
         to = ["-keyout", f"{authority}.key", "-out", f"{authority}.crt", "-days", "2", "-subj", f"/CN={authority}"]
         openssl("req", "-x509", *key, *to, *signs)
-    for name, days, names in (
-        ("server", 2, ""),
-        ("client", 2, ""),
-        ("expired", -1, ",IP:127.0.0.1"),
-        ("numeric", 2, ",IP:127.0.0.1"),
-    ):
+    for name, days, names in (("server", 2, ""), ("client", 2, ""), ("expired", -1, BY_ADDRESS), ("numeric", 2, BY_ADDRESS)):
         (folder / "names").write_text(f"subjectAltName=DNS:localhost{names}\n", encoding="utf-8")
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", "names"]

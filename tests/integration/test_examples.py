@@ -29,7 +29,8 @@ ON_DIGITS = ("train_digits.py", "train_torch.py", "async_rl_digits.py")
 
 
 def command(example: str, *options: object) -> list[str]:
-    need(*(("scikit-learn",) if example in ON_DIGITS else ()))
+    if example in ON_DIGITS:
+        need("scikit-learn")
     return [sys.executable, "-W", "error", f"examples/{example}", *map(str, options)]
 
 

@@ -68,9 +68,9 @@ def test_every_block_names_its_language(page: Path) -> None:
 
 def test_every_kubernetes_manifest_is_valid() -> None:
     """A block of YAML is a manifest that the API of Kubernetes accepts, with no field that it does not know."""
-    manifests = [yaml.safe_load(block.text) for page in PAGES for block in blocks(page) if block.language == "yaml"]
     import kubernetes_validate
 
+    manifests = [yaml.safe_load(block.text) for page in PAGES for block in blocks(page) if block.language == "yaml"]
     assert manifests
     for manifest in manifests:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)

@@ -136,14 +136,7 @@ def test_what_is_missing_is_said(files: pytest.Pytester) -> None:
 
 def test_nothing_is_left_out_where_nothing_may_be_missing(files: pytest.Pytester) -> None:
     """With the option that CI gives, all of it fails."""
-    result = files.runpytest(
-        "-p",
-        "tests.conftest",
-        "-o",
-        "asyncio_default_fixture_loop_scope=function",
-        "--nothing-missing",
-        "--continue-on-collection-errors",
-    )
+    result = files.runpytest(*PLUGIN, "--nothing-missing", "--continue-on-collection-errors")
     result.assert_outcomes(passed=1, failed=5, errors=1)
     assert "left out" not in str(result.stdout)
 

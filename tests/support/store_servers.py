@@ -7,8 +7,7 @@
         server.lose_data()     # between the two: without it
         server.pause(); server.resume()
 
-`start` blocks until the server says
-that it is ready: call it in a thread if the event loop has other things to do.
+`start` blocks until the server says that it is ready: call it in a thread if the event loop has other things to do.
 """
 
 from __future__ import annotations
