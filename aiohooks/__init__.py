@@ -14,12 +14,12 @@ The loop, as `AsyncMonitoredSession` runs it:
     await session.aclose()
     for hook in reversed(hooks): await hook.close(error)        # always
 
-`overlapping` awaits the calls in turn while none suspends, and concurrently from then on.
+`overlapping` makes the calls that cannot wait in turn, and the others concurrently, each in a task of its own.
 
 The packages, each of which imports only from those above it:
 
     errors          the error tree, and which errors are a clean end
-    _aio            clock, cancellation, lazy gather: what asyncio lacks
+    _aio            clock, tasks and contexts of calls: what asyncio lacks
     dispatch        registering hooks, and calling several as one
     stores          step stores: memory, local files, Redis, NATS, Ray
     version_gate    bounded staleness: work is admitted a few versions ahead

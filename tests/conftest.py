@@ -8,12 +8,15 @@ Options:
     --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
+    --tasks plain|eager|python: what a loop's `create_task` makes: asyncio's tasks, eager ones (Python 3.12), or ones that are written
+    in Python, as debuggers and other libraries replace them.
     --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
     --shuffle SEED: run the tests in a random order.
 
 Markers:
     slow: takes seconds; `sample`: one of its kind, which --quick runs as well.
     may_leak: nothing is checked after this test, because it leaks on purpose.
+    plain_tasks: left out where --tasks makes others.
     turns: sessions give the loop its turns as they do outside of tests.
 """
 
@@ -57,6 +60,7 @@ PASSED = "aiohooks/passed"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this file."""
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
+    parser.addoption("--tasks", choices=("plain", "eager", "python"), default="plain", help="what create_task makes")
     parser.addoption("--quick", action="store_true", help="only fast tests and a sample of the slow ones, on asyncio")
     parser.addoption("--nothing-missing", action="store_true", help="fail where a package or a program is missing")
     parser.addoption("--not-passed-in", type=Path, metavar="FOLDER", help="leave out what passed in the last run there")
@@ -111,7 +115,17 @@ def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventL
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Make pytest-asyncio run each async test once on every loop; what the command line starts has a loop of its own."""
     found = loop_factories(config.getoption("--loop"))
+    if (tasks := config.getoption("--tasks")) != "plain":
+        found = {name: functools.partial(_loop_with_tasks, make, tasks) for name, make in found.items()}
     return dict(itertools.islice(found.items(), 1)) if "command_line" in item.path.parts else found
+
+
+def _loop_with_tasks(make: Callable[[], asyncio.AbstractEventLoop], tasks: str) -> asyncio.AbstractEventLoop:
+    loop = make()
+    python_task: Any = vars(asyncio.tasks)["_PyTask"]
+    factory = lambda loop, coro, **options: python_task(coro, loop=loop, **options)  # noqa: E731
+    loop.set_task_factory(vars(asyncio)["eager_task_factory"] if tasks == "eager" else factory)
+    return loop
 
 
 @pytest.hookimpl(trylast=True)  # pytest itself brings tests that share a fixture together
@@ -208,6 +222,8 @@ def is_chosen(item: pytest.Item) -> bool:
     """Return whether the options choose a test: its loop, if that is a parameter of its own, and how slow it is."""
     own_loop = item.callspec.params.get("loop") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
     if isinstance(own_loop, str) and own_loop not in loop_factories(item.config.getoption("--loop")):
+        return False
+    if item.get_closest_marker("plain_tasks") and item.config.getoption("--tasks") != "plain":
         return False
     is_slow = item.get_closest_marker("slow") and not item.get_closest_marker("sample")
     return not (is_slow and item.config.getoption("--quick"))

@@ -1,9 +1,10 @@
-"""Cancellation: ending a task's current wait and taking that cancel back exactly, time limits, and cleanup that must finish.
+"""Cleanup that must finish, in spite of cancels.
 
-    CancelScope   a block whose wait can be ended
-    TimeLimit     a block that is ended after a time
-    shielded      cleanup that is finished in spite of a cancel
-    to_thread     a call in a thread, which is waited for
+    shielded       cleanup that is finished
+    to_thread      a call in a thread, which is waited for
+    wait_done      waits for tasks, and cancels none of them
+    new_task       a task that begins later
+    current_task   the running task
 
 `asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on Python versions that we support; nothing here
 uses them.
@@ -15,14 +16,13 @@ import asyncio
 import contextvars
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from aiohooks._aio.cancel_watch import CancelWatch, ScopeReason, cancel_count, current_task, task_of
-from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
+from aiohooks._aio.clock import current_clock, wake, wake_after
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -32,98 +32,24 @@ DEFAULT_GRACE_SECS = 10.0
 _THREAD_GRACE_SECS = 120.0  # a thread that writes files is left behind only if it hangs; the caller may have a shorter limit
 
 
-class CancelScope:
-    """A block of one task whose current wait can be ended from outside.
-
-    `cancel` cancels the task; when the block has been left, `uncancel` takes that cancel back. Only the scope's own cancel is
-    ever taken back, so a cancel of the caller's is never lost. A block that runs code of users is awaited with a watch.
-    """
-
-    __slots__ = ("_base", "_own", "_pending", "_watch", "cancel_called", "cause", "task")
-
-    def __init__(self, task: asyncio.Task[Any], watch: CancelWatch | None = None) -> None:
-        """Open the block, which `task` runs, under `watch` if there is one."""
-        self.task: asyncio.Task[Any] = task
-        self.cause: BaseException | None = None
-        """What the block is to end with instead of the cancellation, if `cancel` got it."""
-        self.cancel_called: bool = False
-        self._watch = watch
-        self._base = cancel_count(task) if watch is None else 0
-        self._own: list[int] = []
-        self._pending: asyncio.Handle | None = None
-
-    def cancel(self, why: str, cause: BaseException | None = None) -> None:
-        """End the block's current wait, once."""
-        if self.cancel_called:
-            return
-        self.cancel_called = True
-        self.cause = cause
-        self.cancel_again(why)
-
-    def cancel_again(self, why: str) -> None:
-        """End the block's current wait once more: the first cancel was ignored."""
-        if self.task is task_of(self.task.get_loop()):
-            # Cancelling oneself takes effect at the next await, which may lie behind the block; before 3.13 it cannot be
-            # taken back. So it is put off until the block waits.
-            self._pending = self.task.get_loop().call_soon(self._cancel, why)
-        else:
-            self._cancel(why)
-
-    def _cancel(self, why: str) -> None:
-        self._pending = None
-        self._own.append(0 if self._watch is None else self._watch.deliveries)
-        self.task.cancel(ScopeReason(why))
-
-    @property
-    def own_cancels(self) -> Sequence[int]:
-        """The deliveries of the scope's own cancels that have not been taken back."""
-        return self._own
-
-    def uncancel(self, error: BaseException | None = None) -> asyncio.CancelledError | None:
-        """Take the own cancels back; return the cancel from outside with which the block ends, or None.
-
-        It is `error`, with which the block ends, unless one came in the same tick as the scope's own.
-        """
-        outside: asyncio.CancelledError | None = None
-        if self._watch is not None:
-            outside = self._watch.outside_cancel(error, self._own)
-            del self._own[self._watch.counted(self._own) :]
-        elif self.task.cancelling() - len(self._own) > self._base:
-            outside = error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
-        if self._pending is not None:
-            self._pending.cancel()
-        while self._own:
-            self._own.pop()
-            self.task.uncancel()
-        if self._watch is not None:
-            self._watch.taken_back()
-        return outside
+def current_task() -> asyncio.Task[Any]:
+    """Return the running task."""
+    task = asyncio.current_task()
+    assert task is not None, "coroutines of this library run inside a task"
+    return task
 
 
-class TimeLimit:
-    """A time limit for a block of the running task: `with TimeLimit(5.0, "closing X"): await ...`.
+def new_task(coro: Coroutine[Any, Any, T], name: str | None, context: contextvars.Context | None = None) -> asyncio.Task[T]:
+    """Start a task that begins later, so that it is known by then; an eager factory of the loop would begin with it."""
+    return asyncio.Task(coro, loop=asyncio.get_running_loop(), name=name, context=context)
 
-    Raises `TimeoutError` when the time is up; a cancel from outside passes unchanged. `secs=None` sets no limit.
-    """
 
-    __slots__ = ("_scope", "_secs", "_timer", "_what")
-
-    def __init__(self, secs: float | None, what: str) -> None:
-        self._secs = secs
-        self._what = what
-        self._timer: TimerHandle | None = None
-
-    def __enter__(self) -> None:
-        self._scope = CancelScope(current_task())
-        if self._secs is not None:
-            self._timer = current_clock().call_later(self._secs, functools.partial(self._scope.cancel, self._what))
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        outside = self._scope.uncancel(error)
-        if self._scope.cancel_called and not outside and isinstance(error, asyncio.CancelledError):
-            raise TimeoutError(f"{self._what} took longer than {self._secs} s") from error
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running event loop, if there is one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def shielded(
@@ -133,6 +59,17 @@ async def shielded(
 
     A cancel of the caller is kept until then and raised afterwards. From the first cancel on, at which `on_cancel` is
     called, `coro` has `grace_secs`; then it is cancelled, and after as long again left running, with a warning.
+    """
+    return (await shielded_task(coro, grace_secs=grace_secs, what=what, on_cancel=on_cancel)).result()
+
+
+async def shielded_task(
+    coro: Coroutine[Any, Any, T], *, grace_secs: float, what: str, on_cancel: Callable[[], object] | None = None
+) -> asyncio.Task[T]:
+    """Like `shielded`, and return the task, which has ended; if it was cancelled, others have done it.
+
+    Raises:
+        CancelledError: the caller was cancelled.
     """
     task = asyncio.get_running_loop().create_task(coro, name=what, context=contextvars.copy_context())
     try:
@@ -151,7 +88,7 @@ async def shielded(
         elif not task.done():
             task.add_done_callback(retrieve_exception)
         raise
-    return task.result()
+    return task
 
 
 async def _wait_done_uncancelled(tasks: Iterable[asyncio.Task[Any]], secs: float) -> bool:

@@ -100,7 +100,7 @@ def observed_call(
     error: BaseException | None = None
     suspended = False
     try:
-        coro: Any = call(*args, **keywords)  # `aiohooks._aio.await_chain` finds it by this name
+        coro: Any = call(*args, **keywords)
         made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
         if made is not types.CoroutineType:
             coro = _await(coro)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_done
 from aiohooks._aio.clock import sleep, wake, wake_after
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_instance, check_int, check_mapping, check_secs
@@ -196,7 +196,7 @@ class Copier:
         self._pending.append(checkpoint)
         self._drop_replaced()
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._copy_pending(), name=f"copies to {self.mirror}")
+            self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
 
     def _drop_replaced(self) -> None:
         while len(self._pending) > self.mirror.max_pending:

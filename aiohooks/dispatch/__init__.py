@@ -1,7 +1,7 @@
 """Calling several hooks as one, with or without a session.
 
 hook        what a registration says: order, time limit, error handling, background calls
-calls       calls in order groups: in turn while none suspends, overlapping from then on
+calls       calls in order groups: those that cannot wait in turn, the others overlapping
 background  calls that are queued and run beside what follows
 lifecycle   the methods of a class that hooks can implement, and the checks of hooks
 answers     one answer of several hooks, for each kind of method

@@ -1,20 +1,40 @@
-"""One answer of several hooks: a function for each kind of method (`lifecycle.Point.how`).
+"""One answer of several hooks, for each kind of method (`lifecycle.Point.how`).
 
-answer_any     the only answer, or none: the calls overlap
-answer_first   the first that is not None: the rest are not called
-answer_chain   each hook gets what the one before it answered
-answer_wrap    each hook calls the next one
+Target         what a method calls
+answer         calls it, and returns the one answer: the only one, the first, or the last of a chain
+call_wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
 answer_plain   methods that are plain functions
+InTurn         the quickest way, where no hook can wait
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import functools
+import inspect
+import operator
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, call_groups
+from aiohooks._aio.clock import current_clock
+from aiohooks._aio.observers import Observer, observing
+from aiohooks._aio.run_scope import current_scope
+from aiohooks.dispatch.calls import (
+    HookCalls,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    bound_method,
+    call_groups,
+    failed_in_turn,
+    hook_cancelled_error,
+    order_groups,
+)
 from aiohooks.dispatch.lifecycle import Point
-from aiohooks.errors import InvalidHookError, add_origin
+from aiohooks.errors import HookCancelledError, InvalidHookError, raise_unchanged
+
+Keywords = Mapping[str, Any]
 
 
 class Target(NamedTuple):
@@ -24,125 +44,309 @@ class Target(NamedTuple):
     groups: tuple[OrderGroup, ...]
     singles: tuple[OrderGroup, ...]
     """The same calls one by one, for methods whose hooks are called in turn."""
-    wrappers: tuple[RegisteredHook, ...]
-    """Hooks that implement the method as an async generator."""
+    wrappers: tuple[OrderGroup, ...]
+    """The hooks that wrap the calls of the others, one by one."""
+    is_one_call: bool
+    """Whether all hooks are called together."""
 
 
-async def answer_any(target: Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call the hooks together; at most one of them answers."""
-    return _only_answer(target, await call_groups(target.groups, args, keywords))
+def make_target(
+    each: Point, hooks: Sequence[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method]
+) -> Target:
+    """Return what a method calls; `hooks` are in their order, and `bind` queues background calls."""
+
+    def singles(hooks: list[RegisteredHook], bind: Callable[[RegisteredHook, str], Method]) -> tuple[OrderGroup, ...]:
+        return tuple(OrderGroup(each.name, [one], grace_secs, bind=bind) for one in hooks)
+
+    if each.how == "wrap":
+        return Target(each, (), (), singles([*hooks], bound_method), False)
+    wrappers = [one for one in hooks if inspect.isasyncgenfunction(getattr(one.hook, each.name))]
+    callees = [one for one in hooks if one not in wrappers]
+    if not each.is_async:
+        return Target(each, (), singles(callees, bound_method), (), False)
+    groups = order_groups(each.name, callees, grace_secs, bind if each.how == "none" else bound_method)
+    in_turn = each.how in ("first", "chain")
+    return Target(
+        each, groups, singles(callees, bound_method) if in_turn else (), singles(wrappers, wrapping), not wrappers and not in_turn
+    )
 
 
-def _only_answer(target: Target, answers: list[Any]) -> Any:
-    """Return the answer of a method of which nothing says whether it returns something."""
-    if len(answers) > 1 and target.point.how == "any" and any(answer is not None for answer in answers):
-        name = target.point.name
-        raise InvalidHookError(
-            f'several hooks implement {name}, and it returned {answers!r}; say what is its result: results={{"{name}": "first"}}'
-        )
-    return answers[0] if answers and target.point.how != "none" else None
+Own = Callable[..., Any]
+"""The method of the class itself."""
 
 
-async def answer_first(target: Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call the hooks in turn up to the first answer that is not None."""
-    for single in target.singles:
-        answer = (await call_groups((single,), args, keywords))[0]
-        if answer is not None:
-            return answer
-    return None
+async def answer(target: Target, own: Own, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Call the hooks, and return the one answer; where no hook has one, that of the class itself."""
+
+    async def call_own(args: tuple[Any, ...], keywords: Keywords) -> Any:
+        return await own(*args, **keywords)
+
+    if target.point.how == "wrap":
+        return await call_wrapped(target, call_own, args, keywords)
+    return await call_wrapped(target, functools.partial(_answer_hooks, target, own), args, keywords)
 
 
-async def answer_chain(target: Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call the hooks in turn, each with the answer of the one before it as the last argument."""
-    answer: Any = None
-    for single in target.singles:
-        answer = (await call_groups((single,), args, keywords))[0]
-        if answer is not None:
-            args, keywords = _with_last(target.point, args, keywords, (answer,))
-    return _last(target.point, args, keywords)
+async def _answer_hooks(target: Target, own: Own, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Return the answer of the hooks that do not wrap: the only one, the first, or the last of a chain."""
+    each, answer = target.point, None
+    if each.how == "first":
+        for single in target.singles:
+            (answer,) = await call_groups((single,), args, keywords)
+            if answer is not None:
+                return answer
+    elif each.how == "chain":
+        given = args, keywords
+        for single in target.singles:
+            (answer,) = await call_groups((single,), *given)
+            if answer is not None:
+                given = _with_last(each, *given, answer)
+        answer = _last(each, *given) if target.singles else None
+    else:
+        answer = only_answer(each, await call_groups(target.groups, args, keywords))
+    if answer is None and each.how != "none" and not each.does_nothing:
+        return await own(*args, **keywords)
+    return answer
 
 
-async def answer_wrap(target: Target, args: tuple[Any, ...], keywords: dict[str, Any], own: Callable[..., Any]) -> Any:
-    """Call the first hook with a function that calls the next one, and so on; the last one gets the caller's own function.
+def only_answer(each: Point, answers: Sequence[Any]) -> Any:
+    """Return the answer of a method of which nothing says whether it returns something.
 
-    In between is the method of the class itself, `own`, so that what it does around the call is not lost.
+    Raises:
+        InvalidHookError: one of several hooks has answered.
     """
-    hooks = [one for single in target.singles for one in single.hooks]
+    if each.how == "none" or not answers:
+        return None
+    if len(answers) > 1 and any(answer is not None for answer in answers):
+        raise InvalidHookError(
+            f"several hooks implement {each.name}, and it returned {answers!r}; say what is its result: "
+            f'results={{"{each.name}": "first"}}'
+        )
+    return answers[0]
 
-    async def call(number: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if number == len(hooks):
-            return await own(*args, **keywords)
-        registered, answers, inner = hooks[number], list[Any](), list[BaseException]()
-        bare_args, bare_keywords = _without_last(target.point, args, keywords)
+
+class InTurn(NamedTuple):
+    """Calls of hooks that cannot wait, beside which nothing is to be done."""
+
+    point: Point
+    calls: tuple[Method, ...]
+    hooks: tuple[RegisteredHook, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, target: Target) -> InTurn | None:
+        """Return the calls of a method, None if one of them may wait."""
+        if not all(group.in_turn for group in target.groups):
+            return None
+        return cls(
+            target.point,
+            tuple(one for group in target.groups for one in group.methods),
+            tuple(one for group in target.groups for one in group.hooks),
+            tuple(one for group in target.groups for one in group.names),
+        )
+
+    def failed(self, left: Iterator[Method], error: BaseException) -> None:
+        """Log the error of a call, or raise it; `left` are the calls behind it."""
+        place = len(self.calls) - operator.length_hint(left) - 1
+        try:
+            failed_in_turn(self.hooks[place], self.names[place], error)
+        finally:
+            del error  # its traceback has this frame
+
+    def only_answer(self, answers: Mapping[Method, Any]) -> Any:
+        """Return the answer of the method."""
+        return only_answer(self.point, [answers.get(call) for call in self.calls])
+
+
+# -- hooks that wrap
+
+
+async def call_wrapped(
+    target: Target,
+    innermost: Callable[[tuple[Any, ...], Keywords], Awaitable[Any]],
+    args: tuple[Any, ...],
+    keywords: Keywords,
+    number: int = 0,
+) -> Any:
+    """Call a wrapping hook with a function that calls the next one, and so on; the last one calls `innermost`.
+
+    What a hook wraps is not called again when the hook has failed and that is only logged: its answer or error counts.
+    """
+    if number == len(target.wrappers):
+        return await innermost(args, keywords)
+    group = target.wrappers[number]
+    if group.hooks[0].disabled:
+        return await call_wrapped(target, innermost, args, keywords, number + 1)
+    wrapper = _WrapperCall(group, functools.partial(call_wrapped, target, innermost, number=number + 1))
+    try:
+        await wrapper.make(target.point, args, keywords)
+        if not wrapper.is_logged:
+            return wrapper.results[0]
+        if wrapper.has_answer:
+            return wrapper.answer
+        if wrapper.errors:
+            raise_unchanged(next(error for error in reversed(wrapper.errors) if not isinstance(error, CancelledError)))
+    finally:
+        wrapper.errors.clear()  # their tracebacks refer to it
+    return await call_wrapped(target, innermost, args, keywords, number + 1)
+
+
+class _WrapperCall(HookCalls):
+    """The call of one hook that wraps others. Its time limit is for its own time: it does not count while they are active."""
+
+    __slots__ = ("_active", "_rest", "_secs_left", "_since", "answer", "errors", "has_answer", "is_called", "is_logged")
+
+    def __init__(self, group: OrderGroup, rest: Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]) -> None:
+        super().__init__(group, [None], None, None)
+        self._rest = rest
+        self._active = 0  # calls of the others that have not ended
+        self._secs_left: float | None = None
+        self._since = 0.0
+        self.is_called: bool = False
+        """Whether it has called the others."""
+        self.has_answer: bool = False
+        self.answer: Any = None
+        """The last answer of the others."""
+        self.errors: list[BaseException] = []
+        """The errors of the others."""
+        self.is_logged: bool = False
+        """Whether it has failed, and that was only logged."""
+
+    async def make(self, each: Point, args: tuple[Any, ...], keywords: Keywords) -> None:
+        """Make the call."""
+        group = self._group
+        method, scope = group.methods[0], current_scope.get()
+        if scope is not None and scope.observers:
+            method = group.observed_calls(scope.observers)[0][0]
+        if each.how == "wrap":
+            args, keywords = _and_last(each, *_without_last(each, args, keywords), self._next_call(each, args, keywords))
+        else:
+            args = (functools.partial(self._call_rest, args, keywords), *args)
+        if group.in_turn:
+            try:
+                self.results[0] = await method(*args, **keywords)
+            except BaseException as error:
+                self.failed(0, error)
+        else:
+            self.start(0, method, args, keywords, group.names[0], group.timeouts[0])
+        await self.wait()
+
+    def _next_call(self, each: Point, args: tuple[Any, ...], keywords: Keywords) -> Callable[..., Awaitable[Any]]:
+        bare_args, bare_keywords = _without_last(each, args, keywords)
+        last = _last(each, args, keywords)
 
         async def call_next(*changed: Any, **named: Any) -> Any:
-            others = {key: value for key, value in bare_keywords.items() if key not in named}
-            new_args, others = _with_last(target.point, bare_args, others, changed)
-            own_last = _last(target.point, args, keywords)
-            new_args, new_keywords = _and_last(target.point, new_args, {**others, **named}, own_last)
-            try:
-                answer = await call(number + 1, new_args, new_keywords)
-            except BaseException as error:
-                inner.append(error)
-                raise
-            answers.append(answer)
-            return answer
+            given = _changed(each, bare_args, bare_keywords, changed, named)
+            return await self._call_rest(*_and_last(each, *given, last))
 
-        method = getattr(registered.hook, target.point.name)
-        own_args, own_keywords = _and_last(target.point, bare_args, bare_keywords, call_next)
+        return call_next
+
+    async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
+        if self.is_logged or self._left_behind is not None:
+            raise HookCancelledError(f"{self.describe(0)} has failed before this: it cannot call the next hook any more")
+        self.is_called = True
+        self._stop_clock()
         try:
-            return await method(*own_args, **own_keywords)
-        except Exception as error:
-            if any(error is one for one in inner):
-                raise  # it has passed through this hook
-            who = f"{registered.name}.{target.point.name}"
-            add_origin(error, who)
-            if registered.registration.on_error != "log":
-                raise
-            registered.log_failure(who, error)
-            return answers[-1] if answers else await call(number + 1, args, keywords)
+            self.answer = answer = await self._rest(args, keywords)
+            self.has_answer = True
+            return answer
+        except BaseException as error:
+            self.errors.append(error)
+            raise
         finally:
-            inner.clear()
+            self._start_clock()
 
-    return await call(0, args, keywords)
+    # -- its time limit
+
+    def start_timer(self, number: int, secs: float) -> None:
+        self._secs_left = secs
+        self._run_timer()
+
+    def _run_timer(self) -> None:
+        if self._secs_left is not None and not self._active and not self._tasks[0].done():
+            self._since = current_clock().now()
+            super().start_timer(0, self._secs_left)
+
+    def _stop_clock(self) -> None:
+        self._active += 1
+        if self._secs_left is not None and self._active == 1:
+            self.stop_timer(0)
+            self._secs_left = max(0.0, self._secs_left - (current_clock().now() - self._since))
+
+    def _start_clock(self) -> None:
+        self._active -= 1
+        self._run_timer()
+
+    # -- its errors
+
+    def _passes(self, error: BaseException) -> bool:
+        """Return whether an error is one of the others that passes through."""
+        return any(error is one for one in self.errors)
+
+    def suppresses(self, number: int, error: BaseException) -> bool:
+        was_cut_off = self.is_called and not self.has_answer and all(isinstance(one, CancelledError) for one in self.errors)
+        if was_cut_off or self._passes(error):
+            return False
+        self.is_logged = super().suppresses(number, error)
+        return self.is_logged
+
+    def add_origin(self, number: int, error: BaseException) -> None:
+        if not self._passes(error):
+            super().add_origin(number, error)
+
+    def cancelled_error(self, number: int, cause: BaseException) -> HookCancelledError:
+        if self._passes(cause):
+            return hook_cancelled_error(f"what {self.describe(number)} wraps", cause)
+        return super().cancelled_error(number, cause)
 
 
-def answer_plain(target: Target, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Call the hooks of a method that is a plain function, in turn."""
-    answers: list[Any] = []
+def wrapping(registered: RegisteredHook, method: str) -> Method:
+    """Return a hook's async generator as a function that wraps what its first argument calls."""
+    around = contextlib.asynccontextmanager(getattr(registered.hook, method))
+
+    async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
+        async with around(*args, **keywords):
+            return await call_next()
+        return None  # it has swallowed the error
+
+    return call
+
+
+# -- plain functions
+
+
+def answer_plain(target: Target, own: Own, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Call the hooks of a method that is a plain function, in turn, and return the one answer."""
+    each, answers, scope = target.point, list[Any](), current_scope.get()
+    given = args, keywords
     for single in target.singles:
-        registered, name = single.hooks[0], single.names[0]
-        try:
-            answer = getattr(registered.hook, target.point.name)(*args, **keywords)
-        except Exception as error:
-            add_origin(error, name)
-            if registered.registration.on_error != "log":
-                raise
-            registered.log_failure(name, error)
-            answer = None
-        if target.point.how == "first" and answer is not None:
+        if single.hooks[0].disabled:
+            continue
+        answer = _call_plain(single, each.name, () if scope is None else scope.observers, *given)
+        if each.how == "first" and answer is not None:
             return answer
-        if target.point.how == "chain" and answer is not None:
-            args, keywords = _with_last(target.point, args, keywords, (answer,))
+        if each.how == "chain" and answer is not None:
+            given = _with_last(each, *given, answer)
         answers.append(answer)
-    return _last(target.point, args, keywords) if target.point.how == "chain" else _only_answer(target, answers)
+    answer = _last(each, *given) if each.how == "chain" else only_answer(each, answers)
+    return own(*args, **keywords) if answer is None and each.how != "none" and not each.does_nothing else answer
 
 
-ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
-    "none": answer_any,
-    "any": answer_any,
-    "one": answer_any,
-    "first": answer_first,
-    "chain": answer_chain,
-}
+def _call_plain(single: OrderGroup, name: str, observers: Sequence[Observer], args: tuple[Any, ...], keywords: Keywords) -> Any:
+    registered = single.hooks[0]
+    try:
+        with observing(observers, "hook", single.names[0]):
+            answer = getattr(registered.hook, name)(*args, **keywords)
+    except BaseException as error:
+        failed_in_turn(registered, single.names[0], error)
+        return None
+    registered.failures_in_a_row = 0
+    return answer
 
 
 # -- arguments
 
 
-def positional_first(
-    names: tuple[str, ...], args: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def positional_first(names: tuple[str, ...], args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], Keywords]:
     """Give by position what may be given so, as hooks may use other names."""
     given = [*args]
     for name in names[len(args) :]:
@@ -152,35 +356,55 @@ def positional_first(
     return tuple(given), keywords
 
 
-def _last_keyword(each: Point, keywords: dict[str, Any]) -> str | None:
-    return next((name for name in reversed(each.keywords) if name in keywords), None)
+Arguments = tuple[tuple[Any, ...], Keywords]
 
 
-def _last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Return the last argument of a call."""
-    name = _last_keyword(each, keywords)
-    return keywords[name] if name is not None else args[-1] if args else None
+def _last_name(each: Point) -> str | None:
+    """Return the name of the last parameter; None if that takes any arguments by position."""
+    return each.keywords[-1] if each.keywords else None if each.variadic[0] or not each.positional else each.positional[-1]
 
 
-def _without_last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    name = _last_keyword(each, keywords)
-    left = {key: value for key, value in keywords.items() if key != name}
-    return (args if name is not None else args[:-1]), left
+def _last(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Return the last argument of a call, None if it is left out."""
+    name = _last_name(each)
+    if name is not None and name in keywords:
+        return keywords[name]
+    return args[-1] if args and _has_last(each, args) else None
 
 
-def _and_last(each: Point, args: tuple[Any, ...], keywords: dict[str, Any], last: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if each.keywords:
-        return args, {**keywords, each.keywords[-1]: last}
-    return (*args, last), {**keywords}
+def _has_last(each: Point, args: tuple[Any, ...]) -> bool:
+    """Return whether the last argument is given by position."""
+    return not each.keywords and (each.variadic[0] or len(args) == len(each.positional))
 
 
-def _with_last(
-    each: Point, args: tuple[Any, ...], keywords: dict[str, Any], new: Sequence[Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the last arguments of a call."""
-    changed = {**keywords}
-    named = [name for name in each.keywords if name in keywords]
-    left = list(new)
-    while left and named:
-        changed[named.pop()] = left.pop()
-    return ((*args[: len(args) - len(left)], *left) if left else args), changed
+def _without_last(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
+    name = _last_name(each)
+    if name in keywords:
+        return args, {key: value for key, value in keywords.items() if key != name}
+    return (args[:-1] if _has_last(each, args) else args), keywords
+
+
+def _and_last(each: Point, args: tuple[Any, ...], keywords: Keywords, last: Any) -> Arguments:
+    """Add the last argument."""
+    name = _last_name(each)
+    if name is not None and (each.keywords or len(args) < len(each.positional) - 1):  # behind one that is left out
+        return args, {**keywords, name: last}
+    return (*args, last), keywords
+
+
+def _with_last(each: Point, args: tuple[Any, ...], keywords: Keywords, last: Any) -> Arguments:
+    """Replace the last argument."""
+    return _and_last(each, *_without_last(each, args, keywords), last)
+
+
+def _changed(each: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords) -> Arguments:
+    """Return the arguments with those that a hook gives to the next one: by name, or in the place of the last of the others."""
+    known = len(each.positional)
+    places = [each.positional[place] if place < known else place for place in range(len(args))]
+    values: dict[Any, Any] = {**dict(zip(places, args, strict=True)), **keywords, **named}
+    by_position = [*places, *(name for name in each.positional[len(args) :] if name in keywords)]
+    others = [one for one in by_position or each.keywords if one in values and one not in named]
+    left = [*new]
+    while left and others:
+        values[others.pop()] = left.pop()
+    return (*left, *(values.pop(place) for place in places)), values

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from asyncio import CancelledError
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import wake
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.run_scope import leave_run
-from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error
+from aiohooks.dispatch.calls import CONDITION, Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error
 from aiohooks.errors import HookGroupClosedError, flattened
 
 _logger = logging.getLogger("aiohooks")
@@ -34,7 +36,8 @@ class BackgroundCalls:
         self._grace_secs = grace_secs
         self._enter = enter
         self._observers = observers
-        self._queues: dict[RegisteredHook, CallQueue] = {}
+        # The queue of a hook that was removed goes with its last call and failure: only these refer to the registered hook.
+        self._queues: WeakKeyDictionary[RegisteredHook, CallQueue] = WeakKeyDictionary()
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
         """Return what calls `method` of the hook: into its queue, if it is a background hook."""
@@ -45,9 +48,13 @@ class BackgroundCalls:
             queue = self._queues[registered] = CallQueue(registered, self._enter, self._observers)
         group = OrderGroup(method, [registered], self._grace_secs)
 
+        def is_full(*args: Any, **keywords: Any) -> bool:
+            return not queue.put_nowait(group, args, keywords)
+
         async def call(*args: Any, **keywords: Any) -> None:
             await queue.put(group, args, keywords)
 
+        setattr(call, CONDITION, is_full)
         return call
 
     def pending(self, registered: RegisteredHook) -> int:
@@ -57,29 +64,49 @@ class BackgroundCalls:
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of `hooks` are empty, except that of the running call; leave their failures to the next call."""
-        for registered in hooks:
-            queue = self._queues.get(registered)
-            if queue is not None and queue.task is not current_task():
-                await queue.wait_until(0)
+        queues = [queue for one in hooks if (queue := self._queues.get(one)) is not None and not queue.waits_for_caller()]
+        await wait_done([queue.until_idle() for queue in queues], None)
 
     async def finish(self, secs: float) -> None:
         """Give the queues `secs` to become empty, then drop what is left."""
-        tasks = [asyncio.ensure_future(queue.wait_until(0)) for queue in self._queues.values() if queue.size]
+        queues = [*self._queues.values()]
         try:
-            await wait_done(tasks, secs)
+            await wait_done([queue.until_idle() for queue in queues], secs)
         finally:
-            for task in tasks:
-                task.cancel()
-            for queue in self._queues.values():
+            for queue in queues:
                 queue.drop()
-        await wait_done([queue.task for queue in self._queues.values() if queue.task is not None], self._grace_secs)
+        await wait_done([queue.task for queue in queues if queue.task is not None], self._grace_secs)
 
     async def end(self, secs: float) -> list[BaseException]:
         """Finish the queues, which take no more calls, and return the failures that no call has raised."""
-        for queue in self._queues.values():
-            queue.closed = True
+        queues = [*self._queues.values()]
+        for queue in queues:
+            queue.close()
         await self.finish(secs)
-        return [error for queue in self._queues.values() for error in queue.take_errors()]
+        return [error for queue in queues for error in queue.take_errors()]
+
+
+class _QueuedCall:
+    """A call in a queue; its context says that code is part of it."""
+
+    __slots__ = ("args", "context", "ended", "group", "keywords", "queue")
+
+    def __init__(self, queue: CallQueue, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        self.queue: CallQueue = queue
+        self.group: OrderGroup = group
+        self.args: tuple[Any, ...] = args
+        self.keywords: Mapping[str, Any] = keywords
+        self.context: contextvars.Context = contextvars.copy_context()
+        self.ended: bool = False
+
+    async def make(self, observers: Sequence[Observer]) -> None:
+        """Make the call."""
+        with observing(observers, "background", self.group.names[0]):
+            await call_groups((self.group,), self.args, self.keywords)
+
+
+_current_call: ContextVar[_QueuedCall | None] = ContextVar("aiohooks_background_call", default=None)
+"""The background call of the current context. It may have ended: a task keeps the context that it was started in."""
 
 
 class CallQueue:
@@ -88,15 +115,18 @@ class CallQueue:
     """  # noqa: D205
 
     def __init__(self, registered: RegisteredHook, enter: Callable[[], object], observers: Sequence[Observer]) -> None:
-        self._registered = registered
+        self._name = registered.name
+        self._max_pending = registered.registration.max_pending
         self._enter = enter
         self._observers = observers
-        self._calls: deque[tuple[contextvars.Context, OrderGroup, tuple[Any, ...], dict[str, Any]]] = deque()
-        self._waiters: dict[asyncio.Future[None], int] = {}
-        self._errors: list[BaseException] = []
+        self._calls: deque[_QueuedCall] = deque()
+        self._waiters: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # callers, until each has been given a place
+        self._given = 0  # places of callers that have not taken them yet
+        self._waits_for: list[CallQueue] = []  # those in which the active call waits for a place
+        self._idle: asyncio.Future[None] | None = None
+        self._errors: list[tuple[RegisteredHook, BaseException]] = []
         self._dropped = False
-        self.closed: bool = False
-        """Whether calls are refused: no task would wait for them."""
+        self._closed = False  # calls are refused: no task would wait for them
         self.task: asyncio.Task[Any] | None = None
         """The active call."""
 
@@ -105,56 +135,45 @@ class CallQueue:
         """How many calls are queued or active."""
         return len(self._calls) + (self.task is not None)
 
-    async def put(self, group: OrderGroup, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Queue a call; wait while the queue is full.
+    def put_nowait(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+        """Queue a call if there is a place for it; return whether there is.
+
+        There is always one for a call that the queue would wait for: that of a hook which calls its own group.
+
+        Raises:
+            BaseException: like `put`.
+        """
+        self._check()
+        if (self._waiters or self.size + self._given >= self._max_pending) and not self.waits_for_caller():
+            return False
+        self._append(group, args, keywords)
+        return True
+
+    async def put(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Queue a call; wait while the queue is full. Callers get places in the order in which they came.
 
         Raises:
             BaseException: the failures of earlier calls, several as one group.
             HookGroupClosedError: the group was left after the call of which this is a part had begun.
         """
-        self._raise_errors()
-        self._check_open()
-        if self.size >= self._registered.registration.max_pending:
-            await self.wait_until(self._registered.registration.max_pending - 1)
-            self._raise_errors()
-            self._check_open()
-        context = contextvars.copy_context()
-        context.run(leave_run)  # it is not part of the run that queues it
-        context.run(self._enter)
-        self._calls.append((context, group, args, keywords))
-        if self.task is None:
-            self._start_next()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise HookGroupClosedError(f"{self._registered.name} takes no more background calls: its group has been left")
-
-    async def wait_until(self, size: int) -> None:
-        """Wait until at most `size` calls are left."""
-        while self.size > size:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters[waiter] = size
-            try:
-                await waiter
-            finally:
-                del self._waiters[waiter]
-
-    def drop(self) -> None:
-        """Drop the queued calls and cancel the active one."""
-        if not self.size:
+        if self.put_nowait(group, args, keywords):
             return
-        _logger.warning("%s has %s background calls left, which are dropped", self._registered.name, self.size)
-        self._dropped = True
-        self._calls.clear()
-        if self.task is not None:
-            self.task.cancel()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        waits_for = [] if (call := _active_call()) is None else call.queue._waits_for
+        waits_for.append(self)
+        try:
+            await waiter
+            self._check()
+            self._append(group, args, keywords)
+        finally:
+            waits_for.remove(self)
+            self._waiters.pop(waiter, None)
+            if waiter.done() and not waiter.cancelled():
+                self._given -= 1
+                self._give_places()
 
-    def take_errors(self) -> list[BaseException]:
-        """Return the failures that no call has raised, and forget them."""
-        errors, self._errors = self._errors, []
-        return errors
-
-    def _raise_errors(self) -> None:
+    def _check(self) -> None:
         errors = self.take_errors()
         try:
             if len(errors) == 1:
@@ -163,28 +182,83 @@ class CallQueue:
                 raise BaseExceptionGroup(f"{len(errors)} background calls failed", flattened(errors))
         finally:
             del errors
+        if self._closed:
+            raise HookGroupClosedError(f"{self._name} takes no more background calls: its group has been left")
+
+    def _append(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        call = _QueuedCall(self, group, args, keywords)
+        call.context.run(self._enter_context, call)
+        self._calls.append(call)
+        if self.task is None:
+            self._start_next()
+
+    def _enter_context(self, call: _QueuedCall) -> None:
+        leave_run()  # it is not part of the run that queues it
+        _current_call.set(call)
+        self._enter()
+
+    def _give_places(self) -> None:
+        while self._waiters and (self._closed or self.size + self._given < self._max_pending):
+            waiter, _ = self._waiters.popitem(last=False)
+            if not waiter.done():  # otherwise its caller was cancelled
+                self._given += 1
+                waiter.set_result(None)
+
+    def waits_for_caller(self) -> bool:
+        """Return whether the active call cannot end before this code has: that is part of it, or of a call that it waits for."""
+        call = _active_call()
+        return call is not None and (call.queue is self or any(one.waits_for_caller() for one in self._waits_for))
+
+    def until_idle(self) -> asyncio.Future[None]:
+        """Return a future that is done when no call is queued or active."""
+        if self._idle is None or self._idle.done():
+            self._idle = asyncio.get_running_loop().create_future()
+        if not self.size:
+            wake(self._idle)
+        return self._idle
+
+    def close(self) -> None:
+        """Refuse further calls, also those of callers that wait for a place."""
+        self._closed = True
+        self._give_places()
+
+    def drop(self) -> None:
+        """Drop the queued calls and cancel the active one."""
+        if not self.size:
+            return
+        _logger.warning("%s has %s background calls left, which are dropped", self._name, self.size)
+        self._dropped = True
+        self._calls.clear()
+        if self.task is not None:
+            self.task.cancel()
+
+    def take_errors(self) -> list[BaseException]:
+        """Return the failures that no call has raised, and forget them."""
+        errors, self._errors = self._errors, []
+        return [error for _, error in errors]
 
     def _start_next(self) -> None:
-        context, group, args, keywords = self._calls.popleft()
-        task = self.task = asyncio.get_running_loop().create_task(
-            _call(group, args, keywords, self._observers), name=group.names[0], context=context
+        call = self._calls.popleft()
+        self._waits_for, self._dropped = [], False
+        # Not by the loop's task factory: one that starts tasks immediately would make the call inside of the one that queues it.
+        self.task = asyncio.Task(
+            call.make(self._observers), loop=asyncio.get_running_loop(), name=call.group.names[0], context=call.context
         )
-        task.add_done_callback(self._ended)
+        self.task.add_done_callback(lambda task: self._ended(call, task))
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, call: _QueuedCall, task: asyncio.Task[Any]) -> None:
         self.task = None
-        if task.cancelled():
-            if not self._dropped:
-                self._errors.append(hook_cancelled_error(task.get_name(), asyncio.CancelledError()))
-        elif (error := task.exception()) is not None:
-            self._errors.append(error)
+        call.ended = True
+        error = hook_cancelled_error(task.get_name(), CancelledError()) if task.cancelled() else task.exception()
+        if error is not None and not (task.cancelled() and self._dropped):
+            self._errors.append((call.group.hooks[0], error))
         if self._calls:
             self._start_next()
-        for waiter, size in self._waiters.items():
-            if self.size <= size:
-                wake(waiter)
+        elif self._idle is not None:
+            wake(self._idle)
+        self._give_places()
 
 
-async def _call(group: OrderGroup, args: tuple[Any, ...], keywords: dict[str, Any], observers: Sequence[Observer]) -> None:
-    with observing(observers, "background", group.names[0]):
-        await call_groups((group,), args, keywords)
+def _active_call() -> _QueuedCall | None:
+    call = _current_call.get()
+    return None if call is None or call.ended else call

@@ -1,10 +1,10 @@
-"""Calling one method of several hooks as one: in turn while none suspends, overlapping from then on.
+"""Calling one method of several hooks as one: those that cannot wait in turn, those that may each in a task of its own.
 
 RegisteredHook   a hook of one group or session, with its failures
 OrderGroup       the calls of one method that start together: hooks of one `order`
 order_groups     sorts the hooks that override a method into such groups
 call_groups      calls them, group after group
-HookCalls        the calls of one group, once one of them has suspended or failed
+HookCalls        the calls of one group, once one of them may wait or has failed
 """
 
 from __future__ import annotations
@@ -12,27 +12,43 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from aiohooks._aio.cancel_watch import current_task
-from aiohooks._aio.gather import ENDED, LazyGather, Overlap, raise_failure, run_overlapping
+from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer, observed_call
+from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note
+from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note, add_origin, raise_unchanged
 
 _logger = logging.getLogger("aiohooks")
+F = TypeVar("F", bound=Callable[..., Any])
 
 Method = Callable[..., Awaitable[Any]]
+HookCall = tuple[Method, bool, Callable[..., bool] | None, str, float | None]
+NO_KEYWORDS: Mapping[str, Any] = {}
+CONDITION = "__aiohooks_only_if__"
+"""The attribute of a method that seldom has to be called: the name of a plain method of its hook, or a function."""
+
+
+def only_if(condition: str) -> Callable[[F], F]:
+    """Mark a method of a hook that seldom has to be called: only if its plain method `condition`, given the same, says so.
+
+    So a hook that may wait costs no task while it has nothing to do. It does not hold for a method that overrides this one.
+    """
+
+    def mark(method: F) -> F:
+        setattr(method, CONDITION, condition)
+        return method
+
+    return mark
 
 
 class RegisteredHook:
     """A hook in one group or session, with what has become of its calls."""
 
-    __slots__ = ("disabled", "failures", "failures_in_a_row", "name", "registration")
+    __slots__ = ("__weakref__", "disabled", "failures", "failures_in_a_row", "name", "registration")
 
     def __init__(self, name: str, registration: HookRegistration) -> None:
         self.name: str = name
@@ -48,12 +64,15 @@ class RegisteredHook:
     def hook(self) -> Any:
         return self.registration.hook
 
-    def log_failure(self, who: str, error: BaseException) -> None:
-        """Log the first failure with its traceback, then only every tenth, hundredth and so on."""
+    def suppresses(self, who: str, error: BaseException) -> bool:
+        """Log the error of a hook with `on_error="log"` and return true: the first with its traceback, then every tenfold."""
+        if self.registration.on_error != "log" or not isinstance(error, Exception):
+            return False
         self.failures += 1
         self.failures_in_a_row += 1
         number = self.failures
         if number == 1:
+            add_origin(error, who)  # later ones are often the same error again, which would collect notes
             _logger.error("%s failed; continuing, as its on_error says", who, exc_info=error)
         elif number == 10 ** (len(str(number)) - 1):
             _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, number, error)
@@ -61,6 +80,7 @@ class RegisteredHook:
         if limit is not None and self.failures_in_a_row >= limit and not self.disabled:
             self.disabled = True
             _logger.warning("%s failed %s times in a row and is not called any more, as its disable_after says", self.name, limit)
+        return True
 
     def __repr__(self) -> str:
         return f"<{self.name}{', disabled' if self.disabled else ''}>"
@@ -76,7 +96,8 @@ class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
     __slots__ = (
-        "_observed", "grace_secs", "has_timeouts", "hooks", "methods", "names", "number", "size", "suspended", "timeouts",
+        "_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "methods", "names", "number", "size",
+        "timeouts", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -101,63 +122,73 @@ class OrderGroup:
         self.grace_secs: float = grace_secs
         self.size: int = len(hooks)
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        queued = [bind is not bound_method and one.registration.background for one in hooks]
-        self.timeouts: tuple[float | None, ...] = tuple(  # a queued call has its time limit when it runs
-            None if is_queued else timeout if one.registration.timeout is None else one.registration.timeout
-            for one, is_queued in zip(hooks, queued, strict=True)
-        )
-        self.has_timeouts: bool = any(secs is not None for secs in self.timeouts)
         self.names: tuple[str, ...] = tuple(f"{one.name}.{method}" for one in hooks)
-        self.suspended: dict[asyncio.Task[Any], _Detachable] = {}
-        """The calls with a time limit that run in their caller's task."""
         methods: list[Method] = []
-        for one, secs, is_queued in zip(hooks, self.timeouts, queued, strict=True):
+        conditions: list[Callable[..., bool] | None] = []
+        timeouts: list[float | None] = []
+        waits: list[bool] = []
+        for one in hooks:
             call = bind(one, method)
-            if one.registration.disable_after is not None and not is_queued:
-                call = _unless_disabled(call, one)
-            methods.append(call if secs is None else _detachable(call, self.suspended, f"{one.name}.{method}"))
+            condition = getattr(call, CONDITION, None)
+            conditions.append(getattr(one.hook, condition) if isinstance(condition, str) else condition)
+            is_queued = bind is not bound_method and one.registration.background
+            # A queued call has its time limit, and may be left out, when it runs.
+            timeouts.append(None if is_queued else timeout if one.registration.timeout is None else one.registration.timeout)
+            waits.append(can_wait(call))
+            is_limited = one.registration.disable_after is not None and not is_queued
+            methods.append(_unless_disabled(call, one) if is_limited else call)
+        self.waits: tuple[bool, ...] = tuple(waits)
+        """Whether a call may wait, for each hook; the others are made in the caller's task."""
+        self.in_turn: bool = not any(waits)
+        """Whether none may wait."""
         self.methods: tuple[Method, ...] = tuple(methods)
-        self._observed: tuple[tuple[Observer, ...], list[Method]] = (), methods
+        self.timeouts: tuple[float | None, ...] = tuple(timeouts)
+        self.keeps_context: tuple[bool, ...] | None = None
+        """Whether a hook has one context for several methods, in which a token is valid; None if none has."""
+        self.calls: tuple[HookCall, ...] = tuple(zip(methods, waits, conditions, self.names, timeouts, strict=True))
+        """What is called for each hook, whether that may wait, and only if what; the name of the call, and its time limit."""
+        self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
 
-    def observed_methods(self, observers: Sequence[Observer]) -> list[Method]:
-        """Return the methods, with `observers` that are notified of each call: mostly those of the call before."""
+    def observed_calls(self, observers: Sequence[Observer]) -> Sequence[HookCall]:
+        """Return the calls, with `observers` that are notified of each: mostly those of the call before."""
         notified = tuple(observers)
-        known, methods = self._observed
+        known, calls = self._observed
         if known != notified:
-            methods = [
-                functools.partial(observed_call, method, "hook", name, notified)
-                for method, name in zip(self.methods, self.names, strict=True)
+            calls = [
+                (functools.partial(observed_call, method, "hook", name, notified), may_wait, condition, name, secs)
+                for method, may_wait, condition, name, secs in self.calls
             ]
-            self._observed = notified, methods
-        return methods
+            self._observed = notified, calls
+        return calls
 
 
 def order_groups(
     method: str, hooks: Iterable[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method] = bound_method
 ) -> tuple[OrderGroup, ...]:
     """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
-    hooks = tuple(hooks)
-    groups: list[OrderGroup] = []
-    for order in sorted({one.registration.order for one in hooks}):
-        groups.append(OrderGroup(method, [one for one in hooks if one.registration.order == order], grace_secs, bind=bind))
-        groups[-1].number = len(groups) - 1
+    by_order: dict[int, list[RegisteredHook]] = {}
+    for one in hooks:
+        by_order.setdefault(one.registration.order, []).append(one)
+    groups = [OrderGroup(method, by_order[order], grace_secs, bind=bind) for order in sorted(by_order)]
+    for number, group in enumerate(groups):
+        group.number = number
     return tuple(groups)
 
 
-@types.coroutine
-def call_groups(
+async def call_groups(
     groups: tuple[OrderGroup, ...],
     args: tuple[Any, ...],
-    keywords: dict[str, Any] | None = None,
+    keywords: Mapping[str, Any] = NO_KEYWORDS,
+    *,
     seconds: Sequence[Sequence[Any]] | None = None,
     step: int | None = None,
-    gather: LazyGather | None = None,
+    waits: RunWaits | None = None,
     observers: Sequence[Observer] = (),
-) -> Generator[Any, Any, list[Any]]:
-    """Call the methods of `groups` as `aiohooks._aio.gather` says, and return the results in order of the groups.
+    own: OwnContext | None = None,
+) -> list[Any]:
+    """Call the methods of `groups`, and return the results in their order. A group is complete before the next starts.
 
-    A group is complete before the next one starts. This is `lazily` for the calls of hooks, which continue after a failure that
-    is only logged; nothing is made that a call which does not suspend can do without.
+    Calls start in order. Those that cannot wait are made in the caller's task; the others overlap, as `Overlap` says.
 
     Args:
         groups: the groups.
@@ -165,134 +196,135 @@ def call_groups(
         keywords: further ones.
         seconds: a second argument of its own for each method, by group; `args` is the first one then.
         step: for the notes of errors.
-        gather: of the run that the calls are part of.
+        waits: of the run that the calls are part of.
         observers: notified of the calls; by default those of the run.
+        own: the context of the calls, which others have had.
 
     Raises:
-        BaseException: the failure of a hook; several as one group; or the cancel from outside.
+        BaseException: the failure of a hook; several as one group; or the cancel of the caller.
     """
-    results: list[Any] = []
-    overlaps: list[Overlap] = []
-    scope = current_scope.get() if gather is None else gather.scope
-    failure: BaseException | None = None
+    answers: list[Any] = []
+    scope = current_scope.get() if waits is None else waits.scope
     for group in groups:
-        methods: Sequence[Method] = group.methods
         notified = observers or (() if scope is None else scope.observers)  # a hook of the group before may have added some
-        if notified:
-            methods = group.observed_methods(notified)
-        if keywords:
-            methods = [functools.partial(method, **keywords) for method in methods]
-        # When one suspends, the rest is taken out of the iterator and started: so the coroutine ends with the one that did.
-        calls: Iterator[Any] = iter(methods) if seconds is None else zip(methods, seconds[group.number])  # noqa: B905 - of one length
-        before = len(results)
-        while True:
-            in_turn = _call_in_turn if seconds is None else _call_with_seconds
-            coro = in_turn(calls, args, results, overlaps)
-            waiting: Any = None
-            try:
-                waiting = next(coro.__await__(), ENDED)
-            except BaseException as error:
-                failure = error
-            if waiting is ENDED:
-                break
-            overlapping = HookCalls(group, calls, args, results, before, step)
-            try:
-                if failure is None:
-                    yield from run_overlapping(coro, waiting, overlapping, overlaps, gather, scope)
+        calls = group.observed_calls(notified) if notified else group.calls
+        others = None if seconds is None else seconds[group.number]
+        keeps = None if waits is None else group.keeps_context
+        if group.in_turn and own is None and keeps is None:
+            methods = [call[0] for call in calls] if notified else group.methods
+            if keywords:
+                methods = [functools.partial(method, **keywords) for method in methods]
+            left: Iterator[Any] = iter(methods) if others is None else zip(methods, others)  # noqa: B905 - of one length
+            before = len(answers)
+            while True:
+                try:
+                    if others is None:
+                        for method in left:
+                            answers.append(await method(*args))  # noqa: PERF401 - their number says which one failed
+                    else:
+                        for method, other in left:
+                            answers.append(await method(*args, other))
                     break
-                raise_failure(overlapping, failure)
-                results.append(None)
-            finally:
-                failure = None
-    return results
+                except BaseException as error:
+                    number = len(answers) - before
+                    failed_in_turn(group.hooks[number], _at_step(group.names[number], step), error)
+                    answers.append(None)
+            continue
+        results: list[Any] = [None] * group.size
+        overlap: HookCalls | None = None
+        for number, (method, may_wait, condition, name, secs) in enumerate(calls):
+            try:
+                given = args if others is None else (*args, others[number])
+                context = own
+                if keeps is not None and waits is not None and keeps[number]:
+                    context = waits.own_context(group.hooks[number])
+                if may_wait:
+                    if condition is not None and not condition(*given, **keywords):
+                        continue
+                    if overlap is None:
+                        overlap = HookCalls(group, results, step, waits)
+                    overlap.start(number, method, given, keywords, name, secs, context)
+                    if overlap.failing:
+                        break
+                    continue
+                if context is None:
+                    results[number] = await method(*given, **keywords)
+                else:
+                    results[number] = _call_in(context, method(*given, **keywords))
+                if overlap is not None:
+                    overlap.in_turn()
+            except BaseException as error:
+                if overlap is None:
+                    overlap = HookCalls(group, results, step, waits)
+                overlap.failed(number, error)
+                if overlap.failing:
+                    break
+        if overlap is not None:
+            if overlap.left:
+                await overlap.wait()
+            else:
+                overlap.finish()
+        answers += results
+    return answers
 
 
-async def _call_in_turn(methods: Iterator[Method], args: tuple[Any, ...], results: list[Any], overlaps: list[Overlap]) -> None:
-    for method in methods:
-        results.append(await method(*args))  # noqa: PERF401 - their number says which one suspends
-    if overlaps:
-        await overlaps[0].join()
+def _at_step(name: str, step: int | None) -> str:
+    return name if step is None else f"{name} at step {step}"
 
 
-async def _call_with_seconds(
-    calls: Iterator[tuple[Method, Any]], args: tuple[Any, ...], results: list[Any], overlaps: list[Overlap]
-) -> None:
-    (first,) = args
-    for method, second in calls:
-        results.append(await method(first, second))
-    if overlaps:
-        await overlaps[0].join()
+def _call_in(own: OwnContext, coro: Any) -> Any:
+    """Make a call that cannot wait in a context of its own."""
+    try:
+        return own.update().run(result_now, coro)
+    finally:
+        own.copy_back()
 
 
 class HookCalls(Overlap):
-    """The calls of one order group, of which one has suspended or failed."""
+    """The calls of one order group, of which one may wait or has failed."""
 
-    __slots__ = ("_args", "_before", "_calls", "_group", "_own_results", "_step")
+    __slots__ = ("_group", "_step")
 
-    def __init__(
-        self, group: OrderGroup, calls: Iterator[Any], args: tuple[Any, ...], results: list[Any], before: int, step: int | None
-    ) -> None:
-        """Take the rest of the calls, and the results so far, of which those from `before` on are of this group."""
+    def __init__(self, group: OrderGroup, results: list[Any], step: int | None, waits: RunWaits | None) -> None:
+        """Put the answers into `results`; `step` is for the notes of errors."""
+        super().__init__(results, group.grace_secs, waits)
         self._group = group
-        self._calls = calls
-        self._args = args
-        self._own_results = results
-        self._before = before
         self._step = step
-        self.number: int = len(results) - before
-        self.results: list[Any] = [None] * group.size
-        self.names: Sequence[str] | Mapping[int, str] = group.names
-        self.has_timeouts: bool = group.has_timeouts
-        self.grace_secs: float = group.grace_secs
-
-    def ready(self) -> Iterable[tuple[int, Method, tuple[Any, ...]]]:
-        numbers, args = range(self.number + 1, self._group.size), self._args
-        if isinstance(self._calls, zip):
-            return [(number, method, (*args, second)) for number, (method, second) in zip(numbers, self._calls, strict=True)]
-        return zip(numbers, tuple(self._calls), repeat(args))
-
-    def complete(self) -> None:
-        self._own_results.extend(self.results[len(self._own_results) - self._before :])
 
     def describe(self, number: int) -> str:
-        name = self._group.names[number]
-        return name if self._step is None else f"{name} at step {self._step}"
+        return _at_step(self._group.names[number], self._step)
 
     def hook(self, number: int) -> Any:
         """Return the hook itself."""
         return self._group.hooks[number].hook
 
-    def timeout_secs(self, number: int) -> float | None:
-        return self._group.timeouts[number]
-
-    def timeout_error(self, number: int, suspended_at: str) -> HookTimeoutError:
-        return hook_timeout_error(self.describe(number), self._group.timeouts[number], suspended_at)
+    def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
+        return hook_timeout_error(self.describe(number), self._group.timeouts[number], waited_at)
 
     def cancelled_error(self, number: int, cause: BaseException) -> HookCancelledError:
         return hook_cancelled_error(self.describe(number), cause)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        """Log the error of a hook with `on_error="log"`."""
-        registered = self._group.hooks[number]
-        if registered.registration.on_error != "log" or not isinstance(error, Exception):
-            return False
-        registered.log_failure(self.describe(number), error)
-        return True
+        return self._group.hooks[number].suppresses(self.describe(number), error)
 
-    def leave_behind(self, number: int, task: asyncio.Task[Any]) -> bool:
-        call = self._group.suspended.get(task)
-        if call is None:
-            return False
-        call.left_behind = True
-        return True
+
+def failed_in_turn(registered: RegisteredHook, who: str, error: BaseException) -> None:
+    """Log the error of a call that was made in the caller's task, and beside no other; or raise it."""
+    failure = hook_cancelled_error(who, error) if isinstance(error, asyncio.CancelledError) else error
+    try:
+        if not registered.suppresses(who, failure):
+            add_origin(failure, who)
+            raise_unchanged(failure)
+    finally:
+        del failure, error  # the traceback has this frame
 
 
 def hook_timeout_error(
-    who: str, secs: float | None, suspended_at: str, advice: str = "give it more with configure(hook, timeout=...)"
+    who: str, secs: float | None, waited_at: str, advice: str = "give it more with configure(hook, timeout=...)"
 ) -> HookTimeoutError:
     """Return the error for a call that took longer than its time limit, with a note that says where it was suspended."""
     error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
-    add_note(error, suspended_at)
+    add_note(error, waited_at)
     return error
 
 
@@ -314,74 +346,3 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
         return result
 
     return call
-
-
-def _detachable(method: Method, suspended: dict[asyncio.Task[Any], _Detachable], name: str) -> Method:
-    def call(*args: Any, **keywords: Any) -> Awaitable[Any]:
-        return _Detachable(method(*args, **keywords), suspended, name)
-
-    return call
-
-
-class _Detachable:
-    """Awaits a call that can be left behind in its caller's task: from then on it continues in a task of its own."""
-
-    __slots__ = ("_coro", "_name", "_suspended", "left_behind")
-
-    tasks: set[asyncio.Task[None]] = set()  # noqa: RUF012 - the loop alone does not keep them alive
-
-    def __init__(self, coro: Any, suspended: dict[asyncio.Task[Any], _Detachable], name: str) -> None:
-        self._coro: Coroutine[Any, Any, Any] = coro
-        self._suspended = suspended
-        self._name = name
-        self.left_behind: bool = False
-        """Whether the next cancel is for the caller alone."""
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._steps(None)
-
-    def _steps(self, error: BaseException | None) -> Generator[Any, Any, Any]:
-        coro = self._coro
-        task: asyncio.Task[Any] | None = None
-        outer: _Detachable | None = None
-        try:
-            while True:
-                try:
-                    waiting = coro.send(None) if error is None else coro.throw(error)
-                except StopIteration as stop:
-                    return stop.value
-                finally:
-                    error = None  # its traceback has this frame
-                if task is None:
-                    task = current_task()
-                    outer = self._suspended.get(task)  # a hook may call its own group
-                    self._suspended[task] = self
-                try:
-                    yield waiting
-                except BaseException as thrown:
-                    if self.left_behind:
-                        rest = asyncio.get_running_loop().create_task(self._continue(thrown), name=self._name)
-                        self.tasks.add(rest)
-                        rest.add_done_callback(self.tasks.discard)
-                        raise
-                    error = thrown
-        finally:
-            if task is not None:
-                if outer is None:
-                    self._suspended.pop(task, None)
-                else:
-                    self._suspended[task] = outer
-
-    async def _continue(self, error: BaseException) -> None:
-        self.left_behind = False
-        try:
-            await _awaitable(self._steps(error))
-        except asyncio.CancelledError:
-            pass  # what it was asked for
-        except Exception as late:
-            _logger.error("%s failed after it had been left running", self._name, exc_info=late)
-
-
-@types.coroutine
-def _awaitable(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    return (yield from steps)

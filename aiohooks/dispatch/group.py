@@ -9,30 +9,27 @@ How a call is made depends on the method (`lifecycle.Point.how`): `answers.py` h
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import logging
 import types
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextvars import Context
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
+from weakref import WeakSet
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._aio.gather import keep_errors
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
+from aiohooks._aio.clock import wake
+from aiohooks._aio.contexts import OwnContext
+from aiohooks._aio.overlap import keep_errors
+from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_secs, is_coroutine_function
-from aiohooks.dispatch.answers import ANSWERS, Target, answer_plain, answer_wrap, positional_first
+from aiohooks.dispatch.answers import InTurn, Target, answer, answer_plain, call_wrapped, make_target, positional_first
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import (
-    Method,
-    OrderGroup,
-    RegisteredHook,
-    bound_method,
-    call_groups,
-    hook_cancelled_error,
-    order_groups,
-)
-from aiohooks.dispatch.hook import HookRegistration, configure
-from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, registered_hooks
+from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error
+from aiohooks.dispatch.hook import HookRegistration, configure, registration_of
+from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, check_options, hook_name, listed_twice, registered_hooks
 from aiohooks.errors import HookGroupClosedError, InvalidArgumentError, InvalidHookError, add_note, did_you_mean, flattened
 
 _logger = logging.getLogger("aiohooks")
@@ -55,12 +52,13 @@ class HookGroup(Generic[K]):
     """Several hooks of one lifecycle, called as one: `async with HookGroup(AgentHooks, [Audit(), Metrics()]) as group:`.
 
     A lifecycle is any class: its public methods are what hooks can implement. `group.hooks` is an object of that class; calling a
-    method of it calls the hooks that implement the method. Calls start in registration order; while none suspends, they run one
-    after the other, and from the moment one does, the others overlap with it, in the context of the caller. The first failure
-    cancels the others and waits for them; one failure is raised as it is, several as one flat group, each with a note that names
-    the hook. A cancel of the caller wins over both.
+    method of it calls the hooks that implement the method. Calls start in registration order: a method whose code has no `await`
+    is called in the caller's task, every other one has a task and a context of its own, and these overlap. What they leave set
+    in their contexts is set for the caller. The first failure cancels the others and waits for them; one failure is raised as it
+    is, several as one flat group, each with a note that names the hook. A cancel of the caller wins over both.
 
-    Any number of tasks may call a group at the same time. Hooks that are async context managers are entered with the block, in
+    Any number of tasks may call a group at the same time; `group.hooks` and its methods, also those taken before, call the hooks
+    of the group at that time. Hooks that are async context managers are entered with the block, in
     order, and left in reverse; background calls end with it. A group with neither can be used without a block.
     """
 
@@ -95,12 +93,21 @@ class HookGroup(Generic[K]):
         self._name = name or self._lifecycle.kind.__name__
         self._grace_secs = grace_secs
         self._background = BackgroundCalls(grace_secs)
-        self._registered: tuple[RegisteredHook, ...] = ()
+        self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
+        self._to_enter: dict[int, RegisteredHook] = {}  # those for which the group has to be entered
+        self._numbers: Counter[str] = Counter()
+        self._taken: dict[str, Any] = {}  # the attributes that hooks have set
+        self._outer: WeakSet[HookGroup[Any]] = WeakSet()  # groups in which this one is a hook
         self._entered: list[RegisteredHook] = []
+        self._context = OwnContext()  # of entering and leaving
         self._state = "new"
-        self._class = _composite_class(self._lifecycle.kind)
-        self._targets: dict[str, Target] = {}
-        self._set_hooks([*hooks])
+        self._left: asyncio.Future[None] | None = None
+        self._class = _composite_class(self._lifecycle.kind, self)
+        self._given = dict(vars(self._class))
+        self._methods = {each.name: _Method(self, each) for each in self._lifecycle.points.values()}
+        for one in registered_hooks(self._lifecycle, map(_no_group, hooks)):
+            self._numbers[hook_name(one.hook)] += 1
+            self._insert(one)
         self.hooks: K = cast("K", _instance_of(self._class))
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted."""
 
@@ -121,9 +128,15 @@ class HookGroup(Generic[K]):
         each = self._point_of(method)
         if not each.is_async or each.how == "wrap":
             raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
-        self._check_usable()
-        target = self._targets.get(each.name)
-        return [] if target is None else await call_groups(target.groups, args, keywords)
+        target = self._methods[each.name].target()
+        if target is None:
+            return []
+        given = positional_first(each.positional, args, keywords)
+
+        def call(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Coroutine[Any, Any, list[T]]:
+            return call_groups(target.groups, args, keywords)
+
+        return await call_wrapped(target, call, *given) or []  # a wrapper has swallowed the error
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._lifecycle.kind.__name__
@@ -148,13 +161,12 @@ class HookGroup(Generic[K]):
             HookGroupClosedError: the group has been left.
         """
         if self._state == "closed":
-            self._check_usable()
-        before = self._registered
-        self._set_hooks([*(one.registration for one in before), hook])
-        new = self._registered[-1]
-        if self._state == "entered" and _is_context(new.hook):
-            self._set_hooks([one.registration for one in before])
-            raise InvalidHookError(f"{new.hook!r} is a context manager; add it before the group is entered")
+            self.check_usable()
+        registration = registration_of(_no_group(hook))
+        name = hook_name(registration.hook)
+        number = self._numbers[name] + 1
+        self._insert(RegisteredHook(name if number == 1 else f"{name}#{number}", registration))
+        self._numbers[name] = number
 
     def remove(self, hook: object) -> None:
         """Remove a hook, or a function that was added with `on`; it takes no part from the next call on.
@@ -162,10 +174,26 @@ class HookGroup(Generic[K]):
         Raises:
             InvalidArgumentError: it is not a hook of the group.
         """
-        left = [one.registration for one in self._registered if one.hook is not hook and getattr(one.hook, "fn", one) is not hook]
-        if len(left) == len(self._registered):
+        found = [one for one in (self._registered.get(id(hook)),) if one is not None] or [
+            one for one in self._registered.values() if isinstance(one.hook, _FunctionHook) and one.hook.fn is hook
+        ]
+        if not found:
             raise InvalidArgumentError(f"{hook!r} is not a hook of {self!r}")
-        self._set_hooks(left)
+        for one in found:
+            del self._registered[id(one.hook)]
+            self._to_enter.pop(id(one.hook), None)
+            self._place(one, ())
+            if (inner := _group_of(one.hook)) is not None:
+                inner._outer.discard(self)
+        if self._taken:
+            for name in self._taken:
+                if name in self._given:
+                    setattr(self._class, name, self._given[name])
+                else:
+                    delattr(self._class, name)
+            self._taken = {}
+            for one in self._registered.values():
+                self._take_attributes(one.hook)
 
     @overload
     def on(self, method: Callable[..., Any], fn: F, **attributes: Any) -> F: ...
@@ -187,56 +215,75 @@ class HookGroup(Generic[K]):
         self.add(configure(_FunctionHook(self._point_of(method), fn), **attributes))
         return fn
 
-    def _set_hooks(self, hooks: list[Any]) -> None:
-        """Take these hooks from the next call on; calls that are active keep theirs."""
-        for one in hooks:
-            hook = one.hook if isinstance(one, HookRegistration) else one
-            if isinstance(hook, HookGroup):
-                raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
-        known = {id(one.hook): one for one in self._registered}
-        registered = tuple(known.get(id(one.hook), one) for one in registered_hooks(self._lifecycle, hooks))
-        for one in registered:
-            kind = self._lifecycle.kind
-            if not self._lifecycle.implemented(one.hook) and not isinstance(one.hook, kind):
-                names = ", ".join(self._lifecycle.points)
-                raise InvalidHookError(f"{one.hook!r} has none of the methods of {kind.__name__}: {names}")
-        targets: dict[str, Target] = {}
-        for each in self._lifecycle.points.values():
-            hooks_of = [one for one in registered if self._lifecycle.overrides(one.hook, each.name)]
-            if hooks_of:
-                targets[each.name] = self._target(each, hooks_of)
-        attributes = _attributes(self._lifecycle, [one.hook for one in registered])
-        self._registered, self._targets = registered, targets
-        for name in [name for name in vars(self._class) if not name.startswith("_")]:
-            if name not in targets:
-                delattr(self._class, name)
-        for name, target in targets.items():
-            setattr(self._class, name, _method(self, target))
-        for name, value in attributes.items():
+    def _insert(self, one: RegisteredHook) -> None:
+        """Check a hook and take it from the next call on; calls that are active keep theirs."""
+        hook, kind = one.hook, self._lifecycle.kind
+        if id(hook) in self._registered:
+            raise listed_twice(hook)
+        points = self._lifecycle.check(hook)
+        inner = _group_of(hook)
+        if not points and inner is None and not self._lifecycle.has_member(hook):
+            names = ", ".join(self._lifecycle.points)
+            raise InvalidHookError(f"{hook!r} has none of the methods of {kind.__name__}: {names}")
+        check_options(one, points)
+        if self._state == "entered" and _is_context(hook):
+            raise InvalidHookError(f"{hook!r} is a context manager; add it before the group is entered")
+        for each in points:
+            self._methods[each.name].check_answers([one])
+        self._take_attributes(hook)
+        self._registered[id(hook)] = one
+        if _is_context(hook) or one.registration.background:
+            self._to_enter[id(hook)] = one
+            self._forget_targets()
+        if inner is not None:
+            inner._outer.add(self)
+        self._place(one, points)
+
+    def _place(self, one: RegisteredHook, points: Iterable[Point]) -> None:
+        """Make a hook one of those of these methods, and of no others."""
+        names = {each.name for each in points}
+        for name, method in self._methods.items():
+            method.place(one, implements=name in names)
+        for outer in self._outer:
+            outer._place(outer._registered[id(self.hooks)], outer._lifecycle.implemented(self.hooks))
+
+    def _take_attributes(self, hook: object) -> None:
+        """Take over the public data attributes that a hook of the class sets otherwise than the class."""
+        if not self._lifecycle.attributes or not self._lifecycle.has_member(hook):
+            return
+        new: dict[str, tuple[object, Any]] = {}
+        for name, default in self._lifecycle.attributes.items():
+            if name in self._taken:
+                first, taken = self._taken[name]
+                _check_equal(name, first, taken, hook)
+            elif inspect.getattr_static(hook, name) is not default:
+                new[name] = hook, getattr(hook, name)
+                for one in self._registered.values():
+                    if self._lifecycle.has_member(one.hook):
+                        _check_equal(name, *new[name], one.hook)
+        self._taken |= new
+        for name, (_, value) in new.items():
             setattr(self._class, name, value)
 
-    def _target(self, each: Point, hooks: list[RegisteredHook]) -> Target:
-        wrappers = [one for one in hooks if inspect.isasyncgenfunction(getattr(one.hook, each.name))]
-        callees = [one for one in hooks if one not in wrappers]
-        if each.how == "one" and len(callees) > 1:
-            names = " and ".join(f"{one.name}.{each.name}" for one in callees)
-            advice = f'give results={{"{each.name}": "first"}}, or "chain" or "wrap", or put @point on the method'
-            raise InvalidHookError(f"{names} both answer; {advice}")
-        bind = self._background.bind if each.how == "none" else None
-        groups = order_groups(each.name, callees, self._grace_secs, *(() if bind is None else (bind,)))
-        singles = tuple(OrderGroup(each.name, [one], self._grace_secs) for group in groups for one in group.hooks)
-        return Target(each, groups, singles, tuple(wrappers))
+    def _forget_targets(self) -> None:
+        """Let each method look again at what it calls, and whether the group is entered."""
+        for method in self._methods.values():
+            method.forget_target()
 
     # -- entering and leaving
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise unless hooks can be called.
+
+        Raises:
+            HookGroupClosedError: the group is not entered yet and has to be, or has been left.
+        """
         if self._state == "closed":
             raise HookGroupClosedError(f"{self!r} has been left; make a new one")
-        if self._state != "entered":
-            for one in self._registered:
-                if _is_context(one.hook) or one.registration.background:
-                    reason = "is an async context manager" if _is_context(one.hook) else "has background=True"
-                    raise HookGroupClosedError(f"{self!r} has to be entered, as {one.name} {reason}: `async with group:`")
+        if self._to_enter and self._state != "entered":
+            one = next(iter(self._to_enter.values()))
+            reason = "is an async context manager" if _is_context(one.hook) else "has background=True"
+            raise HookGroupClosedError(f"{self!r} has to be entered, as {one.name} {reason}: `async with group:`")
 
     async def __aenter__(self) -> Self:
         """Enter the hooks that are async context managers, in order; if one fails, leave those before it.
@@ -248,9 +295,9 @@ class HookGroup(Generic[K]):
             raise HookGroupClosedError(f"{self!r} is entered once; make a new one")
         self._state = "entered"
         try:
-            for one in self._registered:
+            for one in [*self._to_enter.values()]:
                 if _is_context(one.hook):
-                    await call_groups((self._context_group(one, "__aenter__", bind=self._enter),), (), {})
+                    await call_groups((self._context_group(one, "__aenter__", bind=self._enter),), (), own=self._context)
         except BaseException as error:
             try:
                 await self._leave(error)
@@ -265,7 +312,8 @@ class HookGroup(Generic[K]):
     ) -> None:
         """Wait for the background calls and leave the hooks: shielded from cancels, within the grace period for each of them.
 
-        Hooks are left in another task than they were entered in, and cannot swallow the error of the block.
+        Hooks are left in another task than they were entered in, in the same context, and cannot swallow the error of the
+        block. A second call waits for the end of the first.
 
         Raises:
             BaseException: the failure of a background call or of a hook, if the block has none; otherwise it is logged.
@@ -273,13 +321,22 @@ class HookGroup(Generic[K]):
         await self._leave(error)
 
     async def _leave(self, error: BaseException | None) -> None:
+        if self._left is not None:
+            await wait_done([self._left], None)
+            return
+        self._left = asyncio.get_running_loop().create_future()
         self._state = "closed"
+        self._forget_targets()
         failures: list[BaseException] = []
+        context = self._context.update()
         try:
-            await shielded(self._leave_hooks(error, failures), grace_secs=self._grace_secs, what=f"the end of {self!r}")
+            await shielded(self._leave_hooks(error, failures, context), grace_secs=self._grace_secs, what=f"the end of {self!r}")
         except asyncio.CancelledError as cancelled:
             keep_errors(cancelled, failures)
             raise
+        finally:
+            self._context.copy_back()
+            wake(self._left)
         try:
             if error is not None:
                 for failure in failures:
@@ -293,14 +350,17 @@ class HookGroup(Generic[K]):
             error = None
             failures.clear()
 
-    async def _leave_hooks(self, error: BaseException | None, failures: list[BaseException]) -> None:
+    async def _leave_hooks(self, error: BaseException | None, failures: list[BaseException], context: Context) -> None:
         failures += await self._background.end(self._grace_secs)
         args = (None, None, None) if error is None else (type(error), error, error.__traceback__)
         limit = max(self._grace_secs, 1e-9)
         while self._entered:
             one = self._entered.pop()
+            group = self._context_group(one, "__aexit__", limit)
+            call = HookCalls(group, [None], None, None)
             try:
-                await call_groups((self._context_group(one, "__aexit__", limit),), args, {})
+                call.start(0, group.methods[0], args, {}, group.names[0], group.timeouts[0], context=context)
+                await call.wait()
             except asyncio.CancelledError as cancelled:
                 # The end itself was cancelled: after the grace period, or by a third party. The others are left all the same.
                 failures.append(hook_cancelled_error(f"{one.name}.__aexit__", cancelled))
@@ -327,10 +387,11 @@ class HookGroup(Generic[K]):
 
     def status(self) -> list[HookStatus]:
         """Return what has become of the calls of each hook."""
-        return [HookStatus(one.name, one.failures, self._background.pending(one), one.disabled) for one in self._registered]
+        hooks = self._registered.values()
+        return [HookStatus(one.name, one.failures, self._background.pending(one), one.disabled) for one in hooks]
 
     def __repr__(self) -> str:
-        return f"<HookGroup {self._name}: {', '.join(one.name for one in self._registered) or 'no hooks'}>"
+        return f"<HookGroup {self._name}: {', '.join(one.name for one in self._registered.values()) or 'no hooks'}>"
 
 
 def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping[str, How] | How | None = None) -> K:
@@ -343,7 +404,7 @@ def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping
     """
     group = HookGroup(kind, hooks, results=results)
     try:
-        group._check_usable()  # pyright: ignore[reportPrivateUsage]
+        group.check_usable()
     except HookGroupClosedError as error:
         raise InvalidHookError(f"{error}; compose cannot do it, use HookGroup") from None
     return group.hooks
@@ -352,41 +413,117 @@ def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping
 # -- the object that stands for the hooks
 
 
-def _method(group: HookGroup[Any], target: Target) -> Callable[..., Any]:
-    """Return the method of the object that stands for the hooks of a group."""
-    each, name = target.point, target.point.name
-    check, positional = group._check_usable, each.positional  # pyright: ignore[reportPrivateUsage]
-    ready = not any(_is_context(one.hook) or one.registration.background for one in group._registered)  # pyright: ignore[reportPrivateUsage]
-    answer = ANSWERS.get(each.how)
-    is_silent = each.how == "none" and not target.wrappers
+class _Method:
+    """A method of the object that stands for the hooks of a group: it looks up what it calls at each call.
 
-    async def method(self: Any, *args: Any, **keywords: Any) -> Any:
-        if not ready or group._state == "closed":  # pyright: ignore[reportPrivateUsage]
-            check()
-        if keywords:
-            args, keywords = positional_first(positional, args, keywords)
-        if is_silent:
-            await call_groups(target.groups, args, keywords)
-            return None
-        own = functools.partial(each.own, self)
-        async with contextlib.AsyncExitStack() as stack:
-            for one in target.wrappers:
-                await stack.enter_async_context(contextlib.asynccontextmanager(getattr(one.hook, name))(*args, **keywords))
-            if answer is None:
-                return await answer_wrap(target, args, keywords, own)
-            result = await answer(target, args, keywords) if target.groups else None
-            if result is None and each.how != "none":
-                result = await own(*args, **keywords)  # as if there were no hooks
-            return result
-        return None  # a wrapper has swallowed the error
+    While no hook implements it, it is an attribute of the class, on which it looks like the method of the lifecycle.
+    """
 
-    def plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
-        check()
-        if keywords:
-            args, keywords = positional_first(positional, args, keywords)
-        return answer_plain(target, args, keywords)
+    __slots__ = ("_function", "_group", "_hooks", "_point", "in_turn", "usable")
 
-    return functools.wraps(each.own)(method if each.is_async else plain_method)
+    def __init__(self, group: HookGroup[Any], point: Point) -> None:
+        self._group = group
+        self._point = point
+        self._hooks: dict[int, RegisteredHook] = {}
+        self.usable: Target | None = None
+        self._function: Callable[..., Any] | None = None
+        self.in_turn: InTurn | None = None
+        """What is called if nothing else is to be done than to call hooks that cannot wait."""
+        setattr(group._class, point.name, self)  # pyright: ignore[reportPrivateUsage]
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        """Return the method of the object, or the function of the class."""
+        return self._own if instance is None else types.MethodType(self._bound_function(), instance)
+
+    @property
+    def _own(self) -> Callable[..., Any]:
+        own: Callable[..., Any] = self._group._lifecycle.own(self._point.name)  # pyright: ignore[reportPrivateUsage]
+        return own
+
+    def place(self, one: RegisteredHook, *, implements: bool) -> None:
+        """Note whether a hook implements the method."""
+        if implements != (id(one.hook) in self._hooks):
+            before = bool(self._hooks)
+            if implements:
+                self._hooks[id(one.hook)] = one
+            else:
+                del self._hooks[id(one.hook)]
+            self.forget_target()
+            if before != bool(self._hooks):
+                setattr(self._group._class, self._point.name, self if before else self._bound_function())  # pyright: ignore[reportPrivateUsage]
+
+    def forget_target(self) -> None:
+        """Look up what is called at the next call."""
+        self.usable = self.in_turn = None
+
+    def check_answers(self, added: Iterable[RegisteredHook] = ()) -> None:
+        """Raise if several hooks answer and nothing says which answer counts."""
+        if self._point.how == "one":
+            name = self._point.name
+            callees = [one for one in (*self._hooks.values(), *added) if not _is_generator(one, name)]
+            if len(callees) > 1:
+                names = " and ".join(f"{one.name}.{name}" for one in callees)
+                advice = f'give results={{"{name}": "first"}}, or "chain" or "wrap", or put @point on the method'
+                raise InvalidHookError(f"{names} both answer; {advice}")
+
+    def target(self) -> Target | None:
+        """Return what is called, None if no hook implements the method; raise if the group cannot be used."""
+        group, each = self._group, self._point
+        group.check_usable()
+        if self.usable is None and self._hooks:
+            self.check_answers()  # a group in this one may have changed
+            registered = group._registered  # pyright: ignore[reportPrivateUsage]
+            hooks = sorted((registered[key] for key in registered if key in self._hooks), key=lambda one: one.registration.order)
+            target = self.usable = make_target(each, hooks, group._grace_secs, group._background.bind)  # pyright: ignore[reportPrivateUsage]
+            if target.is_one_call and (each.how == "none" or each.does_nothing):
+                self.in_turn = InTurn.of(target)
+        return self.usable
+
+    def _bound_function(self) -> Callable[..., Any]:
+        if self._function is None:
+            made = _coroutine_method if self._point.is_async else _plain_method
+            self._function = functools.wraps(self._own)(made(self, self._point, self._own))
+        return self._function
+
+
+def _coroutine_method(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
+    is_silent = each.how == "none"
+
+    async def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
+        in_turn = method.in_turn
+        if in_turn is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
+            target = method.usable or method.target()
+            if target is None:
+                return await own(self, *args, **keywords)
+            given, named = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
+            if is_silent and target.is_one_call:
+                await call_groups(target.groups, given, named)
+                return None
+            return await answer(target, functools.partial(own, self), given, named)
+        answers: dict[Any, Any] | None = None
+        calls = iter(in_turn.calls)
+        while True:
+            try:
+                for call in calls:
+                    if (result := await call(*args)) is not None:
+                        answers = {**(answers or {}), call: result}
+                break
+            except BaseException as error:
+                in_turn.failed(calls, error)
+        return None if answers is None else in_turn.only_answer(answers)
+
+    return call_method
+
+
+def _plain_method(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
+    def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
+        target = method.target()
+        if target is None:
+            return own(self, *args, **keywords)
+        given, named = positional_first(each.positional, args, keywords)
+        return answer_plain(target, functools.partial(own, self), given, named)
+
+    return call_method
 
 
 class _FunctionHook:
@@ -411,12 +548,15 @@ def _as_coroutine_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _composite_class(kind: type[Any]) -> type[Any]:
+_GROUP = "__aiohooks_group__"
+
+
+def _composite_class(kind: type[Any], group: HookGroup[Any]) -> type[Any]:
     """Return a subclass of `kind`; the methods that hooks implement are set on it."""
     if getattr(kind, "__final__", False):
         raise InvalidHookError(f"{kind.__name__} is final, so that no object can stand for several hooks of it")
     try:
-        place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _GROUP: group}
         made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(place))
     except TypeError as error:
         raise InvalidHookError(f"{kind.__name__} cannot be a lifecycle: {error}") from None
@@ -425,36 +565,44 @@ def _composite_class(kind: type[Any]) -> type[Any]:
     return made
 
 
+def _group_of(hook: object) -> HookGroup[Any] | None:
+    """Return the group for which a hook stands."""
+    return getattr(type(hook), _GROUP, None)
+
+
+def _no_group(hook: object) -> object:
+    """Return what is given as a hook; raise if it is a group."""
+    group = hook.hook if isinstance(hook, HookRegistration) else hook
+    if isinstance(group, HookGroup):
+        raise InvalidHookError(f"{group!r} is a group; give its `hooks`, and enter it yourself")
+    return hook
+
+
 def _instance_of(made: type[Any]) -> Any:
     """Return an object of the class, made without its `__init__` if that wants arguments."""
-    try:
-        inspect.signature(made).bind()
-    except (TypeError, ValueError):
-        return object.__new__(made)
+    if any("__init__" in vars(base) or "__new__" in vars(base) for base in made.__mro__[:-1]):
+        try:
+            inspect.signature(made).bind()
+        except (TypeError, ValueError):
+            try:
+                return object.__new__(made)
+            except TypeError as error:  # it derives from a builtin class
+                raise InvalidHookError(f"{made.__name__} cannot be a lifecycle, as its objects need arguments: {error}") from None
     return made()
 
 
-def _attributes(lifecycle: Lifecycle, hooks: list[Any]) -> dict[str, Any]:
-    """Return the public data attributes that hooks of the class set otherwise than the class: the group takes them over."""
-    found: dict[str, Any] = {}
-    for name in dir(lifecycle.kind):
-        default = inspect.getattr_static(lifecycle.kind, name)
-        if name.startswith("_") or callable(default) or isinstance(default, (classmethod, staticmethod)):
-            continue
-        members = [hook for hook in hooks if isinstance(hook, lifecycle.kind)]
-        changed = [hook for hook in members if inspect.getattr_static(hook, name) is not default]
-        if not changed:
-            continue
-        first_hook, first = changed[0], getattr(changed[0], name)
-        for hook in members:
-            value = getattr(hook, name)
-            if value is not first and value != first:
-                raise InvalidHookError(
-                    f"{type(first_hook).__name__}.{name} is {first!r} and {type(hook).__name__}.{name} is {value!r}; "
-                    "a group has one: set the same on all"
-                )
-        found[name] = first
-    return found
+def _check_equal(name: str, first: object, value: Any, hook: object) -> None:
+    """Raise unless two hooks of the class agree on an attribute."""
+    other = getattr(hook, name)
+    if other is not value and other != value:
+        raise InvalidHookError(
+            f"{type(first).__name__}.{name} is {value!r} and {type(hook).__name__}.{name} is {other!r}; "
+            "a group has one: set the same on all"
+        )
+
+
+def _is_generator(registered: RegisteredHook, name: str) -> bool:
+    return inspect.isasyncgenfunction(getattr(registered.hook, name))
 
 
 def _is_context(hook: object) -> bool:

@@ -22,7 +22,7 @@ class Hook:
     order: ClassVar[int] = 0
     """Hooks of a lower order complete a phase before those of a higher order start it; hooks of the same order overlap."""
     timeout: ClassVar[float | None] = None
-    """Time limit in seconds for one call of a method; costs nothing until the call suspends."""
+    """Time limit in seconds for one call of a coroutine method; costs nothing until the call suspends."""
     on_error: ClassVar[OnError] = "raise"
     """`"log"` for observers: an error is logged with its traceback and the run continues."""
     name: str = ""
@@ -61,13 +61,14 @@ def configure(
     Args:
         hook: an object with the methods of a lifecycle; or a registration, of which the other attributes are kept.
         order: hooks of a lower order complete a call before those of a higher order start; those of the same order overlap.
-        timeout: time limit in seconds for one call of a method. The time of the others in a `wrap` method has no limit.
+        timeout: time limit in seconds for one call of a method, which must be a coroutine. The time of the others in a method
+            that wraps them has no limit.
         on_error: `"raise"`, or `"log"`: the first failure is logged with its traceback, later ones are counted, and logged again
             at the 10th, the 100th and so on.
         background: whether calls of methods that return None are queued and run in order beside what follows. A failure is
             raised by the next call of the hook, or at the end, or logged. In a session this is `after_run`.
-        max_pending: how many background calls may be queued; the caller waits while there are as many. Give
-            `background` too, unless the registration has it.
+        max_pending: how many background calls may be queued; the caller waits while there are as many, unless the queue would
+            wait for it, as for a hook that calls its own group. Give `background` too, unless the registration has it.
         disable_after: take the hook out of the calls, with a warning, when it has failed this often in a row; with
             `on_error="log"` only.
 

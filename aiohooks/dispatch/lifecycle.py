@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from aiohooks._validate import check_choice, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import RegisteredHook
-from aiohooks.dispatch.hook import registration_of
+from aiohooks.dispatch.hook import HookRegistration, registration_of
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
 How = Literal["first", "chain", "wrap"]
@@ -46,8 +49,6 @@ class Point(NamedTuple):
     """A method of a lifecycle."""
 
     name: str
-    own: Callable[..., Any]
-    """The function of the class itself."""
     is_async: bool
     how: Literal["first", "chain", "wrap", "none", "any", "one"]
     """How answers become one. Where it is not marked: `"none"`, nothing is returned; `"any"`, that is not known; `"one"`, only
@@ -60,6 +61,25 @@ class Point(NamedTuple):
     """Whether it takes any positional arguments, and any keywords."""
     answers_hook: bool
     """Whether it returns a hook, which would take the place of the group."""
+    does_nothing: bool
+    """Whether its own body is empty."""
+    fitting: WeakSet[Any]
+    """Functions of classes of hooks that can be called so."""
+
+
+class _Known:
+    """What is known of a class since its first group. Nothing here refers to the class, which is freed like any other."""
+
+    __slots__ = ("hook_classes", "points")
+
+    def __init__(self) -> None:
+        self.points: dict[Any, tuple[ref[Any], Point]] = {}
+        """The points, each with the function that it describes."""
+        self.hook_classes: WeakSet[type[Any]] = WeakSet()
+        """Those without a method whose name is nearly that of a point."""
+
+
+_known: WeakKeyDictionary[type[Any], _Known] = WeakKeyDictionary()
 
 
 class Lifecycle:
@@ -95,11 +115,19 @@ class Lifecycle:
         by_name: Mapping[str, How] = results if isinstance(results, Mapping) else {}
         for name, how in by_name.items():
             check_choice(how, f"results[{name!r}]", "first", "chain", "wrap")
+        self._known = _known.setdefault(origin, _Known())
+        self._members: dict[str, Any] = {}
+        for base in reversed(origin.__mro__):
+            self._members.update(vars(base))
         self.points: dict[str, Point] = {}
-        for name in dir(origin):
-            method = inspect.getattr_static(origin, name)
-            if not name.startswith("_") and inspect.isfunction(method):
-                self.points[name] = _point(origin, name, method, by_name.get(name), default)
+        self.attributes: dict[str, Any] = {}
+        """The public data of the class, and its properties."""
+        for name in sorted(name for name in self._members if not name.startswith("_")):
+            member = self._members[name]
+            if inspect.isfunction(member):
+                self.points[name] = self._point(name, member, by_name.get(name), default)
+            elif not callable(member) and not isinstance(member, (classmethod, staticmethod)):
+                self.attributes[name] = member
         for name in by_name:
             if name not in self.points:
                 raise InvalidArgumentError(
@@ -108,48 +136,95 @@ class Lifecycle:
         if not self.points:
             raise InvalidHookError(f"{origin.__name__} has no public methods, so hooks cannot implement any")
 
+    def _point(self, name: str, method: Any, given: How | None, default: How | None) -> Point:
+        key = name, given, default, self._generators
+        known = self._known.points.get(key)
+        if known is None or known[0]() is not method:
+            known = self._known.points[key] = ref(method), _point(self.kind, name, method, given, default)
+        return known[1]
+
+    def own(self, name: str) -> Any:
+        """Return the function of the class itself."""
+        return self._members[name]
+
+    def has_member(self, hook: object) -> bool:
+        """Return whether `hook` is an object of the class."""
+        try:
+            return isinstance(hook, self.kind)
+        except TypeError:  # a protocol that cannot be checked at runtime
+            return self.kind in type(hook).__mro__
+
     def overrides(self, hook: object, name: str) -> bool:
         """Return whether `hook` has a method `name` of its own, and not the one of the class."""
-        method = getattr(hook, name, None)
+        # The object that stands for a group has methods of its own that no hook implements; its class does not show them.
+        method = None if name in getattr(hook, "__dict__", ()) else getattr(type(hook), name, None)
         if method is None:
-            return False
+            method = getattr(hook, name, None)
         function = getattr(method, "__func__", method)
-        return all(function is not vars(base).get(name) for base in self.kind.__mro__)
+        return method is not None and all(function is not vars(base).get(name) for base in self.kind.__mro__)
 
     def implemented(self, hook: object) -> list[Point]:
         """Return the methods that `hook` implements."""
         return [each for each in self.points.values() if self.overrides(hook, each.name)]
 
-    def check(self, hook: object) -> None:
-        """Raise unless `hook` can be called as the lifecycle says.
+    def check(self, hook: object) -> list[Point]:
+        """Return the methods that `hook` implements; raise unless it can be called as the lifecycle says.
 
         Raises:
             InvalidHookError: a method has another kind of function or another signature; or its name is nearly that of one.
         """
-        who, kind = hook_name(hook), self.kind.__name__
-        for each in self.implemented(hook):
+        points = self.implemented(hook)
+        for each in points:
             method = getattr(hook, each.name)
-            wraps = self._generators and each.how != "wrap" and inspect.isasyncgenfunction(method)
-            if each.is_async and not is_coroutine_function(method) and not wraps:
-                raise InvalidHookError(f"{who}.{each.name} is not a coroutine function; write it as `async def`{self._hint}")
-            if not each.is_async and is_coroutine_function(method):
-                raise InvalidHookError(
-                    f"{who}.{each.name} is a coroutine function, but {kind}.{each.name} is a plain one; write it as `def`"
-                )
-            if each.answers_hook:
-                raise InvalidHookError(
-                    f"{who}.{each.name} returns a hook, which would take the place of the group; use this hook beside the group"
-                )
-            _check_signature(f"{who}.{each.name}", method, each, kind)
-        if "__call__" in dir(self.kind) and self.overrides(hook, "__call__"):
-            raise InvalidHookError(f"{who}.__call__ decides which of its methods are called, so a group cannot call them")
+            function = method.__func__ if isinstance(method, types.MethodType) else None
+            if function is None or function not in each.fitting:
+                self._check_method(hook_name(hook), method, each)
+            if inspect.isfunction(function):
+                each.fitting.add(function)
+        if "__call__" in self._members and self.overrides(hook, "__call__"):
+            raise InvalidHookError(
+                f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group cannot call them"
+            )
+        if type(hook) not in self._known.hook_classes:
+            self._check_names(hook)
+            self._known.hook_classes.add(type(hook))
+        return points
+
+    def _check_method(self, who: str, method: Any, each: Point) -> None:
+        kind = self.kind.__name__
+        is_generator = inspect.isasyncgenfunction(method)
+        wraps = self._generators and each.how != "wrap" and is_generator
+        if each.is_async and not is_coroutine_function(method) and not wraps:
+            raise InvalidHookError(f"{who}.{each.name} is not a coroutine function; write it as `async def`{self._hint}")
+        if not each.is_async and (is_generator or is_coroutine_function(method)):
+            raise InvalidHookError(
+                f"{who}.{each.name} is {'an async generator' if is_generator else 'a coroutine function'}, "
+                f"but {kind}.{each.name} is a plain one; write it as `def`"
+            )
+        if each.answers_hook:
+            raise InvalidHookError(
+                f"{who}.{each.name} returns a hook, which would take the place of the group; use this hook beside the group"
+            )
+        try:
+            signature = inspect.signature(method)
+        except (TypeError, ValueError):
+            return  # written in C
+        positional = [None] * (len(each.positional) + each.variadic[0])
+        keywords = dict.fromkeys((*each.keywords, *(("any_other",) if each.variadic[1] else ())))
+        try:
+            signature.bind(*positional, **keywords)
+        except TypeError as error:
+            given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(self.own(each.name)))
+            raise InvalidHookError(f"{who}.{each.name}{given} cannot take the call {kind}.{each.name}{wanted}: {error}") from None
+
+    def _check_names(self, hook: object) -> None:
         for name in _public_functions(hook):
             if name not in self.points and is_coroutine_function(getattr(hook, name)):
                 for known in self.points:
                     if _one_edit_apart(name, known):
                         raise InvalidHookError(
-                            f"{who}.{name} is not a method of {kind} and would never be called; did you mean {known!r}? "
-                            "A helper's name begins with an underscore"
+                            f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and would never be called; "
+                            f"did you mean {known!r}? A helper's name begins with an underscore"
                         )
 
 
@@ -159,16 +234,47 @@ def registered_hooks(lifecycle: Lifecycle, hooks: Iterable[object]) -> tuple[Reg
     Raises:
         InvalidHookError: one is a class, is listed twice, or does not fit the lifecycle.
     """
-    registrations = [registration_of(one) for one in hooks]
-    for number, registration in enumerate(registrations):
-        if any(registration.hook is other.hook for other in registrations[:number]):
-            raise InvalidHookError(f"hooks has {registration.hook!r} twice; make two objects of it if both are meant")
+    registrations: dict[int, HookRegistration] = {}
+    for one in hooks:
+        registration = registration_of(one)
+        if id(registration.hook) in registrations:
+            raise listed_twice(registration.hook)
         lifecycle.check(registration.hook)
-    classes = [hook_name(one.hook) for one in registrations]
-    return tuple(
-        RegisteredHook(name if classes.count(name) == 1 else f"{name}#{classes[: number + 1].count(name)}", registrations[number])
-        for number, name in enumerate(classes)
-    )
+        registrations[id(registration.hook)] = registration
+    count = Counter(hook_name(one.hook) for one in registrations.values())
+    numbers: Counter[str] = Counter()
+    registered: list[RegisteredHook] = []
+    for one in registrations.values():
+        name = hook_name(one.hook)
+        numbers[name] += 1
+        registered.append(RegisteredHook(name if count[name] == 1 else f"{name}#{numbers[name]}", one))
+    return tuple(registered)
+
+
+def listed_twice(hook: object) -> InvalidHookError:
+    """Return the error for a hook that a group or session has already."""
+    return InvalidHookError(f"hooks has {hook!r} twice; make two objects of it if both are meant")
+
+
+def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
+    """Raise unless the attributes of a registration hold for all of these methods.
+
+    Raises:
+        InvalidHookError: one of them would have no effect.
+    """
+    registration, queued = registered.registration, False
+    for each in points:
+        who = f"{registered.name}.{each.name}"
+        if registration.timeout is not None and not each.is_async:
+            raise InvalidHookError(f"{who} is a plain function, which no time limit can end; give its hook no timeout")
+        queued |= each.is_async and each.how == "none"
+        if registration.background and inspect.isasyncgenfunction(getattr(registered.hook, each.name)):
+            raise InvalidHookError(f"{who} is an async generator: it wraps the calls of others, and cannot run in the background")
+    if registration.background and not queued:
+        raise InvalidHookError(
+            f"{registered.name} has background=True, but none of its methods can be queued: "
+            "only coroutine methods can that are annotated to return None"
+        )
 
 
 def hook_name(hook: object) -> str:
@@ -198,13 +304,14 @@ def _point(kind: type[Any], name: str, method: Any, given: How | None, default: 
     Kind = inspect.Parameter
     return Point(
         name,
-        method,
         is_async,
         how,
         (*names.get(Kind.POSITIONAL_ONLY, ()), *names.get(Kind.POSITIONAL_OR_KEYWORD, ())),
         tuple(names.get(Kind.KEYWORD_ONLY, ())),
         (Kind.VAR_POSITIONAL in names, Kind.VAR_KEYWORD in names),
         _is_hook(annotation, kind),
+        _instructions(method.__code__) in _EMPTY_BODIES,
+        WeakSet(),
     )
 
 
@@ -234,18 +341,17 @@ def _is_hook(annotation: Any, kind: type[Any]) -> bool:
     )
 
 
-def _check_signature(who: str, method: Any, each: Point, kind: str) -> None:
-    try:
-        signature = inspect.signature(method)
-    except (TypeError, ValueError):
-        return  # written in C
-    positional = [None] * (len(each.positional) + each.variadic[0])
-    keywords = dict.fromkeys((*each.keywords, *(("any_other",) if each.variadic[1] else ())))
-    try:
-        signature.bind(*positional, **keywords)
-    except TypeError as error:
-        given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(each.own))
-        raise InvalidHookError(f"{who}{given} cannot take the call {kind}.{each.name}{wanted}: {error}") from None
+def _instructions(code: types.CodeType) -> list[tuple[str, Any]]:
+    return [(one.opname, one.argval) for one in dis.get_instructions(code)]
+
+
+async def _waits_for_nothing() -> None: ...
+
+
+def _does_nothing() -> None: ...
+
+
+_EMPTY_BODIES = [_instructions(one.__code__) for one in (_waits_for_nothing, _does_nothing)]
 
 
 def _without_annotations(signature: inspect.Signature) -> inspect.Signature:

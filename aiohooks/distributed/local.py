@@ -22,8 +22,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import TimeLimit, shielded, to_thread
+from aiohooks._aio.cancel import shielded, to_thread
 from aiohooks._aio.clock import wake
+from aiohooks._aio.overlap import limited
 from aiohooks._validate import check_secs
 from aiohooks.distributed.task import (
     TaskResult,
@@ -251,8 +252,7 @@ async def _end_process(process: SpawnProcess, grace_secs: float, *, terminate: b
         process.terminate()
     with _open_process(pid, process.sentinel) as end:
         try:
-            with TimeLimit(grace_secs, process.name):
-                await _wait_readable(end)
+            await limited(_wait_readable(end), grace_secs, process.name)
         except TimeoutError:
             process.kill()
             await _wait_readable(end)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import shielded, wait_done
-from aiohooks._aio.cancel_watch import current_task
+from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._validate import (
     check_callable,
@@ -277,7 +276,7 @@ async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
         return await running
     coord = Coordinator()
     coord.label = label
-    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), coord, lambda reason, error: None)
+    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), coord, lambda error: None)
     remove = stop.install()
     try:
         return await coord.until(running)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from aiohooks._aio.cancel import to_thread
+from aiohooks._aio.overlap import can_wait
 from aiohooks.errors import FetchError, GraphError, did_you_mean
 from aiohooks.graph.fetches import Take, taking
 from aiohooks.graph.graph import MISSING, GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
@@ -22,9 +23,10 @@ Call = Callable[[list[Any]], Any]
 class PlannedOperation(NamedTuple):
     """One operation of a plan: `call` takes a run's values, its result is put at `slot`. Unpacked in the loop of every run."""
 
+    slot: int
     call: Call
     is_async: bool
-    slot: int
+    may_wait: bool
     name: str
     inputs: tuple[int, ...]
 
@@ -34,8 +36,9 @@ class Plan:
     """The plan for one set of fetched and fed nodes.
 
     A run copies `template`, which has the constant values, and puts in the values of `fed`, `variables` and `step_slots`.
-    Then it runs the operations, ordered by their inputs; `take_fetched` selects the fetched values. `replaced` are those of the
-    variables that `updates` replace; `own` are the slots of the graph's own operations, which observers are notified of.
+    Then it runs the operations, ordered by their inputs, and so by their slots; `take_fetched` selects the fetched values.
+    `replaced` are those of the variables that `updates` replace; `own` are the slots of the graph's own operations, which
+    observers are notified of.
     """
 
     template: list[Any]
@@ -152,8 +155,9 @@ class _Planner:
         slot = self.add(node)
         fn = _to_thread(node.fn, self.grace_secs) if node.thread else node.fn
         call = _call(fn, tuple(positional), named)
+        is_async = node.is_async or node.thread
         inputs = (*positional, *named.values())
-        self.operations.append(PlannedOperation(call, node.is_async or node.thread, slot, node.name, inputs))
+        self.operations.append(PlannedOperation(slot, call, is_async, is_async and can_wait(fn), node.name, inputs))
         self.claim(node, slot)
         return slot
 
@@ -176,7 +180,7 @@ class _Planner:
         return self.compute(len(self.template) - 1, node.name, functools.partial(_unambiguous, node, step), slot, returned)
 
     def compute(self, slot: int, name: str, fn: Callable[..., Any], *inputs: int) -> int:
-        self.operations.append(PlannedOperation(_call(fn, inputs, {}), False, slot, name, inputs))
+        self.operations.append(PlannedOperation(slot, _call(fn, inputs, {}), False, False, name, inputs))
         return slot
 
     def claim(self, node: Operation, slot: int) -> None:

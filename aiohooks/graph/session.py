@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import types
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._aio.cancel_watch import drive
-from aiohooks._aio.gather import LazyGather, Overlap, lazily
+from aiohooks._aio.contexts import changes, copy_back
 from aiohooks._aio.observers import Kind, Observer, observed_call, observing
+from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.stateful import Stateful
-from aiohooks.dispatch.calls import hook_cancelled_error
+from aiohooks.dispatch.calls import NO_KEYWORDS, hook_cancelled_error
 from aiohooks.errors import (
     FetchError,
     GraphError,
@@ -49,6 +50,9 @@ class Session:
     global step are committed together; a run that fails or is cancelled changes nothing. Runs of one session may overlap;
     only those of a monitored session take turns. If another run has replaced a variable that a run has read and replaces
     itself (`updates=`), its operations run once more, with the new value: no update is lost.
+
+    From the first operation that may wait on, each has a context of its own: with what those have set whose results it needs.
+    At the end, the caller's has what all have set, the last in the order of the operations.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class Session:
 
     async def _run(
         self,
-        gather: LazyGather | None,
+        waits: RunWaits | None,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None,
         options: object = None,
@@ -161,7 +165,7 @@ class Session:
         raw: bool = False,
         attempt: int = 1,
     ) -> Any:
-        """Make a run, as part of `gather` if that is given; `build` makes the result of the values of a tuple of leaves."""
+        """Make a run, as part of what has `waits`; `build` makes the result of the values of a tuple of leaves."""
         if self._closed:
             self._check_open()
         # The plan for a tuple of leaves (what the monitored session asks for) or a single one is looked up directly.
@@ -186,21 +190,39 @@ class Session:
             values[slot] = self.variables.read(name)
         for slot in plan.step_slots:
             values[slot] = store.latest.step
-        operations = iter(plan.operations)
-        scope = current_scope.get() if gather is None else gather.scope
+        operations: Sequence[PlannedOperation] = plan.operations
+        scope = current_scope.get() if waits is None else waits.scope
         if scope is not None and scope.observers:
-            operations = iter(_observed_operations(plan, scope.observers))
-        overlaps: list[Overlap] = []
-        coro = _compute_in_turn(operations, values, overlaps)
-        await lazily(coro, overlaps, gather, OperationCalls, self, plan, operations, values)
+            operations = [_observed(one, scope.observers) if one.slot in plan.own else one for one in operations]
+        calls: OperationCalls | None = None
+        slot = 0
+        try:
+            for slot, call, is_async, may_wait, name, _ in operations:
+                if may_wait:
+                    calls = OperationCalls(self, operations, values, waits)
+                    calls.start_ready()
+                    break
+                result = call(values)
+                if is_async:
+                    result = await result
+                elif type(result) is types.CoroutineType:
+                    _refuse_coroutine(name, result)
+                values[slot] = result
+        except BaseException as error:
+            calls = calls or OperationCalls(self, operations, values, waits)
+            calls.failed(slot, error)
+        if calls is not None:
+            await calls.wait()
         # Made before the commit: what cannot be made must change nothing.
         fetched = plan.take_fetched(values)
         made = build(fetched) if build is not None else tuple(fetched) if kind is tuple else fetched[0]
         if plan.changes_variables or not store.inline:
             commit = self._commit(plan, values)
-            if not await (commit if gather is None else drive(commit, gather)):
+            if waits is not None and not store.inline:
+                commit = Wait[bool]("commit of the variables and the global step", waits=waits).result_of(commit)
+            if not await commit:
                 self._check_repeat(plan, attempt)
-                return await self._run(gather, fetches, feed_dict, options, run_metadata, build, raw, attempt + 1)
+                return await self._run(waits, fetches, feed_dict, options, run_metadata, build, raw, attempt + 1)
         elif plan.steps:
             self.committed_step = store.advance_nowait(plan.steps)
         else:
@@ -324,25 +346,20 @@ class Session:
 
 
 GatheredRun = Callable[..., Awaitable[Any]]
-"""`Session.run` as part of its caller's gather. The arguments: gather, fetches, feeds, options, metadata; a build if wanted."""
+"""`Session.run` as part of another run. The arguments: its waits, fetches, feeds, options, metadata; a build if wanted."""
 
 
 def gathered_run(session: Session) -> GatheredRun:
-    """Return a function that runs `session` as part of its caller's gather.
-
-    An overridden `run` is called instead, without the gather.
-    """
+    """Return a function that runs `session` as part of another run; an overridden `run` is called instead, as one wait."""
     if getattr(type(session), "run", None) is Session.run and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
 
     async def run(
-        gather: LazyGather, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any, build: Build | None = None
+        waits: RunWaits | None, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any, build: Build | None = None
     ) -> Any:
-        if options is None:
-            coro = session.run(fetches, feed_dict=feed_dict)
-        else:
-            coro = session.run(fetches, feed_dict=feed_dict, options=options, run_metadata=run_metadata)
-        values = await drive(coro, gather)
+        further = {} if options is None else {"options": options, "run_metadata": run_metadata}
+        coro = session.run(fetches, feed_dict=feed_dict, **further)
+        values = await (coro if waits is None else Wait[Any]("run of the session", waits=waits).result_of(coro))
         return values if build is None else build(values)
 
     return run
@@ -364,16 +381,10 @@ def _refuse_coroutine(name: str, result: Any) -> Any:
     return result
 
 
-def _observed_operations(plan: Plan, observers: Sequence[Observer]) -> list[PlannedOperation]:
-    """Return the operations of a plan, with `observers` that are notified of each call."""
-    made: list[PlannedOperation] = []
-    for one in plan.operations:
-        call: Callable[[list[Any]], Any] = one.call
-        if one.slot in plan.own:
-            how = observed_call if one.is_async else _observed_function
-            call = functools.partial(how, one.call, "operation", one.name, observers)
-        made.append(PlannedOperation(call, one.is_async, one.slot, one.name, one.inputs))
-    return made
+def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> PlannedOperation:
+    """Return the operation with `observers` that are notified of its call."""
+    how = observed_call if operation.is_async else _observed_function
+    return operation._replace(call=functools.partial(how, operation.call, "operation", operation.name, observers))
 
 
 def _observed_function(
@@ -383,55 +394,74 @@ def _observed_function(
         return call(values)
 
 
-async def _compute_in_turn(operations: Iterator[PlannedOperation], values: list[Any], overlaps: list[Overlap]) -> None:
-    for call, is_async, slot, name, _ in operations:
-        result = call(values)
-        if is_async:
-            result = await result
-        elif type(result) is types.CoroutineType:
-            _refuse_coroutine(name, result)
-        values[slot] = result
-    if overlaps:
-        await overlaps[0].join()
+def _call_now(operation: PlannedOperation, values: list[Any]) -> Any:
+    """Call an operation that cannot wait, where nothing can be awaited."""
+    result = operation.call(values)
+    return result_now(result) if operation.is_async else _refuse_coroutine(operation.name, result)
 
 
 class OperationCalls(Overlap):
-    """The operations of one run, of which one has suspended or failed; the number of an operation is the slot of its result."""
+    """The operations of a run from the first that may wait on, or the one that has failed; the number of each is its slot.
 
-    __slots__ = ("_operations", "_plan", "_session", "_waiting")
+    Each starts when the results that it needs are there, in a context with what the operations that it needs have set.
+    """
 
-    has_dependencies = True
+    __slots__ = ("_caller", "_made", "_operations", "_session", "_setters", "_unstarted")
 
-    def __init__(self, session: Session, plan: Plan, operations: Iterator[PlannedOperation], values: list[Any]) -> None:
-        """Take the values of a run, and the operations that were not started."""
+    def __init__(
+        self, session: Session, operations: Sequence[PlannedOperation], values: list[Any], waits: RunWaits | None
+    ) -> None:
+        super().__init__(values, session.grace_secs, waits)
         self._session = session
-        self._plan = plan
         self._operations = operations
-        self._waiting: dict[int, PlannedOperation] | None = None
-        self.number: int = next(one.slot for one in plan.operations if values[one.slot] is MISSING)
-        self.results: list[Any] = values
-        self.names: Sequence[str] | Mapping[int, str] = {one.slot: one.name for one in plan.operations}
-        self.has_timeouts: bool = False
-        self.grace_secs: float = session.grace_secs
+        self._unstarted = {one.slot: one for one in operations if values[one.slot] is MISSING}
+        self._caller = copy_context()
+        self._made: dict[int, tuple[Context, Context]] = {}
+        self._setters: dict[int, set[int]] = {}  # those of the operations before each that have set something
 
-    def ready(self) -> Iterable[tuple[int, Callable[..., Awaitable[Any]], tuple[PlannedOperation]]]:
+    def start_ready(self) -> None:
+        """Start the operations that have all they need, in order of the plan."""
         values = self.results
-        if self._waiting is None:
-            self._waiting = {one.slot: one for one in self._operations}
-        ready = [one for one in self._waiting.values() if all(values[needed] is not MISSING for needed in one.inputs)]
-        for one in ready:
-            del self._waiting[one.slot]
-        return [(one.slot, self._start, (one,)) for one in ready]
+        for slot, one in [*self._unstarted.items()]:
+            if self.failing:
+                return
+            if slot not in self._unstarted or any(values[needed] is MISSING for needed in one.inputs):
+                continue
+            del self._unstarted[slot]
+            context = self._context(one)
+            if one.may_wait:
+                self.start(slot, one.call, (values,), NO_KEYWORDS, one.name, context=context)
+                continue
+            try:
+                values[slot] = context.run(_call_now, one, values)
+            except BaseException as error:
+                self.failed(slot, error)
 
-    async def _start(self, operation: PlannedOperation) -> Any:
-        result = operation.call(self.results)
-        return await result if operation.is_async else _refuse_coroutine(operation.name, result)
+    def succeeded(self, number: int) -> None:
+        self.start_ready()
 
-    def _operation(self, number: int) -> PlannedOperation:
-        return next(one for one in self._plan.operations if one.slot == number)
+    def _context(self, one: PlannedOperation) -> Context:
+        setters: set[int] = set()
+        for needed in one.inputs:
+            if needed in self._made:
+                setters |= self._setters[needed]
+                if changes(*self._made[needed]):
+                    setters.add(needed)
+        before = self._caller
+        if setters:
+            before = before.copy()
+            before.run(copy_back, [self._made[slot] for slot in sorted(setters)])
+        context = before.copy()
+        self._made[one.slot], self._setters[one.slot] = (before, context), setters
+        return context
+
+    def finish(self) -> None:
+        self._contexts = [self._made[slot] for slot in sorted(self._made)]
+        super().finish()
 
     def describe(self, number: int) -> str:
-        return f"operation {self._operation(number).name!r} at step {self._session.global_step.latest.step + 1}"
+        name = next(one.name for one in self._operations if one.slot == number)
+        return f"operation {name!r} at step {self._session.global_step.latest.step + 1}"
 
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
         return hook_cancelled_error(self.describe(number), cause)

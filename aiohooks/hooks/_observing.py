@@ -72,14 +72,15 @@ class Sampling:
         if self._last is not None and step > self._last:
             self._leap = step - self._last
         self._last = step
-        if not self._asked:
-            return False
-        now = self._clock.now()
-        if not (self._first or self._timer.due(step, now)):
+        if not self.is_due(step):
             return False
         self._first = self._asked = False
-        self._timer.mark(step, now)
+        self._timer.mark(step, self._clock.now())
         return True
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the run that committed `step` was asked for and is due."""
+        return self._asked and (self._first or self._timer.due(step, self._clock.now()))
 
 
 Values = Mapping[str, Any] | Iterable[Any]
@@ -211,6 +212,11 @@ class BackgroundWriter(Generic[T]):
         with self._changed:
             return [*self._batch, *self._queue]
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `put` waits."""
+        return self.pending_count() >= self._max_queue
+
     async def put(self, record: T) -> None:
         """Queue a record; wait while the queue is full."""
         await self.wait_for_room()
@@ -219,7 +225,7 @@ class BackgroundWriter(Generic[T]):
     async def wait_for_room(self) -> None:
         """Wait while the queue is full."""
         self.raise_failure()
-        while self.pending_count() >= self._max_queue:
+        while self.is_full:
             await self.wait_for_batch()
             self.raise_failure()
 

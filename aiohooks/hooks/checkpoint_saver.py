@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from aiohooks._aio.cancel import new_task
 from aiohooks._aio.clock import quick_now
 from aiohooks._aio.observers import observing
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.checkpoint.saver import check_tracked
-from aiohooks.dispatch.calls import hook_cancelled_error
+from aiohooks.dispatch.calls import hook_cancelled_error, only_if
 from aiohooks.errors import InvalidArgumentError, add_note, safe_repr
 from aiohooks.hooks._observing import checked_numbers
 from aiohooks.hooks.every import Every, EveryTimer
@@ -214,19 +215,24 @@ class CheckpointSaverHook(SessionRunHook):
         self._raise_failure()
         return SessionRunArgs(self._metrics) if self._metrics else None
 
+    @only_if("_has_to_save")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is due. Raise the error of a failed save."""
+        if self._has_to_save(run_context, run_values):
+            await self._wait_for_write()
+            self._raise_failure()
+            await self._save(run_context.session)
+            self._raise_failure()
+
+    def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Return whether a save is due and not skipped; keep the metrics. Raise the error of a failed save."""
         self._raise_failure()
         self._results = run_values.results or {}
         step = run_context.global_step
-        if step != self._last_step and self._timer.due(step, self._now()):
-            if self._write_task is not None and self._skips:
-                self.skipped += 1
-            else:
-                await self._wait_for_write()
-                self._raise_failure()
-                await self._save(run_context.session)
-        self._raise_failure()
+        is_due = step != self._last_step and self._timer.due(step, self._now())
+        skips = is_due and self._skips and self._write_task is not None
+        self.skipped += skips
+        return is_due and not skips
 
     async def end(self, session: Session) -> None:
         """Save the last state and wait until it is durable."""
@@ -278,9 +284,7 @@ class CheckpointSaverHook(SessionRunHook):
         metrics = checked_numbers(self._results)
         self._timer.mark(step, self._now())
         self._last_step = step
-        self._write_task = asyncio.get_running_loop().create_task(
-            self._write(session, state, step, metrics), name=f"save of step {step}"
-        )
+        self._write_task = new_task(self._write(session, state, step, metrics), f"save of step {step}")
         del state  # so that only the write refers to it
         if self._background:
             await asyncio.sleep(0)  # the write begins: a task that is cancelled before does nothing, and records no failure

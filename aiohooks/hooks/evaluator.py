@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
+import functools
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from aiohooks._aio.await_chain import describe_suspension
-from aiohooks._aio.cancel import retrieve_exception, shielded, to_thread, wait_done
+from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._aio.overlap import Wait
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run
 from aiohooks._validate import (
     check_callable,
@@ -25,10 +24,12 @@ from aiohooks._validate import (
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error
+from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error, only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
+    HookCancelledError,
+    HookTimeoutError,
     InvalidArgumentError,
     InvalidHookError,
     StopRequestedError,
@@ -183,6 +184,7 @@ class EvaluatorHook(SessionRunHook):
         self._evaluated: int | None = None  # the last step that was evaluated
         self._resumed: tuple[int | None, int, bool] | None = None
         self._pending: deque[Evaluation] = deque()
+        self._scheduled: int | None = None  # the step whose `after_run` is to be called for that
         self._worker: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._error: tuple[Evaluation, Exception] | None = None
@@ -226,18 +228,26 @@ class EvaluatorHook(SessionRunHook):
             self._ensure_worker()
         return None
 
+    @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Evaluate if it is due, or start it in the background; raise its error, or `HookTimeoutError`."""
-        step = run_context.global_step
-        if not self._timer.due(step, self._clock.now()):
+        if self._scheduled != run_context.global_step and not self._schedule_if_due(run_context, run_values):
             return
-        self._schedule(run_context.session, step)
+        self._scheduled = None
         if not self._background:
             await self._drain()
             return
         while len(self._pending) > self._max_pending:
             await self._wait_for_worker()
         self._ensure_worker()
+
+    def _schedule_if_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Take the values of this step, which other sessions may change while the task of `after_run` starts."""
+        is_due = self._timer.due(run_context.global_step, self._clock.now())
+        if is_due:
+            self._schedule(run_context.session, run_context.global_step)
+            self._scheduled = run_context.global_step
+        return is_due
 
     async def end(self, session: Session) -> None:
         """Wait for the unfinished evaluations, and evaluate the last step."""
@@ -352,9 +362,13 @@ class EvaluatorHook(SessionRunHook):
         A cancellation of something in it that is not one of the caller raises `HookCancelledError`, and an error that means
         the end of input `AiohooksError`; `StopRequestedError` from a wait inside it passes.
         """
-        what = f"the evaluation at step {evaluation.step}"
+        what, grace_secs = f"the evaluation at step {evaluation.step}", evaluation.session.grace_secs
+        call = functools.partial(to_thread, self._eval_fn, grace_secs=grace_secs) if self._thread else self._eval_fn
+        evaluating = _EvaluationWait(what, grace_secs, self._timeout_secs)
         try:
-            return await self._evaluate_in_task(evaluation, what)
+            evaluating.start(0, call, (evaluation,), {}, what, self._timeout_secs)
+            await evaluating.wait()
+            return evaluating.results[0]
         except StopRequestedError:
             raise
         except Exception as error:
@@ -364,43 +378,6 @@ class EvaluatorHook(SessionRunHook):
                     "catch that in eval_fn and return the result so far"
                 ) from error
             raise
-
-    async def _evaluate_in_task(self, evaluation: Evaluation, what: str) -> Any:
-        """Call the function in a task of its own, so that it is known whose cancellation ended it, whatever it does inside."""
-        context, grace_secs = contextvars.copy_context(), evaluation.session.grace_secs
-        before = dict(context)
-        if self._thread:
-            call: Coroutine[Any, Any, Any] = to_thread(self._eval_fn, evaluation, grace_secs=grace_secs)
-        else:
-            call = _awaited(self._eval_fn, evaluation)
-        watched_task = asyncio.get_running_loop().create_task(call, name=what, context=context)
-        late_at: str | None = None
-        try:
-            if not await wait_done([watched_task], self._timeout_secs):
-                late_at = describe_suspension(watched_task)
-                watched_task.cancel()
-                await wait_done([watched_task], grace_secs)
-        except asyncio.CancelledError as cancelled:
-            watched_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await shielded(wait_done([watched_task], grace_secs), grace_secs=grace_secs, what=f"the end of {what}")
-            if watched_task.done() and not watched_task.cancelled():
-                cancelled.__context__ = watched_task.exception()
-            raise
-        finally:
-            if not watched_task.done():
-                _logger.warning("%s still runs %s s after its cancellation; continuing without it", what, grace_secs)
-                watched_task.add_done_callback(retrieve_exception)
-        for variable, value in context.items():  # what the function has set is seen by the step, as with any hook
-            if value is not before.get(variable):
-                variable.set(value)
-        if not watched_task.done() or (watched_task.cancelled() and late_at is not None):
-            assert late_at is not None
-            raise hook_timeout_error(what, self._timeout_secs, late_at, "give it more with timeout_secs=")
-        try:
-            return watched_task.result()
-        except asyncio.CancelledError as error:
-            raise hook_cancelled_error(what, error) from error
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -413,8 +390,20 @@ class EvaluatorHook(SessionRunHook):
         return f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step {self._evaluated})"
 
 
-async def _awaited(fn: Callable[[Evaluation], Any], evaluation: Evaluation) -> Any:
-    return await fn(evaluation)
+class _EvaluationWait(Wait[Any]):
+    """An evaluation in progress."""
+
+    __slots__ = ("_secs",)
+
+    def __init__(self, what: str, grace_secs: float, secs: float | None) -> None:
+        super().__init__(what, grace_secs)
+        self._secs = secs
+
+    def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
+        return hook_timeout_error(self.what, self._secs, waited_at, "give it more with timeout_secs=")
+
+    def cancelled_error(self, number: int, cause: BaseException) -> HookCancelledError:
+        return hook_cancelled_error(self.what, cause)
 
 
 def _text(result: Any) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_instance, check_mapping, is_coroutine_function
+from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, safe_repr
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -229,8 +230,9 @@ class _DueRuns:
         self._due = False
 
     def methods(self) -> dict[str, Function]:
-        """Return the methods that replace the hook's functions."""
-        names = ("begin", "after_create_session", "after_run", *(("before_run",) if self._requests else ()))
+        """Return the methods that replace the hook's functions, and the conditions of those in runs."""
+        names = ["begin", "after_create_session", "after_run", "after_run_is_due"]
+        names += ["before_run", "before_run_is_due"] if self._requests else []
         return {name: getattr(self, name) for name in names}
 
     async def begin(self) -> None:
@@ -243,15 +245,22 @@ class _DueRuns:
         self._timer.resume(session.global_step.latest.step, self._clock.now())
         await self._call("after_create_session", session, coord)
 
+    @only_if("before_run_is_due")
     async def before_run(self, run_context: SessionRunContext) -> Any:
-        self._due = self._is_due(run_context)
-        return await self._call("before_run", run_context) if self._due else None
+        return await self._call("before_run", run_context) if self.before_run_is_due(run_context) else None
 
+    def before_run_is_due(self, run_context: SessionRunContext) -> bool:
+        self._due = self._is_due(run_context)
+        return self._due
+
+    @only_if("after_run_is_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if not (self._due if self._requests else self._is_due(run_context)):
-            return
-        self._timer.mark(run_context.global_step, self._clock.now())
-        await self._call("after_run", run_context, run_values)
+        if self.after_run_is_due(run_context, run_values):
+            self._timer.mark(run_context.global_step, self._clock.now())
+            await self._call("after_run", run_context, run_values)
+
+    def after_run_is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        return self._due if self._requests else self._is_due(run_context)
 
     async def _call(self, method: str, *args: Any) -> Any:
         return await self._calls[method](*args) if method in self._calls else None

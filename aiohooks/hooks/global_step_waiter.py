@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from aiohooks._validate import check_int, check_secs
+from aiohooks.dispatch.calls import only_if
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         """Keep the coordinator, whose stop ends the wait."""
         self._coord = coord
 
+    @only_if("_is_first_run")
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Wait, in the first run.
 
@@ -57,7 +59,7 @@ class GlobalStepWaiterHook(SessionRunHook):
             PublisherFailedError: the publisher of the step failed.
             StepTimeoutError: the step was not reached in time.
         """
-        if self.started_at is not None or self._coord is None:
+        if not self._is_first_run(run_context) or self._coord is None:
             return None
         store = run_context.session.global_step
         step = store.latest.step
@@ -66,6 +68,9 @@ class GlobalStepWaiterHook(SessionRunHook):
             step = await self._coord.until(store.wait_for(self.wait_until_step, timeout=self._timeout))
         self.started_at = step
         return None
+
+    def _is_first_run(self, run_context: SessionRunContext) -> bool:
+        return self.started_at is None
 
     def __repr__(self) -> str:
         return f"GlobalStepWaiterHook({self.wait_until_step})"

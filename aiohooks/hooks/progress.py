@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_choice, check_instance, check_int, check_secs
+from aiohooks.dispatch.calls import only_if
 from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal
 from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -156,18 +157,30 @@ class ProgressHook(SessionRunHook):
         """Fetch the values if they are to be shown."""
         return self._args if self._sampling.should_fetch(run_context.global_step) else None
 
+    @only_if("_has_to_write")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Update the progress; write a line if it is due."""
+        if self._update(run_context, run_values) and self._renderer is None and self.progress is not None:
+            await self._write(self._write_line, self.progress.line())
+
+    def _has_to_write(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Return whether a line is due; if not, update the progress."""
+        if self._renderer is None and self.progress is not None and self._sampling.is_due(run_context.global_step):
+            return True
+        self._update(run_context, run_values)
+        return False
+
+    def _update(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Update the progress, and return whether it was due."""
         progress = self.progress
         if progress is None:
-            return
+            return False
         progress.step = run_context.global_step
         progress.secs = self._clock.now() - self._since
-        if self._sampling.mark_if_due(progress.step):
-            if run_values.results is not None:
-                progress.values = ", ".join(f"{tag} = {_text(value)}" for tag, value in run_values.results.items())
-            if self._renderer is None:
-                await self._write(self._write_line, progress.line())
+        is_due = self._sampling.mark_if_due(progress.step)
+        if is_due and run_values.results is not None:
+            progress.values = ", ".join(f"{tag} = {_text(value)}" for tag, value in run_values.results.items())
+        return is_due
 
     async def end(self, session: Session) -> None:
         """Record the clean end."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, cast
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance, check_int
+from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.hooks._observing import (
     BackgroundWriter,
@@ -436,6 +437,28 @@ class _WritingHook(SessionRunHook):
                 raise InvalidArgumentError(f"{self._convert_name} returned {values!r}; it must return a mapping by tag")
         return values
 
+    @only_if("_has_to_wait")
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Queue the values if the run is to be written; raise `InvalidArgumentError` if they cannot be."""
+        record = self._record(run_context, run_values)
+        if record is not None and self._writer is not None:
+            await self._writer.put(record)
+
+    def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Return whether the run is to be written and the queue is full; if not, do what `after_run` does."""
+        writer = self._writer
+        if writer is None or (writer.is_full and self._sampling.is_due(run_context.global_step)):
+            return writer is not None
+        record = self._record(run_context, run_values)
+        if record is not None:
+            writer.raise_failure()
+            writer.add(record)
+        return False
+
+    def _record(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Any:
+        """Return the record of a run that is to be written, else None."""
+        raise NotImplementedError
+
     async def end(self, session: Session) -> None:
         """Wait until all records are written; raise the error of a failed write."""
         if self._writer is not None:
@@ -513,14 +536,14 @@ class _RecordsHook(_WritingHook):
             await self._writer.drain()
             await to_thread(self._file.open_at, step, restored)
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the record; raise `InvalidArgumentError` if the file cannot hold it."""
+    def _record(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Record | None:
         values = self._values_to_write(run_context, run_values)
-        if values is not None and self._writer is not None:
-            plain = {str(tag): plain_value(value, str(tag)) for tag, value in values.items()}
-            record = Record(run_context.global_step, self._sampling.time(), plain)
-            self._format.check(record)
-            await self._writer.put(record)
+        if values is None:
+            return None
+        plain = {str(tag): plain_value(value, str(tag)) for tag, value in values.items()}
+        record = Record(run_context.global_step, self._sampling.time(), plain)
+        self._format.check(record)
+        return record
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {list(self._values)}, every={self._every})"
@@ -769,13 +792,12 @@ class SummarySaverHook(_WritingHook):
         if self._sampling.start(step):
             self._restart = step + 1
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the numbers; raise `InvalidArgumentError` if a value is not a single number."""
+    def _record(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Any:
         values = self._values_to_write(run_context, run_values)
-        if values is not None and self._writer is not None:
-            restart, self._restart = self._restart, None
-            step = run_context.global_step
-            await self._writer.put(self._tensorboard.Scalars(step, self._sampling.time(), checked_numbers(values), restart))
+        if values is None:
+            return None
+        restart, self._restart = self._restart, None
+        return self._tensorboard.Scalars(run_context.global_step, self._sampling.time(), checked_numbers(values), restart)
 
     def __repr__(self) -> str:
         return f"SummarySaverHook({self.output_dir!r}, {list(self._values)}, every={self._every})"

@@ -127,8 +127,7 @@ class TimelineHook(SessionRunHook):
         """Observe the run if it is part of a window; raise the error of a failed write."""
         self._writer.raise_failure()
         recorder = self._recorder
-        if recorder.unwritten:
-            await self._put()
+        self._put()
         if not recorder.recording and self._is_due(run_context.global_step):
             recorder.begin_window()
             self._windows += 1
@@ -145,13 +144,13 @@ class TimelineHook(SessionRunHook):
         # While a file is written no window begins: a slow disk costs windows, and does not delay the run.
         return not self._writing and (self._max_captures is None or self._windows < self._max_captures)
 
-    async def _put(self) -> None:
+    def _put(self) -> None:
         """Pass a complete window to the thread that writes."""
         recorder = self._recorder
         if recorder.unwritten and self.path is not None:
             recorder.unwritten = False
             self._writing = True
-            await self._writer.put(recorder.captured)
+            self._writer.add(recorder.captured)
 
     def _write(self, captured: list[Lanes]) -> None:
         """Called in the thread."""
@@ -176,10 +175,8 @@ class TimelineHook(SessionRunHook):
             self._observers = None
         if self._recorder.recording:
             self._recorder.end_window()
-        try:
-            await self._put()
-        finally:
-            await self._writer.aclose()
+        self._put()
+        await self._writer.aclose()
 
     def __repr__(self) -> str:
         every = "" if self._every is None else f", every={self._every}"

@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiohooks._aio.await_chain import user_location
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, LoopClock, TimerHandle, current_clock
+from aiohooks._diagnostics import user_location
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidHookError
@@ -282,7 +282,6 @@ class HookTimingHook(SessionRunHook):
     @types.coroutine
     def _measure(self, coro: Coroutine[Any, Any, Any], times: PhaseTime) -> Generator[Any, Any, Any]:
         """Await `coro`, and add up the times from each resumption to the next suspension."""
-        # `aiohooks._aio.await_chain` finds the coroutine by the name `coro`.
         now = self._now
         error: BaseException | None = None
         began = resumed = now()

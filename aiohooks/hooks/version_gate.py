@@ -7,16 +7,18 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from aiohooks._aio.cancel import CancelScope
-from aiohooks._aio.cancel_watch import current_task
+from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_instance, check_secs
+from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step
 from aiohooks.stores.publishers import current_publisher, publisher_summary, shortened
 from aiohooks.version_gate._wait_log import WaitLog
+from aiohooks.version_gate.gate import NotNeeded
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
@@ -100,6 +102,7 @@ class VersionGateHook(SessionRunHook):
             self._sessions.leave(self._member, exc)
             self._sessions = None
 
+    @only_if("_is_too_far_ahead")
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Wait while the run would be too far ahead.
 
@@ -109,21 +112,31 @@ class VersionGateHook(SessionRunHook):
             PublisherFailedError: no publisher is left, the last one failed.
             StepTimeoutError: the version was not published in time.
         """
-        member, done = self._member, run_context.global_step - 1
-        wanted = member.wanted_version(done, self.versions.latest)
-        if self._began is None and (publisher := current_publisher()) is not None:
-            member.name = publisher.name
-        if self.versions.latest.step < wanted:
-            _logger.info("step %d waits for version %d, now at %d", done + 1, wanted, self.versions.latest.step)
+        if self._is_too_far_ahead(run_context):
+            step, seen = run_context.global_step, self.versions.latest.step
+            _logger.info("step %d waits for version %d, now at %d", step, self._member.wanted, seen)
             began = self._clock.now()
             self.waits += 1
             try:
-                await self._wait_published(done, began)
+                await self._wait_published(step - 1, began)
             finally:
                 self.waited_secs += self._clock.now() - began
-        self._began = self.versions.latest
-        self.ahead = member.position - self._began.step
+            self._note_begin()
         return None
+
+    def _is_too_far_ahead(self, run_context: SessionRunContext) -> bool:
+        """Return whether the run has to wait for a version; if not, note that it begins."""
+        wanted = self._member.wanted_version(run_context.global_step - 1, self.versions.latest)
+        if self._began is None and (publisher := current_publisher()) is not None:
+            self._member.name = publisher.name
+        if self.versions.latest.step < wanted:
+            return True
+        self._note_begin()
+        return False
+
+    def _note_begin(self) -> None:
+        self._began = self.versions.latest
+        self.ahead = self._member.position - self._began.step
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Count the versions that were published during the run."""
@@ -145,23 +158,29 @@ class VersionGateHook(SessionRunHook):
         try:
             while self.versions.latest.step < (wanted := member.wanted_version(done, self.versions.latest)):
                 secs = None if self._timeout is None else max(0.0, began + self._timeout - self._clock.now())
-                wait = self.versions.wait_for(wanted, timeout=secs, on_reset="raise")
-                member.scope = scope = CancelScope(current_task())
+                member.wait = Wait(f"the wait for version {wanted}")
                 if sessions is not None:
                     sessions.on_held_up()
                 try:
-                    await (wait if self._coord is None else self._coord.until(wait))
+                    await member.wait.result_of(self._wait_for_version(wanted, self.versions.latest.epoch, secs))
                 except StepResetError as reset:
                     _logger.info("%s: the step counts as equal to the version from now on", reset)
-                except asyncio.CancelledError as error:  # only code of this library runs inside the scope
-                    if scope.uncancel(error) or not scope.cancel_called:
-                        raise
+                except NotNeeded:
+                    pass  # its run counts as that of a session that has left
                 finally:
-                    scope.uncancel()
-                    member.scope = None
+                    member.wait = None
         finally:
             if sessions is not None:
                 sessions.log.end(member)
+
+    async def _wait_for_version(self, wanted: int, epoch: int, secs: float | None) -> None:
+        """Wait for a version of this epoch; do not wait after a reset."""
+
+        async def wait() -> None:
+            if self.versions.latest.epoch == epoch:  # a task may begin later than it was made
+                await self.versions.wait_for(wanted, timeout=secs, on_reset="raise")
+
+        await (wait() if self._coord is None else self._coord.until(wait()))
 
     def __repr__(self) -> str:
         return f"VersionGateHook({self.versions.run!r} at version {self.versions.latest.step}, max_lag={self.max_lag})"
@@ -181,8 +200,8 @@ class _Member:
     """The number of runs that it has made, compared with the versions: its step with the offset."""
     wanted: int = 0
     """The version that its latest run needs."""
-    scope: CancelScope | None = None
-    """Its wait for that version."""
+    wait: Wait[None] | None = None
+    """Its wait for that version, until it takes over a run."""
     taken_over: int = 0
     _seen: Position | None = None
 
@@ -199,15 +218,16 @@ class _Member:
 
     def waits(self, version: int) -> bool:
         """Whether it waits, and for a version beyond `version`."""
-        return self.scope is not None and not self.scope.cancel_called and self.wanted > version
+        return self.wait is not None and self.wanted > version
 
     def take_over(self) -> None:
         """Let its next run count as that of another session, and begin."""
-        assert self.scope is not None
+        assert self.wait is not None
         self.offset -= 1
         self.position -= 1
         self.taken_over += 1
-        self.scope.cancel("the run of a session that has left")
+        wait, self.wait = self.wait, None
+        wait.end(NotNeeded("the run of a session that has left"))
 
 
 @dataclasses.dataclass(slots=True)

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._aio.await_chain import format_tasks, task_wait, user_location
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
+from aiohooks._diagnostics import format_tasks, task_wait, user_location
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook

@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.gather import LazyGather
+from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer
+from aiohooks._aio.overlap import RunWaits
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
@@ -67,6 +68,7 @@ class HookSet:
         self.after_run: tuple[OrderGroup, ...] = self._groups("after_run")
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
+        self._keep_contexts()
         # Where, among the requests of before_run, each hook of after_run finds its own; -1 if it has no before_run.
         asking = [one for group in self.before_run for one in group.hooks]
         request_of = [
@@ -77,8 +79,10 @@ class HookSet:
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
         self._holder: tuple[int, str] | None = None  # the process and the session for which the hooks are held
-        self.gather: LazyGather | None = None
+        self.waits: RunWaits | None = None
         """The latest call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
+        self.own: OwnContext = OwnContext()
+        """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
 
     def hold(self, label: str) -> Callable[[], None]:
         """Keep the hooks from being used in another session while this one, `label`, is open; return what releases them.
@@ -176,19 +180,29 @@ class HookSet:
 
     async def _call_one(self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None) -> None:
         if LIFECYCLE.overrides(registered.hook, method):
-            await self._call((OrderGroup(method, [registered], self.grace_secs, limit),), *args)
+            await self._call((OrderGroup(method, [registered], self.grace_secs, limit),), *args, own=self.own)
 
-    async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, step: int | None = None) -> None:
-        gather = self.gather = LazyGather(current_scope.get(), current_clock().now)
-        try:
-            await call_groups(groups, args, step=step, gather=gather, observers=self.observers)
-        finally:
-            gather.reset()
+    async def _call(
+        self, groups: tuple[OrderGroup, ...], *args: Any, step: int | None = None, own: OwnContext | None = None
+    ) -> None:
+        self.waits = RunWaits(current_scope.get(), current_clock().now)
+        await call_groups(groups, args, step=step, waits=self.waits, observers=self.observers, own=own)
 
     def _groups(self, method: str) -> tuple[OrderGroup, ...]:
         bind = self.background.bind if method == "after_run" else bound_method
         hooks = [one for one in self.registered if LIFECYCLE.overrides(one.hook, method)]
         return order_groups(method, hooks, self.grace_secs, bind)
+
+    def _keep_contexts(self) -> None:
+        """Give hooks one context for both methods of a run, where one of these may wait: a token of the first is valid then."""
+        groups = (*self.before_run, *self.after_run)
+        calls = [(one, may_wait) for group in groups for one, may_wait in zip(group.hooks, group.waits, strict=True)]
+        asking = {one for group in self.before_run for one in group.hooks}
+        both = {one for group in self.after_run for one in group.hooks if one in asking and not one.registration.background}
+        keeping = both.intersection(one for one, may_wait in calls if may_wait)
+        for group in groups:
+            if not keeping.isdisjoint(group.hooks):
+                group.keeps_context = tuple(one in keeping for one in group.hooks)
 
     def __repr__(self) -> str:
         return f"<hooks: {', '.join(one.name for one in self.registered) or 'none'}>"

@@ -7,15 +7,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohooks._aio.cancel import CancelScope, TimeLimit, shielded
-from aiohooks._aio.cancel_watch import CancelWatch, current_task, running_loop, task_of
+from aiohooks._aio.cancel import current_task, running_loop, shielded
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.gather import LazyGather
 from aiohooks._aio.observers import observing
+from aiohooks._aio.overlap import RunWaits, Wait, limited
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.graph.graph import Graph
@@ -48,7 +47,10 @@ class FifoLock:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait for the lock, which is taken, and hold it then."""
+        """Wait for the lock, and hold it then."""
+        if not self.taken:
+            self.taken = True
+            return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -97,17 +99,14 @@ class RunLock:
         self.thread: int = 0
         """The loop's thread: cheaper to compare than the running loop."""
         self.turns: FifoLock = FifoLock()
-        self.gather: LazyGather = LazyGather(None)
+        self.waits: RunWaits = RunWaits()
         """What the run in progress awaits."""
-        self.watch: CancelWatch = self.gather
-        """Knows the cancels delivered to the run in progress."""
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
         self.runs: int = 0
         """The number of runs begun."""
         self.runner: asyncio.Task[Any] | None = None
         """The task of the run in progress."""
-        self._scope: CancelScope | None = None
 
     def set_state(self, state: str) -> None:
         """Set the state, and the time of the change."""
@@ -177,8 +176,9 @@ class RunLock:
 
     async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
         """Await a wait in which the session makes no steps: whoever waits for these may have to do without."""
-        publisher = self.publisher
-        if publisher is None or current_task() is not self.owner:
+        publisher, run = self.publisher, current_run()
+        is_own = current_task() is self.owner or (run is not None and run.session is self)
+        if publisher is None or not is_own:
             return await wait
         publisher.hold_up()
         try:
@@ -198,49 +198,44 @@ class RunLock:
         supervisor = self._supervisor
         if self.state != "open" or get_ident() != self.thread or supervisor.recovery_error or supervisor.root.stopped:
             self._check_usable()
-        task = task_of(self.loop)
+        task = asyncio.current_task(self.loop)
         if task is None:  # another loop of the same thread
             self.check_entered()
             task = current_task()
         self.turns.taken = True
         self.runner = task
-        self.gather.began = None
+        self.waits.began = None
         self.runs += 1
-        scope = self.gather.scope = begin_run(self, self.publisher)
+        scope = self.waits.scope = begin_run(self, self.publisher)
+        scope.runner = id(task)
         return scope
 
     def release(self, scope: RunScope) -> None:
         """End the run; the next waiter begins."""
-        if self._scope is not None:
-            self.end_interrupt()
         self.runner = None
-        self.watch = self.gather
-        self.gather.reset()
+        self.waits.reset()
         scope.active = False
         current_scope.set(scope.outer)
         self.turns.release()
         if scope.observers:
             scope.end_attempt()
 
-    def interrupt(self, why: str, cause: BaseException | None) -> None:
-        """Cancel the run in progress; it raises `cause`, or without one, the first background failure."""
-        if self.runner is not None and self._scope is None:
-            self._scope = self.watch.interrupt = self.gather.interrupt = CancelScope(self.runner, self.watch)
-            self._scope.cancel(why, cause)
+    def interrupt(self, cause: BaseException) -> None:
+        """End the run in progress with `cause`."""
+        if self.runner is not None:
+            self.waits.end(cause)
 
-    def background_failed(self) -> None:
-        """Interrupt the run in progress, unless it recovers from that failure already: it has no session then."""
-        if self._supervisor.session is not None or self._supervisor.root.errors:
-            self.interrupt("a background task failed", None)
+    def background_failed(self, error: BaseException) -> None:
+        """End the run in progress with the failure of a task, unless it recovers from that already: it has no session then."""
+        supervisor = self._supervisor
+        if error is not supervisor.recovering_from and (supervisor.session is not None or supervisor.root.errors):
+            self.interrupt(error)
 
-    def end_interrupt(self, error: BaseException | None = None) -> BaseException | None:
-        """Take back the cancel of `interrupt`; return the cause if `error` comes from it, or the cancel from outside."""
-        scope = self._scope
-        if scope is None:
-            return error
-        self._scope = self.watch.interrupt = self.gather.interrupt = None
-        outside = scope.uncancel(error)
-        return scope.cause if outside is None else outside
+    def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
+        """Return a wait of code in a run for something, which a stop of the session ends too; at its end it is the last one."""
+        if self.state != "open":
+            return awaitable
+        return self._supervisor.coord.until_in(Wait[T]("until"), awaitable)
 
     async def close(self, immediately: bool, grace_secs: float) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""
@@ -248,7 +243,7 @@ class RunLock:
             return
 
         def interrupt() -> None:
-            self.interrupt("the session is closed", SessionClosedError("the session was closed during this run"))
+            self.interrupt(SessionClosedError("the session was closed during this run"))
 
         label = self._supervisor.root.label
 
@@ -257,8 +252,7 @@ class RunLock:
                 if not self.turns.taken:  # it ended before this began
                     return
                 try:
-                    with TimeLimit(grace_secs, "the last run"):
-                        await self.turns.wait()
+                    await limited(self.turns.wait(), grace_secs, "the last run")
                     return
                 except TimeoutError:
                     if last_time:

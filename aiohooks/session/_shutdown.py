@@ -6,10 +6,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiohooks._aio.cancel import shielded
-from aiohooks._aio.cancel_watch import cancel_count, current_task
+from aiohooks._aio.cancel import shielded, shielded_task
 from aiohooks._aio.long_waits import LongWaitLog
-from aiohooks._aio.run_scope import begin_run, current_run, current_scope, in_own_context, shares_context
+from aiohooks._aio.run_scope import begin_run, current_run, current_scope
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
@@ -95,9 +94,7 @@ class Shutdown:
         self, end: Callable[[BaseException | None], Awaitable[BaseException | None]], error: BaseException | None
     ) -> BaseException | None:
         """Await `end(error)`: the session is closing meanwhile, and closed afterwards, whatever happens."""
-        if shares_context():
-            return await in_own_context(self._complete_after(end, error))
-        lock, outer, before = self._run_lock, current_run(), current_scope.get()
+        lock, outer, before, own = self._run_lock, current_run(), current_scope.get(), self._hooks.own.state()
         lock.set_state("closing")
         scope = begin_run(lock, None if outer is None else outer.publisher)  # a hook that closes the session would deadlock
         try:
@@ -105,6 +102,7 @@ class Shutdown:
         finally:
             scope.active = False
             current_scope.set(before)
+            self._hooks.own.copy_back(own)  # `close` is called in another task
             lock.set_state("closed")
             self._complete.set()
 
@@ -158,20 +156,19 @@ class Shutdown:
             CancelledError: the caller was cancelled meanwhile; everything is closed all the same.
         """
         errors: list[BaseException] = []
-        base = cancel_count(current_task())
         try:
             while True:
                 try:
-                    await shielded(
+                    closing = await shielded_task(
                         self._close_parts(primary, errors),
                         grace_secs=self._grace_secs,
                         what=f"the end of {self._label}",
                         on_cancel=self._cancel_tasks,
                     )
-                    break
+                    if not closing.cancelled():  # else a third party has done that: the rest is closed all the same
+                        closing.result()
+                        break
                 except asyncio.CancelledError as cancelled:
-                    if current_task().cancelling() <= base:
-                        continue  # a third party cancelled the closing, not the caller: the rest of it is done all the same
                     fatal = _fatal(errors)
                     self._keep(primary, fatal or cancelled)
                     self._report([error for error in errors if error is not fatal], after=fatal or cancelled)

@@ -12,13 +12,13 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
-from aiohooks._aio.await_chain import describe_awaitable
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, CancelScope, wait_done
-from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive, running_loop, task_of
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.observers import Observer, observing
+from aiohooks._aio.overlap import Wait
 from aiohooks._aio.run_scope import leave_run
+from aiohooks._diagnostics import describe_awaitable
 from aiohooks._validate import check_callable, check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -87,7 +87,7 @@ class Coordinator:
         # What follows is used on the root only, when the session stops or a task fails.
         self.label: str = "coordinator"
         """Internal: the name for messages, set by the monitored session."""
-        self._waits: dict[CancelScope, bool] = {}  # and whether a drain ends them too
+        self._waits: dict[Wait[Any], bool] = {}  # and whether a drain ends them too
         self._stop_waiters: set[asyncio.Future[None]] = set()
         self._drain_reason: str | None = None
         self._drain_limits: list[float] = []  # in seconds; requested, and not begun yet
@@ -98,7 +98,7 @@ class Coordinator:
         self._pause_waiters: set[asyncio.Future[None]] = set()
         self.on_pause: Callable[[], None] | None = None
         """Internal: called in the loop after a pause or its end."""
-        self.on_failure: Callable[[], None] | None = None
+        self.on_failure: Callable[[BaseException], None] | None = None
         """Internal: called when a task has failed, after the waits have ended."""
         self.get_status: Callable[[], SessionStatus] | None = None
         """Internal: returns the status of the session; only on the root coordinator, set by the monitored session."""
@@ -211,9 +211,9 @@ class Coordinator:
         self.resume()
         for waiter in self._drain_waiters:
             wake(waiter)
-        for scope, ends_at_drain in tuple(self._waits.items()):
+        for wait, ends_at_drain in tuple(self._waits.items()):
             if ends_at_drain:
-                scope.cancel("the session drains", self._stop_error())
+                wait.end(self._stop_error())
 
     def _limit_drain(self) -> None:
         """Set the timer for the time limit that is reached first."""
@@ -343,17 +343,12 @@ class Coordinator:
             raise
         what = describe_awaitable(awaitable) if self.observers else ""
         with observing(self.observers, "wait", what):
-            return await self.until_in(CancelScope, awaitable, producers, drain=drain)
+            return await self.until_in(Wait("until"), awaitable, producers, drain=drain)
 
     async def until_in(
-        self,
-        make_scope: Callable[[asyncio.Task[Any], CancelWatch], CancelScope],
-        awaitable: Awaitable[T],
-        producers: Producers | None = None,
-        *,
-        drain: bool = False,
+        self, wait: Wait[T], awaitable: Awaitable[T], producers: Producers | None = None, *, drain: bool = False
     ) -> T:
-        """Internal: `until` in a scope of another class, which gets what ends the wait. With `()` all producers have ended."""
+        """Internal: `until` with a wait of another class, which gets what ends it. With `()` all producers have ended."""
         try:
             self.bind()
         except BaseException:
@@ -366,18 +361,16 @@ class Coordinator:
             raise_unchanged(error)
         if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
             raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
-        watch = CancelWatch()
-        scope = make_scope(current_task(), watch)
         waits = self._root._waits
-        waits[scope] = drain
-        end = None if producers is None else EndOfProducers(producers, scope)
+        waits[wait] = drain
+        end = None if producers is None else EndOfProducers(producers, wait)
         try:
-            return await _until_cancelled(scope, watch, awaitable)
+            return await wait.result_of(awaitable)
         except BaseException as raised:
             self.mark_raised(raised)
             raise
         finally:
-            waits.pop(scope, None)
+            waits.pop(wait, None)
             if end is not None:
                 end.stop_watching()
 
@@ -425,7 +418,7 @@ class Coordinator:
             raise InvalidArgumentError(
                 f"{fn!r} returned {coro!r} and not a coroutine; start_soon takes an `async def` and its arguments"
             )
-        task = asyncio.get_running_loop().create_task(coro, name=name or getattr(fn, "__name__", None), context=context)
+        task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
         self._tasks[task] = False
         task.add_done_callback(self._task_ended)
         return task
@@ -525,10 +518,6 @@ class Coordinator:
     def cancel_tasks(self, why: str) -> None:
         """Internal: cancel the tasks, each once; no other can be started from now on."""
         self._ending = self._ending or why
-        waits = self._root._waits
-        # The cancel ends their waits; one more by the stop would interrupt the cleanup that follows.
-        for scope in [scope for scope in waits if scope.task in self._tasks]:
-            del waits[scope]
         for task, cancelled in tuple(self._tasks.items()):
             if not cancelled:
                 self._tasks[task] = True
@@ -573,7 +562,7 @@ class Coordinator:
         loop = self._root._loop
         if loop is None:
             return  # there is no waiter: each one looks for a stop after it has set the loop
-        if loop is running_loop() and task_of(loop) is not None:
+        if loop is running_loop() and asyncio.current_task() is not None:
             call()
         elif not loop.is_closed():
             # From another thread, or outside of a task: perhaps from a signal handler that has interrupted the loop while it
@@ -586,43 +575,16 @@ class Coordinator:
             self._forget_drain_timer()
             for waiter in (*self._stop_waiters, *self._drain_waiters):
                 wake(waiter)
-        for scope in tuple(self._waits):
-            scope.cancel("the session stops", error or self._stop_error())
+        for wait in tuple(self._waits):
+            wait.end(error or self._stop_error())
         if error is not None and self.on_failure is not None:
-            self.on_failure()
+            self.on_failure(error)
 
     def __repr__(self) -> str:
         state = "running" if self.drain_reason is None else f"draining: {self.drain_reason}"
         if self.should_stop():
             state = f"stopping: {self.stop_reason}"
         return f"<Coordinator {state}, tasks: {', '.join(task.get_name() for task in self._tasks) or 'none'}>"
-
-
-async def _wait(awaitable: Awaitable[T]) -> T:
-    if asyncio.isfuture(awaitable):
-        await wait_done([awaitable], None)  # a cancel of the wait is not passed on to it
-        result: T = awaitable.result()
-        return result
-    return await awaitable
-
-
-async def _until_cancelled(scope: CancelScope, watch: CancelWatch, awaitable: Awaitable[T]) -> T:
-    """Await something under the watch of the scope; raise the cause of the scope, if its cancel and no other one ended this."""
-    try:
-        result = await drive(_wait(awaitable), watch)
-    except asyncio.CancelledError as error:
-        outside = scope.uncancel(error)
-        if outside is not None or scope.cause is None:
-            raise_unchanged(outside or error)
-    except BaseException:
-        scope.uncancel()
-        raise
-    else:
-        scope.uncancel()
-        return result
-    finally:
-        watch.reset()
-    raise_unchanged(scope.cause)
 
 
 async def end_tasks(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from aiohooks._aio.cancel import CancelScope, to_thread, wait_done
+from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.observers import observing
+from aiohooks._aio.overlap import Wait
+from aiohooks._diagnostics import Waiting
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
+from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import StopRequestedError, raise_unchanged
 
 if TYPE_CHECKING:
-    from aiohooks._aio.cancel_watch import CancelWatch
     from aiohooks.session.recovery import SessionSupervisor
 
 T = TypeVar("T")
@@ -29,8 +31,8 @@ class _Taken(NamedTuple):
     state: Any
 
 
-class FeedsAhead(AsyncIterator[Any]):
-    """Iterates over feeds in a task of the session, in order, up to `ahead` elements further than was asked for.
+class FeedsAhead(Waiting):
+    """Reads feeds in one task of the session, in order, up to `ahead` elements further than was asked for.
 
     The task begins with the first element. It ends with the feeds, in a drain before the next element, at a stop or with the
     session, and closes the iterator.
@@ -65,25 +67,47 @@ class FeedsAhead(AsyncIterator[Any]):
         """The elements that were taken and not used, in order."""
         return [one.element for one in self._taken]
 
-    async def __anext__(self) -> Any:
-        while not self._taken:
-            if self._failure is not None:
-                error, self._failure = self._failure, None
-                raise_unchanged(error)
-            if self._ended:
-                if self in self._supervisor.feeds:
-                    self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
-                raise StopAsyncIteration
-            if self._reader is None and not self._restoring:
-                self._start_reading()
+    @property
+    def own_reader(self) -> asyncio.Task[None] | None:
+        """The task that reads, if it reads nothing ahead: no other activity than the wait for the next feed."""
+        return None if self._ahead or self._thread else self._reader
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | None:
+        return self._reader if method == "wait_ready" and self._reader is not None and not self._reader.done() else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has an answer: an element, a failure or the end."""
+        return bool(self._taken) or self._failure is not None or self._ended
+
+    async def wait_ready(self) -> None:
+        """Wait until `take` has an answer, which another task may get first. No element is lost with this wait."""
+        while not self.is_ready:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            self._wake_reader()
             try:
+                if self._reader is None and not self._restoring:
+                    self._start_reading()
+                self._wake_reader()
                 await waiter
             finally:
                 self._waiters.remove(waiter)
                 self._wake_reader()
+
+    def take(self) -> Any:
+        """Return the next element.
+
+        Raises:
+            StopAsyncIteration: the feeds have ended.
+            Exception: the failure of the feeds.
+        """
+        if not self._taken and self._failure is not None:
+            error, self._failure = self._failure, None
+            raise_unchanged(error)
+        if not self._taken:
+            if self in self._supervisor.feeds:
+                self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
+            raise StopAsyncIteration
         element, state = self._taken.popleft()
         self._last, self._used = _Taken(element, self._used), state
         self._wake_reader()
@@ -132,7 +156,7 @@ class FeedsAhead(AsyncIterator[Any]):
         self._used = self._state()
         if self not in self._supervisor.feeds:
             self._supervisor.feeds.append(self)
-        self._reader = self._supervisor.root.start_soon(self._read, name="feeds taken ahead")
+        self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
 
     async def _read(self) -> None:
         iterator: Any = None
@@ -179,7 +203,8 @@ class FeedsAhead(AsyncIterator[Any]):
                 self._taking = False
 
         try:
-            with observing(self._supervisor.root.observers, "prefetch", "take a feed"):
+            observers = self._supervisor.root.observers if self._ahead or self._thread else ()
+            with observing(observers, "prefetch", "take a feed"):
                 if isinstance(self._feeds, AsyncIterable):
                     taken.append(_Taken(await anext(iterator, _END), self._state()))
                 elif self._thread:
@@ -219,26 +244,24 @@ class FeedsAhead(AsyncIterator[Any]):
 
     async def _until(self, wait: Awaitable[T]) -> T:
         """Await something that a stop ends, but no failure from which the session recovers."""
-        return await self._supervisor.root.until_in(self._scope, wait)
-
-    def _scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
-        return FeedScope(task, watch, self._supervisor, lambda: None)
+        return await self._supervisor.root.until_in(FeedWait(self._supervisor, lambda: None), wait)
 
 
-class FeedScope(CancelScope):
+class FeedWait(Wait[Any]):
     """A wait for feeds: a failure from which the session recovers does not end it, but is passed to `on_recoverable`."""
 
     __slots__ = ("_on_recoverable", "_supervisor")
 
-    def __init__(
-        self, task: asyncio.Task[Any], watch: CancelWatch, supervisor: SessionSupervisor, on_recoverable: Callable[[], None]
-    ) -> None:
-        super().__init__(task, watch)
+    def __init__(self, supervisor: SessionSupervisor, on_recoverable: Callable[[], None]) -> None:
+        super().__init__("next feed")
         self._supervisor = supervisor
         self._on_recoverable = on_recoverable
 
-    def cancel(self, why: str, cause: BaseException | None = None) -> None:
-        if cause is not None and self._supervisor.recovers(cause):
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
+        return hook_cancelled_error(self.what, cause)  # as a cancel it would end the reader, and nobody would be told
+
+    def end(self, cause: BaseException) -> None:
+        if self._supervisor.recovers(cause):
             self._on_recoverable()
         else:
-            super().cancel(why, cause)
+            super().end(cause)

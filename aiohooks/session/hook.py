@@ -14,7 +14,6 @@ The life of a hook, as its session calls it:
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import threading
 from collections.abc import Mapping
@@ -59,7 +58,6 @@ class SessionRunValues(NamedTuple):
     run_metadata: dict[str, Any] | None
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class SessionRunContext:
     """One attempt of one run, as its hooks see it; the same object in `before_run` and `after_run` of all hooks.
 
@@ -71,14 +69,23 @@ class SessionRunContext:
         attempt: 1, and one more after each recovery of this run.
     """
 
-    original_args: SessionRunArgs
-    session: Session
-    coord: Coordinator | None = None
-    _: dataclasses.KW_ONLY
-    global_step: int = 0
-    attempt: int = 1
-    _requested: bool = dataclasses.field(default=False, init=False)
-    _metrics: dict[str, Any] | None = dataclasses.field(default=None, init=False)
+    _requested = False
+    _metrics: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        original_args: SessionRunArgs,
+        session: Session,
+        coord: Coordinator | None = None,
+        *,
+        global_step: int = 0,
+        attempt: int = 1,
+    ) -> None:
+        self.original_args: SessionRunArgs = original_args
+        self.session: Session = session
+        self.coord: Coordinator | None = coord
+        self.global_step: int = global_step
+        self.attempt: int = attempt
 
     @property
     def metrics(self) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
-from aiohooks._aio.cancel_watch import CancelWatch, current_task, drive
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import monotonic_now, quick_now
-from aiohooks._aio.gather import LazyGather
-from aiohooks._aio.run_scope import in_own_context, shares_context
+from aiohooks._aio.overlap import RunWaits, Wait
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
@@ -135,8 +133,6 @@ class AsyncMonitoredSession:
         It lets the event loop have a turn before it begins if `yield_secs` have passed without one; nothing of the run is done
         when a stop or a cancellation arrives there.
         """
-        if shares_context():
-            return await in_own_context(self.run(fetches, feed_dict, options))
         lock = self._run_lock
         if lock.now() > lock.turn_due:
             await lock.give_turn()
@@ -145,17 +141,17 @@ class AsyncMonitoredSession:
             request, attempt = new_args((fetches, feed_dict, options)), 1
             while True:
                 try:
-                    return await self._run_once(lock.gather, request, attempt)
+                    return await self._run_once(lock.waits, request, attempt)
                 except BaseException as error:
-                    committed = await drive(self._supervisor.recover(error, lock), lock.watch)  # raises: give up
+                    committed = await self._supervisor.recover(error, lock)  # raises: give up
                     if committed is not None:
                         return committed.result
                 attempt += 1
         finally:
             lock.release(scope)
 
-    async def _run_once(self, gather: LazyGather, request: SessionRunArgs, attempt: int) -> Any:
-        """Make one attempt of a run, all of which is awaited with `gather`: hooks and operations overlap when they wait."""
+    async def _run_once(self, waits: RunWaits, request: SessionRunArgs, attempt: int) -> Any:
+        """Make one attempt of a run, which `waits` can end: hooks and operations that may wait overlap."""
         supervisor, hooks, options = self._supervisor, self._hooks, request[2]
         if supervisor.coord.errors:
             raise supervisor.coord.errors[0]
@@ -163,29 +159,33 @@ class AsyncMonitoredSession:
             check_mapping(options, "options")
         session = supervisor.session
         if session is None:
-            session = await drive(supervisor.missing_session(), gather)
+            session = await supervisor.missing_session(waits)
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
-            asked = await call_groups(hooks.before_run, (context,), step=step, gather=gather)  # all hooks, overlapping
+            asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)  # all hooks, overlapping
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
             build = None if merged is None else merged.build
             try:
-                values = await supervisor.run(gather, fetches, feed_dict, options, metadata, build)  # all or nothing
+                values = await supervisor.run(waits, fetches, feed_dict, options, metadata, build)  # all or nothing
             except FetchError as error:
                 hooks.merger.name_owners(error, asked)
                 raise
+            if waits.scope is not None:
+                waits.scope.committed = True
             result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
             answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
             try:
-                await call_groups(hooks.after_run, (context,), seconds=answers, step=context.global_step, gather=gather)
+                await call_groups(hooks.after_run, (context,), seconds=answers, step=context.global_step, waits=waits)
             except BaseException as error:
                 supervisor.note_commit(session, result, error)
                 raise
         else:
-            result = await supervisor.run(gather, *request, None if options is None else {})
+            result = await supervisor.run(waits, *request, None if options is None else {})
+            if waits.scope is not None:
+                waits.scope.committed = True
         if supervisor.history.total:
             supervisor.history.completed(step)
         return result
@@ -199,34 +199,32 @@ class AsyncMonitoredSession:
         Returns:
             What `fn` returns. Raises like `run`.
         """
-        if shares_context():
-            return await in_own_context(self.run_step_fn(fn))
         lock = self._run_lock
         if lock.now() > lock.turn_due:
             await lock.give_turn()
         scope = await lock.wait() if lock.turns.taken else lock.acquire()
 
         async def run_attempt(request: SessionRunArgs, attempt: int) -> Any:
-            gather = lock.gather
             try:
-                return await self._run_once(gather, request, attempt)
+                return await self._run_once(lock.waits, request, attempt)
             except BaseException as error:
                 scope.end_attempt(error)
                 raise
             finally:
                 scope.end_attempt()
-                gather.reset()
+                lock.waits.end_attempt()
                 self._supervisor.forget_commit()  # the function is repeated as a whole
 
         try:
-            lock.watch, attempt = CancelWatch(), 1
+            attempt = 1
             while True:
                 try:
                     if self._supervisor.coord.errors:
                         raise self._supervisor.coord.errors[0]
-                    return await drive(StepContext(self._supervisor, lock, run_attempt, attempt).call(fn), lock.watch)
+                    step_context = StepContext(self._supervisor, lock, run_attempt, attempt)
+                    return await Wait[T]("a step function", waits=lock.waits).result_of(step_context.call(fn))
                 except BaseException as error:
-                    await drive(self._supervisor.recover(error, lock), lock.watch)
+                    await self._supervisor.recover(error, lock)
                 attempt += 1
         finally:
             lock.release(scope)
@@ -275,9 +273,6 @@ class AsyncMonitoredSession:
             InvalidHookError: a hook is used in another session, which is open.
             BaseException: the error of a hook or of the creation, also one that would end the block cleanly.
         """
-        if shares_context():
-            await in_own_context(AsyncMonitoredSession.__aenter__(self))
-            return self
         lock, supervisor, shutdown = self._run_lock, self._supervisor, self._shutdown
         if lock.state != "new":
             raise SessionClosedError(f"this session is {lock.state}: it is entered once; make a new one")
@@ -287,7 +282,7 @@ class AsyncMonitoredSession:
         lock.set_state("opening")
         supervisor.root.on_failure = lock.background_failed
         supervisor.root.on_pause = lock.watch_loop
-        lock.gather.now, lock.now = quick_now(), monotonic_now()
+        lock.waits.now, lock.now = quick_now(), monotonic_now()
         try:
             if self._signals is not None:
                 shutdown.add_callback(self._signals.install())

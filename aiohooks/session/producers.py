@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, TypeAlias, cast
 
-from aiohooks._aio.cancel import CancelScope
+from aiohooks._aio.overlap import Wait
+from aiohooks._diagnostics import is_task
 from aiohooks.errors import InvalidArgumentError, ProducerFinishedError, flattened, is_clean_end, safe_repr
 
 Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
@@ -19,29 +20,29 @@ _MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one,
 class EndOfProducers:
     """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take what they left."""
 
-    def __init__(self, producers: Producers, scope: CancelScope) -> None:
+    def __init__(self, producers: Producers, wait: Wait[Any]) -> None:
         self._producers = producers
-        self._scope = scope
+        self._wait = wait
         self._left = {one for one in producers if not one.done()}
         self._pass: asyncio.Handle | None = None
         self._is_over = False
         for one in self._left:
             one.add_done_callback(self._ended)
         if not self._left:
-            self._wait(_MOST_PASSES)
+            self._let_pass(_MOST_PASSES)
 
     def _ended(self, producer: asyncio.Task[Any]) -> None:
         self._left.discard(producer)
         if not self._left:
-            self._wait(_MOST_PASSES)
+            self._let_pass(_MOST_PASSES)
 
-    def _wait(self, passes: int) -> None:
+    def _let_pass(self, passes: int) -> None:
         if self._is_over:  # the callback of a producer was due when the wait ended
             return
         if passes:
-            self._pass = self._scope.task.get_loop().call_soon(self._wait, passes - 1)
+            self._pass = asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
         else:
-            CancelScope.cancel(self._scope, "the producers have ended", self._error())  # also during a recovery
+            Wait.end(self._wait, self._error())  # also during a recovery
 
     def _error(self) -> BaseException:
         ends: list[str] = []
@@ -78,6 +79,6 @@ def checked_producers(producer: Producer | None) -> Producers | None:
         return None
     given: object = producer
     producers = tuple(producer) if isinstance(given, Iterable) and not asyncio.isfuture(given) else (producer,)
-    if not producers or not all(isinstance(one, asyncio.Task) for one in producers):
+    if not producers or not all(is_task(one) for one in producers):
         raise InvalidArgumentError(f"producer is {producer!r}; give a task, or several in a list: what start_soon returns")
     return cast("Producers", producers)

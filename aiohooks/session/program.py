@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from aiohooks._aio.cancel_watch import running_loop
+from aiohooks._aio.cancel import running_loop
 from aiohooks._validate import check_callable, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
 from aiohooks.session.signals import stopped_by

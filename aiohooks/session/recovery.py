@@ -13,7 +13,9 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded
 from aiohooks._aio.observers import observing
 from aiohooks._aio.opening import opening_until
+from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_choice, check_instance, check_int
+from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -35,12 +37,14 @@ from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
+    from aiohooks._aio.overlap import RunWaits
     from aiohooks.checkpoint.stateful import Stateful
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.feeds import FeedsAhead
-    from aiohooks.session.steps import Steps
+    from aiohooks.session.steps import Loop
 
 _logger = logging.getLogger("aiohooks")
+_CREATING = "creating a session"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,6 +147,15 @@ class RecoveryHistory:
         return [f"recovery gave up: {why}; what failed, oldest first:", *(f"  {line}" for line in self._in_a_row[-20:])]
 
 
+class _Part(Wait[Any]):
+    """A part of a recovery: a cancel of it by a third party must not look like one of the caller."""
+
+    __slots__ = ()
+
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
+        return hook_cancelled_error(self.what, cause)
+
+
 class SessionSupervisor:
     """Creates the raw session and its coordinator, and replaces both in a recovery.
 
@@ -157,14 +170,16 @@ class SessionSupervisor:
         """The session's name, if it was given one."""
         self.session: Session | None = None
         self.run: GatheredRun
-        """Makes a run of the session under the caller's `drive`."""
+        """Makes a run of the session as part of what a monitored run awaits."""
         self.store: StepStore | None = None
         """The step store of the sessions so far; all have the same."""
         self.recovery_error: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
+        self.recovering_from: BaseException | None = None
+        """The error from which it recovers now."""
         self.feeds: list[FeedsAhead] = []
         """The feeds that are taken ahead."""
-        self.loops: weakref.WeakSet[Steps] = weakref.WeakSet()
+        self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self._committed: tuple[BaseException, CommittedRun] | None = None  # and the error that followed
@@ -188,9 +203,13 @@ class SessionSupervisor:
                 raise
             await self._replace(error, None, None)
 
-    async def missing_session(self) -> Session:
+    async def missing_session(self, waits: RunWaits) -> Session:
         """Return a new session where there is none: a recovery was interrupted before it had created one."""
-        return await self._create()
+        return await _Part(_CREATING, waits=waits).result_of(self._create())
+
+    def failures(self) -> list[BaseException]:
+        """Return the failures of the background tasks, first those of the current session."""
+        return [*self.coord.errors, *self.root.errors]
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a new session can help: a failed task of the whole session cannot be started again."""
@@ -229,14 +248,14 @@ class SessionSupervisor:
             BaseException: what the run ends with: `error`, if it is not recovered from; the failure of a background task
                 that is behind it; the last error, with the history as notes, when the policy gives up.
         """
-        cause: BaseException | None = None
         try:
             committed = self._take_committed(error)
-            if run_lock.gather.scope is not None:
-                run_lock.gather.scope.end_attempt(error)
-            cause = run_lock.end_interrupt(error)
-            if isinstance(error, asyncio.CancelledError) and cause is not None:
-                raise_unchanged(cause)
+            if run_lock.waits.scope is not None:
+                run_lock.waits.scope.end_attempt(error)
+            cause = run_lock.waits.cause
+            run_lock.waits.reset()
+            if isinstance(error, asyncio.CancelledError) or (error is cause and not any(error is one for one in self.failures())):
+                raise_unchanged(error)  # the caller was cancelled, or the run was ended by a signal or with its session
             error = self._root_cause(error)
             if not self.recovers(error):
                 self.coord.mark_raised(error)
@@ -244,16 +263,14 @@ class SessionSupervisor:
                     self.root.request_stop(str(error))  # so that `stop_reason` says it too, if it is the first
                 self.name_session(error)
                 raise_unchanged(error)
-            try:
-                step = None if self.session is None else self.session.global_step.latest.step + 1
-                with observing(self.root.observers, "recovery", f"recovery from {type(error).__name__}"):
-                    await self._replace(error, step if committed is None else committed.position.step, run_lock)
-            except asyncio.CancelledError as cancelled:
-                # A task of the whole session may have failed meanwhile, which is not a cancellation of the caller of `run`.
-                raise_unchanged(self._behind(cancelled, run_lock))
+            step = None if self.session is None else self.session.global_step.latest.step + 1
+            self.recovering_from = error
+            with observing(self.root.observers, "recovery", f"recovery from {type(error).__name__}"):
+                await self._replace(error, step if committed is None else committed.position.step, run_lock.waits)
             return committed if committed is not None and self._has_commit(committed.position) else None
         finally:
-            del error, cause  # the traceback of what is raised has this frame
+            del error  # the traceback of what is raised has this frame
+            cause = self.recovering_from = None
 
     def _has_commit(self, committed: Position) -> bool:
         """Return whether the new session continues behind a commit of an earlier one."""
@@ -265,22 +282,12 @@ class SessionSupervisor:
         latest = self.session.global_step.latest
         return latest.epoch == committed.epoch and latest.step >= committed.step
 
-    def _behind(self, error: BaseException, run_lock: RunLock | None) -> BaseException:
-        """End the interrupt of a recovery that ended with `error`; return what it is raised for, or the cancel from outside."""
-        cause = error if run_lock is None else run_lock.end_interrupt(error)
-        if isinstance(error, asyncio.CancelledError):
-            error = cause or next(iter(self.root.errors or self.coord.errors), error)
-        self.coord.mark_raised(error)
-        return error
-
     def _root_cause(self, error: BaseException) -> BaseException:
         """Choose the error to act on: the failure of a background task may be behind the one that came out of a run."""
-        failures = [*self.coord.errors, *self.root.errors]
+        failures = self.failures()
         if not failures or failures[0] is error or is_clean_end(error):
             return error
         cause = failures[0]
-        if isinstance(error, asyncio.CancelledError):
-            return cause
         if self._policy.recovers(cause) or self._policy.recovers(error):
             self._note_hidden(cause, f"the run failed with it: {safe_repr(error)}", error)
             return cause
@@ -292,20 +299,29 @@ class SessionSupervisor:
         if not add_note(raised, note):
             _logger.error("%s: %s", self.root.label, note, exc_info=hidden)
 
-    async def _replace(self, error: BaseException, step: int | None, run_lock: RunLock | None) -> None:
-        """Replace the session after `error` of the run of `step`; None means the error of a creation."""
+    async def _replace(self, error: BaseException, step: int | None, waits: RunWaits | None) -> None:
+        """Replace the session after `error` of the run of `step`; None means the error of a creation.
+
+        What ends the run of `waits` ends the recovery, too, except the failure of a task that hooks have started in the new
+        session, if the policy lists it.
+        """
         again: BaseException | None = None
         try:
             while True:
-                await self._close_failed_session(error, step)
                 try:
-                    await self._create()
+                    await _Part("a recovery", waits=waits).result_of(self._close_failed_session(error, step))
+                except BaseException as raised:
+                    self.coord.mark_raised(raised)
+                    raise
+                try:
+                    await _Part(_CREATING, waits=waits).result_of(self._create())
                     return
                 except BaseException as raised:
-                    # A task that hooks have started in the new session may have failed, and have interrupted them.
-                    again = self._behind(raised, run_lock)
-                    recovers = self._policy.recovers(again) and (again is raised or self.coord.failed_with(again))
-                if not recovers:
+                    again = raised
+                    self.coord.mark_raised(again)
+                if waits is not None:
+                    waits.reset()
+                if not self.recovers(again):
                     # After a clean end `end` gets the new session; any other error has left it half announced.
                     if not is_clean_end(again):
                         self.recovery_error = again

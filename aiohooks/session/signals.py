@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiohooks._aio.cancel_watch import current_task
+from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_secs
@@ -100,7 +100,7 @@ def may_handle(number: signal.Signals) -> bool:
 class StopOnSignal:
     """Drains or stops one session when a signal arrives."""
 
-    def __init__(self, policy: SignalPolicy, root: Coordinator, interrupt: Callable[[str, BaseException], None]) -> None:
+    def __init__(self, policy: SignalPolicy, root: Coordinator, interrupt: Callable[[BaseException], None]) -> None:
         """Take the session's coordinator and the function that interrupts its current run."""
         self.policy: SignalPolicy = policy
         self.task: asyncio.Task[Any] | None = None
@@ -184,7 +184,7 @@ class StopOnSignal:
         clock, policy = current_clock(), self.policy
         if policy.step_secs is not None:
             abandoned = StopRequestedError(f"{reason}, and the step took longer than {policy.step_secs} s more")
-            self._timers.append(clock.call_later(policy.step_secs, lambda: self._interrupt(reason, abandoned)))
+            self._timers.append(clock.call_later(policy.step_secs, lambda: self._interrupt(abandoned)))
         if policy.grace_secs is not None:
             self._timers.append(clock.call_later(policy.grace_secs, on_grace_end))
 

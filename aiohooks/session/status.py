@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiohooks import checkpoint
-from aiohooks._aio.await_chain import task_wait
+from aiohooks._diagnostics import task_wait
 from aiohooks.dispatch.calls import HookCalls
 from aiohooks.errors import safe_repr
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.stores.base import StoreStatistics
 
 if TYPE_CHECKING:
-    from aiohooks._aio.gather import LazyGather
+    from aiohooks._aio.overlap import RunWaits
     from aiohooks.session._hooks import HookSet
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.recovery import SessionSupervisor
@@ -141,10 +141,11 @@ def _steps(steps: StoreStatistics) -> str:
 def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: HookSet, name: str | None) -> SessionStatus:
     """Return the status of the monitored session that has these parts; waits for nothing."""
     failure = supervisor.recovery_error or next(iter([*supervisor.coord.errors, *supervisor.root.errors]), None)
-    gather = run_lock.gather
-    now = None if gather.now is None or run_lock.state == "closed" else gather.now()
+    waits = run_lock.waits
+    now = None if waits.now is None or run_lock.state == "closed" else waits.now()
     saver = None if supervisor.session is None else supervisor.session.saver
     coords = dict.fromkeys([supervisor.root, supervisor.coord])
+    readers = [feeds.own_reader for feeds in supervisor.feeds]
     return SessionStatus(
         state=run_lock.state,
         global_step=None if supervisor.store is None else supervisor.store.latest.step,
@@ -156,9 +157,9 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
         failure=None if failure is None else safe_repr(failure),
         name=name,
         state_secs=_elapsed(run_lock.since, now),
-        run_secs=_elapsed(gather.began, now) if run_lock.runner is not None else None,
+        run_secs=_elapsed(waits.began, now) if run_lock.runner is not None else None,
         doing=() if now is None else tuple(_activities(run_lock, hooks, now)),
-        background=tuple(background_activities(task for coord in coords for task in coord.tasks)),
+        background=tuple(background_activities(task for coord in coords for task in coord.tasks if task not in readers)),
         steps=None if supervisor.store is None else supervisor.store.statistics(),
         feeds_unused=sum(len(feeds.unused) for feeds in supervisor.feeds),
         pause_reason=supervisor.root.pause_reason,
@@ -169,20 +170,20 @@ def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: Hook
 
 def _activities(run_lock: RunLock, hooks: HookSet, now: float) -> list[Activity]:
     """Return the most specific current activities: calls and operations; else the run, the block or the session itself."""
-    if hooks.gather is not None and (calls := _calls(hooks.gather, now)):
+    if hooks.waits is not None and (calls := _calls(hooks.waits, now)):
         return calls
     runner, owner = run_lock.runner, run_lock.owner
     if runner is not None:
-        run = activity(f"run {run_lock.runs}", runner, _elapsed(run_lock.gather.began, now))
-        return _calls(run_lock.gather, now) or [run]
+        run = activity(f"run {run_lock.runs}", runner, _elapsed(run_lock.waits.began, now))
+        return _calls(run_lock.waits, now) or [run]
     if owner is None:
         return []
     what = {"opening": "creating the session", "open": "the session's block"}.get(run_lock.state, CLOSING)
     return [activity(what, owner)]
 
 
-def _calls(gather: LazyGather, now: float) -> list[Activity]:
-    overlap, secs = gather.overlap, _elapsed(gather.suspended_at, now)
+def _calls(waits: RunWaits, now: float) -> list[Activity]:
+    overlap, secs = waits.current, _elapsed(waits.suspended_at, now)
     return [
         activity(what, task, secs, overlap.hook(number) if isinstance(overlap, HookCalls) else None)
         for number, what, task in (() if overlap is None else overlap.unfinished)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from aiohooks._aio.cancel import CancelScope
-from aiohooks._aio.cancel_watch import CancelWatch
+from aiohooks._aio.cancel import current_task
 from aiohooks._aio.observers import observing
 from aiohooks._validate import check_callable, check_int
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
-from aiohooks.session.feeds import FeedsAhead, FeedScope
+from aiohooks.session.feeds import FeedsAhead, FeedWait
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.producers import Producer, Producers, checked_producers
 from aiohooks.session.recovery import SessionSupervisor
@@ -120,10 +120,11 @@ class Steps:
         self._fetches = fetches
         operation = session.graph.step_operation
         self._parameter = operation.inputs[0] if operation is not None and len(operation.inputs) == 1 else None
-        self._async_feeds: AsyncIterator[Any] | None = None
         self._feeds: Iterator[Any] | None = None
         self._queue: asyncio.Queue[Any] | None = None
         self._ahead: FeedsAhead | None = None
+        self._got: deque[Any] = deque()  # out of the queue, for a caller that was cancelled meanwhile
+        self._own_loop: AsyncIterator[Any] | None = None
         self._producers = checked_producers(producer)
         check_int(prefetch, "prefetch")
         if (prefetch or thread) and (
@@ -141,79 +142,82 @@ class Steps:
             )
         if isinstance(feeds, asyncio.Queue):
             self._queue = feeds
-        elif isinstance(feeds, (AsyncIterable, Iterable)) and (prefetch or thread):
-            self._async_feeds = self._ahead = FeedsAhead(feeds, prefetch, thread=thread, supervisor=supervisor)
-        elif isinstance(feeds, AsyncIterable):
-            self._async_feeds = aiter(feeds)
+        elif isinstance(feeds, AsyncIterable) or (isinstance(feeds, Iterable) and (prefetch or thread)):
+            # One task takes all: what a generator does around its `yield`, such as a time limit, belongs to a task.
+            self._ahead = FeedsAhead(feeds, prefetch, thread=thread, supervisor=supervisor)
         elif isinstance(feeds, Iterable):
             self._feeds = iter(feeds)
         elif feeds is not None:
             raise InvalidArgumentError(f"feeds is {feeds!r}; give something to iterate over, sync or async, or an asyncio.Queue")
 
-    def __aiter__(self) -> Steps:
-        self._supervisor.loops.add(self)
-        return self
+    def __aiter__(self) -> AsyncIterator[Any]:
+        loop = Loop(self)
+        self._supervisor.loops.add(loop)
+        return loop
 
     async def __anext__(self) -> Any:
-        lock = self._run_lock
-        try:
-            if lock.now() > lock.turn_due:
-                await lock.give_turn()  # before the next feed, which a stop would lose
-            if self._session.should_stop():
-                raise StopAsyncIteration
-            feed = await self._next_feed()
-            if self._ahead is not None:
-                return await self._run_taken(self._ahead, feed)
-            return await self._session.run(self._fetches, feed)
-        except StopAsyncIteration:
-            self._finish_drain()
-            raise
-        except StopRequestedError:
-            self._finish_drain()
-            raise StopAsyncIteration from None
+        if self._own_loop is None:  # without an `async for`
+            self._own_loop = aiter(self)
+        return await anext(self._own_loop)
 
-    def _finish_drain(self) -> None:
-        """Request the stop behind a drain, as this loop has ended, if no other one has something under way."""
+    async def next_values(self) -> Any:
+        """Internal: make the next run, and return what it fetched."""
+        lock = self._run_lock
+        if lock.now() > lock.turn_due:
+            await lock.give_turn()  # before the next feed, which a stop would lose
+        if self._session.should_stop():
+            raise StopAsyncIteration
+        feed = await self._next_feed()
+        if self._ahead is not None:
+            return await self._run_taken(self._ahead, feed)
+        return await self._session.run(self._fetches, feed)
+
+    def finish_drain(self, loop: Loop) -> None:
+        """Internal: request the stop behind a drain, as this loop has ended, if no other one has something under way."""
         root, loops = self._supervisor.root, self._supervisor.loops
-        loops.discard(self)
+        loops.discard(loop)
         if root.drain_reason is not None and not loops:
             root.request_stop(root.drain_reason)
 
     async def _run_taken(self, ahead: FeedsAhead, feed: Any) -> Any:
         """Make a run with an element that was taken ahead; if it changes nothing, the element is the next one again."""
-        session = self._supervisor.session
-        before = None if session is None else session.committed_step
+        waits = self._run_lock.waits
+        before = waits.scope
         try:
             return await self._session.run(self._fetches, feed)
         except BaseException:
-            if session is self._supervisor.session and session is not None and session.committed_step == before:
+            scope = waits.scope
+            if scope is None or scope is before or scope.runner != id(current_task()) or not scope.committed:
                 ahead.put_back()
             raise
 
     @property
     def unused(self) -> list[Any]:
         """The elements that were taken ahead and not used, in order; another loop over this object gets them first."""
-        return [] if self._ahead is None else self._ahead.unused
+        return [*self._got] if self._ahead is None else self._ahead.unused
 
     async def _wait_for_queue(self, queue: asyncio.Queue[Any]) -> Any:
         """Wait for the next element. Without its producers, a queue ends in a drain when it is empty."""
         root = self._supervisor.root
-        if self._producers is None and root.drain_reason is None:
+        while not self._got:
+            drains = self._producers is None and root.drain_reason is None
+            producers = self._producers or (() if root.should_drain() else None)
             try:
-                return await self._wait_for_feed(queue.get(), drain=True)
+                await self._wait_for_feed(self._get(queue), producers, drain=drains)
             except StopRequestedError:
-                if root.should_stop():
+                if not drains or root.should_stop():
                     raise
-        return await self._wait_for_feed(queue.get(), self._producers or (() if root.should_drain() else None))
+        return self._got.popleft()
 
-    async def _wait_for_feed(self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False) -> Any:
+    async def _get(self, queue: asyncio.Queue[Any]) -> None:
+        self._got.append(await queue.get())  # here it stays if the caller is cancelled before it has it
+
+    async def _wait_for_feed(self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
         coord = self._supervisor.coord
         with observing(coord.observers, "feed", "next feed"):
-            return await self._run_lock.wait_between_runs(coord.until_in(self._feed_scope, wait, producers, drain=drain))
-
-    def _feed_scope(self, task: asyncio.Task[Any], watch: CancelWatch) -> CancelScope:
-        return FeedScope(task, watch, self._supervisor, self._start_recovery)
+            feed_wait = FeedWait(self._supervisor, self._start_recovery)
+            await self._run_lock.wait_between_runs(coord.until_in(feed_wait, wait, producers, drain=drain))
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""
@@ -223,12 +227,14 @@ class Steps:
     async def _next_feed(self) -> Any:
         if self._supervisor.root.drain_reason is not None and self._ahead is None and self._queue is None:
             raise StopAsyncIteration  # nothing was taken that is not used
-        if self._async_feeds is not None or self._queue is not None:
+        if self._ahead is not None or self._queue is not None:
             supervisor = self._supervisor
             if supervisor.coord.errors and supervisor.recovers(supervisor.coord.errors[0]):
                 await self._session.run_step_fn(_do_nothing)
-        if self._async_feeds is not None:
-            feed = await self._wait_for_feed(anext(self._async_feeds))
+        if self._ahead is not None:
+            while not self._ahead.is_ready:
+                await self._wait_for_feed(self._ahead.wait_ready())
+            feed = self._ahead.take()
         elif self._queue is not None:
             feed = await self._wait_for_queue(self._queue)
         elif self._feeds is not None:
@@ -240,6 +246,23 @@ class Steps:
         else:
             return None
         return feed if self._parameter is None else {self._parameter: feed}
+
+
+class Loop(AsyncIterator[Any]):
+    """One `async for` statement over steps, which alone refers to it: a loop that was left by `break` is gone."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._steps.next_values()
+        except StopAsyncIteration:
+            self._steps.finish_drain(self)
+            raise
+        except StopRequestedError:
+            self._steps.finish_drain(self)
+            raise StopAsyncIteration from None
 
 
 async def _do_nothing(context: StepContext) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._aio.opening import wait_for_others
+from aiohooks._aio.run_scope import current_run
 from aiohooks.errors import (
     AiohooksError,
     PublisherFailedError,
@@ -279,7 +280,8 @@ class WaitRegistry:
                 timer = self._clock.call_later(secs, functools.partial(self._expire, step, waiter, self._clock.now()))
             if publishers:
                 self._check_reachable()
-            result = await waiter
+            run = current_run()  # whose stop ends the wait: it is parked already, so that no advance is missed
+            result = await (waiter if run is None else run.session.until(waiter))
         finally:
             if timer is not None:
                 timer.cancel()

@@ -7,9 +7,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 from asyncio import get_running_loop
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+from aiohooks._diagnostics import Waiting
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
@@ -63,7 +65,7 @@ class Term:
     number: int
 
 
-class StepStore(abc.ABC):
+class StepStore(Waiting):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every call raises
@@ -164,19 +166,19 @@ class StepStore(abc.ABC):
         self._enter()
         await self._waits.wait_initialised(timeout)
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - in one process there is nothing to send
+    async def flush(self, timeout: float | None = None) -> None:  # in one process there is nothing to send
         """Wait until the other processes could know the publishers of this one, `timeout` seconds at most.
 
         If the engine is unavailable this returns after the first attempt, and they are announced later.
         """
 
-    def _subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine that reports every step need not know
+    def _subscribe(self, step: int | None) -> None:  # an engine that reports every step need not know
         """Called with the next threshold whenever it has changed: the lowest step with a waiter; after a wake, in the next tick.
 
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027 - in one process no other needs to know
+    def _on_publisher_changed(self, publisher: Publisher) -> None:  # in one process no other needs to know
         """Called when a publisher has begun or ended a wait, or has its first trace."""
 
     def _on_unreachable(self) -> None:
@@ -209,6 +211,7 @@ class StepStore(abc.ABC):
             PublisherFailedError: no publisher is left, the last one failed; or `fail` was called. Caused by that error.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
+            StopRequestedError: in a run of a session, to which a stop was requested.
         """
         if type(step) is not int or step > MAX_STEP:
             step = checked_step(step, "wait for step", least=None)
@@ -316,9 +319,9 @@ class StepStore(abc.ABC):
             waiting_secs=waits.waiting_secs,
         )
 
-    def describe_wait(self, step: int) -> str:
-        """Internal: return the words for a wait for `step`, as status and timeouts show it."""
-        return f"step {step} of {self.run}"
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> str | None:
+        """Internal: return the words for a wait for a step, as status and timeouts show it."""
+        return f"step {arguments['step']} of {self.run}" if method == "wait_for" else None
 
     def __repr__(self) -> str:
         waits = self._waits

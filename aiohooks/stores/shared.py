@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import shielded, wait_done
+from aiohooks._aio.cancel import new_task, shielded, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.opening import Outages, wait_for_others
@@ -591,7 +591,7 @@ class SharedStepStore(StepStore):
 
     def _spawn(self, coro: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
         """Start a task of the store's own: in no session's context, cancelled with the store."""
-        task = asyncio.get_running_loop().create_task(coro, name=f"step store {self.run}: {what}", context=contextvars.Context())
+        task = new_task(coro, f"step store {self.run}: {what}", contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task

@@ -114,7 +114,7 @@ async def leaves_errors_alone(case: _Case) -> None:
 
 async def passes_on_cancels(case: _Case) -> None:
     """A cancel at any point where the session or the hook waits reaches the caller, and no task is left."""
-    for suspend in (False, True):  # alone the hook waits in the caller's task, beside others that wait in its own
+    for suspend in (False, True):  # alone, and beside others
         at = 1
         while await _is_cancelled(case, at, suspend):
             at += 1
@@ -134,6 +134,8 @@ async def _is_cancelled(case: _Case, at: int, suspend: bool) -> bool:
     where = f"cancelled at wait {at} of its session, {waits.place}"
     if not task.cancelled():
         raise AssertionError(f"{where}: the cancel did not reach the caller, the session ended with {task.exception()!r}")
+    if waits.swallowed:
+        raise AssertionError(f"{where}: it has swallowed the cancel, so its task continued; let `CancelledError` pass")
     left = [one.get_name() for one in asyncio.all_tasks() - before]
     if left:
         raise AssertionError(f"{where}: it left the tasks {', '.join(left)}")
@@ -147,6 +149,8 @@ class _Waits:
         self.task: asyncio.Task[Any] | None = None
         self.count = 0
         self.place = "in the session"
+        self.swallowed = False
+        """Whether the method that waited there has returned in spite of the cancel."""
         self._cancel_at = cancel_at
         self._waiting: set[asyncio.Task[Any] | None] = set()
 
@@ -195,16 +199,20 @@ class _Counted:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         resume: Callable[[], Any] = functools.partial(self._coro.send, None)
+        cancelled: BaseException | None = None
         while True:
             try:
                 waits_for = resume()
             except StopIteration as stop:
+                if isinstance(cancelled, asyncio.CancelledError) and self._waits.place == self._place:
+                    self._waits.swallowed = True
                 return stop.value
             is_counted = self._waits.begin(self._place)
+            cancelled = None
             try:
                 resume = functools.partial(self._coro.send, (yield waits_for))
             except BaseException as error:
-                resume = functools.partial(self._coro.throw, error)
+                cancelled, resume = error, functools.partial(self._coro.throw, error)
             finally:
                 if is_counted:
                     self._waits.end()

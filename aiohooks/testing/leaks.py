@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from aiohooks._aio.cancel_watch import current_task
+from aiohooks._aio.cancel import current_task
 from aiohooks.errors import add_note
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from aiohooks._aio.cancel import CancelScope
-from aiohooks._aio.cancel_watch import current_task
 from aiohooks._aio.clock import current_clock, wake
+from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError, add_note
 from aiohooks.stores import Position, StepStore
@@ -24,21 +23,25 @@ Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 """Awaits an awaitable, or ends with a stop, as `session.until` and `coord.until` do."""
 
 
+class NotNeeded(Exception):
+    """Ends a wait on a store that is not needed any more; a signal between waits, which no caller gets."""
+
+
 class _Waiter:
     """One caller in the queue."""
 
-    __slots__ = ("admitted", "checks_store", "expired", "future", "scope")
+    __slots__ = ("admitted", "checks_store", "expired", "future", "store_wait")
 
     def __init__(self) -> None:
         self.admitted = False
         self.expired = False
         self.checks_store = False  # it was woken because the store has failed the wait of another one
         self.future: asyncio.Future[None] | None = None
-        self.scope: CancelScope | None = None  # while it waits on the store
+        self.store_wait: Wait[None] | None = None
 
     def wake(self) -> None:
-        if self.scope is not None:
-            self.scope.cancel("the queue moves")
+        if self.store_wait is not None:
+            self.store_wait.end(NotNeeded("the queue moves"))
         elif self.future is not None:
             wake(self.future)
 
@@ -50,7 +53,7 @@ class _Waiter:
 class AdmissionQueue:
     """Callers that wait for room, in order. While there are any, one of them waits on the store or has been woken to do so.
 
-    Each one waits in its own task, so that a cancelled one leaves nothing behind, and each gets an error of its own.
+    Each one waits for itself, so that a cancelled one leaves nothing behind, and each gets an error of its own.
     """
 
     __slots__ = ("_clock", "_ledger", "_listener", "_log", "_waiters", "max_waiting", "waited_secs", "waits")
@@ -128,15 +131,11 @@ class AdmissionQueue:
         if waiter.admitted:
             return
         versions = self._ledger.versions
-        self._listener = waiter
-        waiter.scope = scope = CancelScope(current_task())
+        self._listener, waiter.store_wait = waiter, Wait(f"a wait in the version gate of {versions.run}")
         try:
-            await versions.wait_for(versions.latest.step + 1, on_reset="raise")
-        except StepResetError:
+            await waiter.store_wait.result_of(self._wait_for_change(versions.latest))
+        except (StepResetError, NotNeeded):
             pass
-        except asyncio.CancelledError as error:
-            if scope.uncancel(error) or not scope.cancel_called:
-                raise
         except AiohooksError as error:
             add_note(error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}")
             if not waiter.checks_store:  # else all have been woken already
@@ -145,9 +144,14 @@ class AdmissionQueue:
                     other.wake()
             raise
         finally:
-            scope.uncancel()
-            self._listener = waiter.scope = None
+            self._listener = waiter.store_wait = None
         self._ledger.sync()
+
+    async def _wait_for_change(self, seen: Position) -> None:
+        """Wait until the position of the versions is another one than `seen`."""
+        versions = self._ledger.versions
+        if versions.latest == seen:  # the position may have changed since, as a task may begin later than it was made
+            await versions.wait_for(seen.step + 1, on_reset="raise")
 
     def _describe_waits(self) -> str:
         ledger = self._ledger

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import sys
 
 import pytest
 
-from aiohooks._aio.cancel import CancelScope, TimeLimit, shielded, wait_done
+from aiohooks._aio.cancel import shielded, wait_done
+from aiohooks._aio.overlap import limited
 from aiohooks.testing import ManualClock
-from tests.support.waiting import forever, ticks
+from tests.support.waiting import fail, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -23,8 +25,7 @@ async def test_a_time_limit_in_cleanup_after_a_cancel(clock: ManualClock) -> Non
         try:
             await forever()
         finally:
-            with TimeLimit(5.0, "closing"):
-                await forever()
+            await limited(forever(), 5.0, "closing")
 
     task = asyncio.create_task(cleanup())
     await ticks()
@@ -36,44 +37,53 @@ async def test_a_time_limit_in_cleanup_after_a_cancel(clock: ManualClock) -> Non
     assert task.cancelling() == 1
 
 
-async def test_a_scope_returns_the_cancel_from_outside() -> None:
-    """It is the one with which the block ends; or a new one if the block ends with something else; none is ever lost."""
-    ends: list[BaseException | None] = []
+@pytest.mark.parametrize("cancelled", ["never", "before", "after"])
+async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock) -> None:
+    """What took too long has ended when TimeoutError is raised; a cancel of the caller is raised instead, whenever it came."""
+    leave, ends = asyncio.Event(), list[str]()
 
-    async def block(raised: BaseException | None) -> None:
-        scope = CancelScope(asyncio.current_task())  # type: ignore[arg-type]
+    async def slow() -> None:
         try:
-            try:
-                await forever()
-            except asyncio.CancelledError as cancelled:
-                if raised is None:
-                    raise
-                raise raised from cancelled
-        except BaseException as error:
-            ends.append(error)
-            ends.append(scope.uncancel(error))
+            await forever()
+        finally:
+            await leave.wait()
+            ends.append("slow")
 
-    error = ValueError("of the block")
-    for raised in (None, error):
-        task = asyncio.create_task(block(raised))
-        await ticks()
-        task.cancel()
-        await task
-    assert isinstance(ends[0], asyncio.CancelledError)
-    assert ends[1] is ends[0]
-    assert ends[2] is error
-    assert isinstance(ends[3], asyncio.CancelledError)
-
-
-async def test_a_scope_that_is_left_in_time_cancels_nothing() -> None:
-    """A cancel that was requested by the block itself, and that the block did not wait for, is dropped with the block."""
-    task = asyncio.current_task()
-    assert task is not None
-    scope = CancelScope(task)
-    scope.cancel("too late")
-    assert scope.uncancel() is None
+    task = asyncio.create_task(limited(slow(), 5.0, "closing"))
     await ticks()
-    assert task.cancelling() == 0
+    if cancelled == "before":
+        task.cancel()
+    clock.advance(5)
+    await ticks()
+    if cancelled == "after":
+        task.cancel()
+        await ticks()
+    assert not task.done()
+    leave.set()
+    with pytest.raises(TimeoutError if cancelled == "never" else asyncio.CancelledError):
+        await task
+    assert (ends, clock.pending) == (["slow"], 0)
+
+
+async def test_what_ends_in_time_is_returned(clock: ManualClock) -> None:
+    """So is the result of what ignores that its time is up, or has no limit; its own errors are raised as they are."""
+
+    async def ignores() -> int:
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+        return 3
+
+    assert await limited(asyncio.sleep(0, 1), 5.0, "first") == 1
+    assert await limited(asyncio.sleep(0, 2), None, "second") == 2
+    late = await parked(limited(ignores(), 5.0, "third"))
+    await ticks()
+    clock.advance(5)
+    assert await late == 3
+    error = OSError("own")
+    with pytest.raises(OSError, match="own") as raised:
+        await limited(fail(error), 5.0, "fourth")
+    assert raised.value is error
+    assert clock.pending == 0
 
 
 async def test_shielded_cleanup_is_finished_in_spite_of_several_cancels(clock: ManualClock) -> None:

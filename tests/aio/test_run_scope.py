@@ -69,7 +69,7 @@ class _Named:
 
 @pytest.mark.parametrize("deeper", [False, True])
 async def test_a_run_inside_a_hook_of_that_run_is_still_refused(deeper: bool) -> None:
-    """Also through a group, another session or a task of its own, in whichever task the hook runs: it would wait for itself."""
+    """Also through a group, another session or a task of its own, wherever the hook is in the list: it would wait for itself."""
     session: ah.AsyncMonitoredSession
 
     async def runs_again() -> None:

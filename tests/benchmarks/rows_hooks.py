@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._aio.gather import LazyGather
+from aiohooks._aio.overlap import RunWaits
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.session._hooks import HookSet
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
@@ -233,11 +233,12 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
 def _both_phases(
     hooks: Sequence[ah.SessionRunHook], context: ah.SessionRunContext, values: ah.SessionRunValues
 ) -> Callable[[], Awaitable[None]]:
-    checked, gather = HookSet(hooks, ah.Graph(), 120.0), LazyGather(None)
+    checked, waits = HookSet(hooks, ah.Graph(), 120.0), RunWaits()
 
     async def both() -> None:
-        await call_groups(checked.before_run, (context,), step=1, gather=gather)
-        await call_groups(checked.after_run, (context,), seconds=[(values,) * len(hooks)], step=1, gather=gather)
+        await call_groups(checked.before_run, (context,), step=1, waits=waits)
+        await call_groups(checked.after_run, (context,), seconds=[(values,) * len(hooks)], step=1, waits=waits)
+        waits.reset()
 
     return both
 

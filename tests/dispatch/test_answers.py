@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import aiohooks as ah
-from tests.support.waiting import fail
 
 pytestmark = pytest.mark.every_python
 
@@ -112,61 +111,6 @@ def test_plain_methods_have_answers() -> None:
     assert hooks.choose("x") == hooks.choose(text="x") == "a of x"
     assert ah.compose(Texts, [Adding(None)]).choose("x") is None
     assert ah.compose(Texts, [Adding(None)]).rewrite(1, "x") == "x"
-
-
-async def test_a_hook_that_may_be_disabled_answers() -> None:
-    """`disable_after` does not change what the hook returns; a success between two failures starts the count anew."""
-    outcomes = iter([None, "a", None, "b", None, None, "never"])
-
-    class Choosing:
-        async def choose(self) -> str | None:
-            return next(outcomes) or await fail(ValueError("no"))
-
-    class Questions:
-        @ah.point("first")
-        async def choose(self) -> str | None:
-            return None
-
-    hooks = ah.compose(Questions, [ah.configure(Choosing(), on_error="log", disable_after=2)])
-    assert [await hooks.choose() for _ in range(8)] == [None, "a", None, "b", None, None, None, None]
-    assert next(outcomes) == "never"
-
-
-async def test_what_is_only_logged_names_its_hook(caplog: pytest.LogCaptureFixture) -> None:
-    """Of hooks that wrap, and of plain methods."""
-
-    class Failing:
-        async def call(self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
-            raise OSError("call failed")
-
-        def choose(self, text: str) -> str | None:
-            raise OSError("choose failed")
-
-    one, another = (ah.compose(Texts, [ah.configure(Failing(), on_error="log"), Adding("a")]) for _ in range(2))
-    assert await one.call("x", call_next=own) == "a(x a)"
-    assert another.choose("x") == "a of x"
-    assert [record.getMessage().split(" ")[0] for record in caplog.records] == ["Failing.call", "Failing.choose"]
-    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["call failed", "choose failed"]
-
-
-async def test_a_hook_fails_after_the_next_one_has_answered(caplog: pytest.LogCaptureFixture) -> None:
-    """`wrap`, and only logged: the last answer it got counts, and the rest is not called again."""
-    asked: list[str] = []
-
-    class Repeating:
-        async def call(self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
-            await call_next(f"{text}1")
-            await call_next(f"{text}2")
-            raise OSError("call failed")
-
-    async def own(text: str, *, extra: str = "") -> str:
-        asked.append(text)
-        return text
-
-    hooks = ah.compose(Texts, [ah.configure(Repeating(), on_error="log"), Adding("a")])
-    assert await hooks.call("x", call_next=own) == "a(x2)"
-    assert asked == ["x1", "x2"]
-    assert len(caplog.records) == 1
 
 
 async def test_an_error_leaves_no_reference_cycle() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
+import sys
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -215,7 +218,7 @@ async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation() 
     left = asyncio.all_tasks() - before
     gate.set()
     await asyncio.wait(left)
-    assert ([one.get_name() for one in left], observer.ended) == (["Observer.on"], [0])
+    assert ({one.get_name() for one in left}, observer.ended) == ({"Observer.on"}, [0])
 
 
 async def test_a_call_that_continues_when_the_group_is_left_queues_nothing() -> None:
@@ -365,3 +368,98 @@ async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -
     restored = await ah.Saver(tmp_path, read_only=True).restore()
     assert restored is not None
     assert restored.state["hooks"]["Watching"] == {"steps": [1]}
+
+
+async def test_callers_get_places_in_the_order_in_which_they_came() -> None:
+    """A place that becomes free wakes one caller, the first that waits; one that is cancelled then passes it on."""
+    gates = [asyncio.Event() for _ in range(6)]
+    observer = Observer(lambda number: gates[number].wait())
+    through: list[int] = []
+
+    async def put(number: int) -> None:
+        await group.hooks.on(number)
+        through.append(number)
+
+    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=1)]) as group:
+        await put(0)
+        tasks = [asyncio.create_task(put(number)) for number in range(1, 6)]
+        await ticks(10)
+        for number in range(6):
+            gates[number].set()
+            if number == 1:
+                tasks[2].cancel()  # the third in the line
+            await ticks(20)
+            assert len(through) <= number + 2
+    assert through == [0, 1, 2, 4, 5]
+    assert observer.ended == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("hooks", [1, 2])
+async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -> None:
+    """A background hook may call its own group, however full its queue, or that of a hook which waits for it, is."""
+    made: list[int] = []
+
+    class CallsAgain:
+        async def on(self, number: int) -> None:
+            made.append(number)
+            if number == 0:
+                for child in (1, 2, 3):
+                    await group.hooks.on(child)
+
+    given = [ah.configure(CallsAgain(), background=True, max_pending=1) for _ in range(hooks)]
+    async with ah.HookGroup(Lifecycle, given) as group:
+        await group.hooks.on(0)
+        await until_true(lambda: not any(one.pending for one in group.status()))
+    assert sorted(made) == sorted([0, *[1, 2, 3] * hooks] * hooks)
+
+
+async def test_a_hook_that_was_removed_is_freed_with_its_queue() -> None:
+    """When its last call has ended; the group that it was in lives on, and raises a failure at its end."""
+    gate = asyncio.Event()
+    hooks: weakref.WeakSet[Observer] = weakref.WeakSet()
+
+    async def call(number: int) -> None:
+        await gate.wait()
+        if number == 2:
+            raise ValueError("the last")
+
+    with pytest.raises(ValueError, match="the last"):  # noqa: PT012 - the block is what raises
+        async with ah.HookGroup(Lifecycle) as group:
+            for number in range(3):
+                observer = Observer(call)
+                hooks.add(observer)
+                group.add(ah.configure(observer, background=True))
+                await group.hooks.on(number)
+                group.remove(observer)
+                del observer
+            await ticks(10)
+            assert len(hooks) == 3
+            gate.set()
+            await ticks(20)
+            gc.collect()
+            assert len(hooks) == 1
+
+
+async def test_calls_are_made_one_at_a_time_under_eager_tasks() -> None:
+    """A task factory that starts tasks immediately does not make a call inside of the one that queues it."""
+    active: list[int] = []
+
+    class Again:
+        async def on(self, number: int) -> None:
+            active.append(number)
+            if number < 300:
+                await group.hooks.on(number + 1)
+            assert active.pop() == number
+            assert not active
+
+    def start(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=loop, **{**options, "eager_start": True})
+
+    if sys.version_info >= (3, 12):
+        asyncio.get_running_loop().set_task_factory(start)
+    try:
+        async with ah.HookGroup(Lifecycle, [ah.configure(Again(), background=True)]) as group:
+            await group.hooks.on(0)
+            await until_true(lambda: not group.status()[0].pending)
+    finally:
+        asyncio.get_running_loop().set_task_factory(None)

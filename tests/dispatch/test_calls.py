@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, NumberedHook, five_hooks
 from tests.support.sessions import run_once
-from tests.support.waiting import elapse, ticks
+from tests.support.waiting import elapse, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -49,7 +50,7 @@ async def test_a_phase_takes_as_long_as_its_slowest_hook(phase: str) -> None:
 
     with ManualClock() as clock:
         running = asyncio.create_task(run_once(five_hooks(act)))
-        await ticks(5)
+        await until_true(lambda: clock.pending == len(HOOKS))
         clock.advance(9.99)
         await ticks(5)
         assert through == []
@@ -58,20 +59,25 @@ async def test_a_phase_takes_as_long_as_its_slowest_hook(phase: str) -> None:
     assert through == list(HOOKS)
 
 
-async def test_hooks_start_in_registration_order_in_one_task_until_one_suspends() -> None:
-    """Before the first suspension all run in the caller's task; the one that suspends stays there, the rest get tasks."""
-    seen: list[tuple[int, bool]] = []
+async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_else_has_a_task() -> None:
+    """Hooks start in registration order; one whose code has an `await` has a task of its own from its first instruction."""
+    seen: list[tuple[str, bool]] = []
     caller = asyncio.current_task()
 
-    async def act(number: int, phase: str) -> None:
-        if phase == "before_run":
-            seen.append((number, asyncio.current_task() is caller))
-            if number == 2:
-                await asyncio.sleep(0)
-                seen.append((number, asyncio.current_task() is caller))
+    class Plain(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            seen.append(("plain", asyncio.current_task() is caller))
 
-    await run_once(five_hooks(act))
-    assert seen == [(0, True), (1, True), (2, True), (3, False), (4, False), (2, True)]
+    class Waits(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            seen.append(("waits", asyncio.current_task() is caller))
+            if len(seen) > 10:
+                await asyncio.sleep(0)
+
+    await run_once([Plain(), Waits(), Waits(), Plain()])
+    assert sorted(seen) == [("plain", True)] * 2 + [("waits", False)] * 2
+    if sys.version_info >= (3, 12):
+        assert [name for name, _ in seen] == ["plain", "waits", "waits", "plain"]
 
 
 async def test_hooks_of_a_lower_order_finish_first() -> None:

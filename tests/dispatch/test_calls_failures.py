@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, five_hooks
 from tests.support.sessions import double, run_once
-from tests.support.waiting import elapse, forever, ticks
+from tests.support.waiting import elapse, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -109,7 +109,7 @@ async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() 
         assert error.__notes__ == ["in file rows.csv", "raised by NumberedHook#1.before_run at step 1"]
 
 
-@pytest.mark.parametrize("fails", [0, 3], ids=["in the caller's task", "in a task of its own"])
+@pytest.mark.parametrize("fails", [0, 3], ids=["first", "fourth"])
 @pytest.mark.parametrize("suspends", [False, True])
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
 async def test_an_observers_error_is_logged_and_the_step_continues(
@@ -142,7 +142,7 @@ async def test_an_observers_error_is_logged_and_the_step_continues(
 # -- running out of time
 
 
-@pytest.mark.parametrize("late", [0, 3], ids=["in the caller's task", "in a task of its own"])
+@pytest.mark.parametrize("late", [0, 3], ids=["first", "fourth"])
 @pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
 async def test_a_hook_that_exceeds_its_timeout_fails(phase: str, late: int) -> None:
     """After its timeout a hook is cancelled and HookTimeoutError, which names it, ends the phase; no other hook is late."""
@@ -159,7 +159,7 @@ async def test_a_hook_that_exceeds_its_timeout_fails(phase: str, late: int) -> N
     given = [ah.configure(hook, timeout=5 if hook.number == late else 50) for hook in five_hooks(act)]
     with ManualClock() as clock:
         running = asyncio.create_task(run_once(given))
-        await ticks(5)
+        await until_true(lambda: clock.pending == 2 * len(HOOKS))  # all wait, and have their time limits
         clock.advance(4.99)
         await ticks(5)
         assert cancelled == []
@@ -316,6 +316,7 @@ async def test_errors_of_one_tick_are_all_in_the_context() -> None:
     ]
 
 
+@pytest.mark.plain_tasks
 @pytest.mark.parametrize("how", ["inline", "own", "child", "cancelled", "time limit"])
 async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
     """What a failed run referred to is freed when its error is, without the garbage collector."""

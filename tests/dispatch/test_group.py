@@ -480,8 +480,8 @@ class Coroutine:
         ([Answering], ("the class Answering", "give an object of it")),
         ([ah.HookGroup(AgentHooks)], ("<HookGroup AgentHooks: no hooks> is a group", "give its `hooks`")),
         (
-            [ah.configure(Answering("a"), background=True)],
-            ("has to be entered, as Answering has background=True", "use HookGroup"),
+            [ah.configure(Recording(tool), background=True)],  # type: ignore[arg-type]
+            ("has to be entered, as Recording has background=True", "use HookGroup"),
         ),
         (Answering("a"), ("hooks is <", "Answering object", "give a list of hooks")),
         (ah.configure(Answering("a")), ("hooks is HookRegistration(", "give a list of hooks")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import decimal
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -240,3 +241,128 @@ async def test_failures_and_cancels_touch_no_other_call() -> None:
             assert result == [f"failing for {number}", f"waiting for {number}"]
     assert sorted(waiting.cancelled) == [number for number in range(TASKS) if number % 7 == 0 or number % 11 == 0]
     assert (failing.active, waiting.active) == (0, 0)
+
+
+# -- what changes while it is used
+
+
+class Life:
+    async def on(self, depth: int) -> None: ...
+
+    @ah.point("first")
+    async def ask(self) -> str | None: ...
+
+
+class Answers:
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+
+    async def ask(self) -> str | None:
+        return self.answer
+
+
+async def test_a_bound_method_calls_the_current_hooks() -> None:
+    """Also one that was taken when no hook, or another one, implemented the method."""
+    group = ah.HookGroup(Life)
+    ask = group.hooks.ask
+    assert await ask() is None
+    for answer in ("a", "b"):
+        hook = Answers(answer)
+        group.add(hook)
+        assert (await ask(), await group.hooks.ask()) == (answer, answer)
+        ask = group.hooks.ask
+        group.remove(hook)
+    assert await ask() is None
+
+
+async def test_a_group_in_a_group_changes() -> None:
+    """What is added to the inner one, or removed, takes part in the calls of those around it, in the place of the inner one."""
+    inner = ah.HookGroup(Life)
+    outer = ah.compose(Life, [ah.compose(Life, [inner.hooks]), Answers("last")])
+    hook = Answers("inner")
+    assert await outer.ask() == "last"
+    inner.add(hook)
+    assert await outer.ask() == "inner"
+    inner.remove(hook)
+    assert await outer.ask() == "last"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_thousand_calls_inside_each_other(waits: bool) -> None:
+    """A level costs few frames of the stack."""
+
+    class Deeper:
+        async def on(self, depth: int) -> None:
+            if waits:
+                await asyncio.sleep(0)
+            if depth:
+                await group.hooks.on(depth - 1)
+            else:
+                reached.append(depth)
+
+    group, reached = ah.HookGroup(Life, [Deeper()]), list[int]()
+    await group.hooks.on(1000)
+    assert reached == [0]
+
+
+async def test_a_token_of_entering_is_valid_in_leaving() -> None:
+    """What is set in `__aenter__` is seen in the block, and unset after it."""
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+
+    class Bound:
+        async def __aenter__(self) -> None:
+            await asyncio.sleep(0)
+            self.token = variable.set("inside")
+
+        async def __aexit__(self, *_: object) -> None:
+            await asyncio.sleep(0)
+            variable.reset(self.token)
+
+        async def on(self, depth: int) -> None:
+            seen.append(variable.get("none"))
+
+    seen: list[str] = []
+    async with ah.HookGroup(Life, [Bound(), Bound()]) as group:
+        await group.hooks.on(0)
+    assert (seen, variable.get("none")) == (["inside", "inside"], "none")
+
+
+async def test_a_second_leave_waits_for_the_first() -> None:
+    """Whoever leaves a group finds its hooks left afterwards."""
+    gate, left = asyncio.Event(), list[str]()
+
+    class Slow:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *_: object) -> None:
+            await gate.wait()
+            left.append("left")
+
+        async def on(self, depth: int) -> None: ...
+
+    group = ah.HookGroup(Life, [Slow()])
+    await group.__aenter__()
+    leaves = [asyncio.create_task(group.__aexit__(None, None, None)) for _ in range(2)]
+    await ticks(10)
+    assert not any(one.done() for one in leaves)
+    gate.set()
+    await asyncio.gather(*leaves)
+    assert left == ["left"]
+
+
+async def test_overlapping_blocks_nest_in_nothing_but_their_own_hook() -> None:
+    """Hooks that each set a variable in a block see their own value, and the caller none that was taken back."""
+
+    class Precise:
+        def __init__(self, digits: int) -> None:
+            self.digits = digits
+
+        async def on(self, depth: int) -> None:
+            with decimal.localcontext(prec=self.digits):
+                await ticks(self.digits)
+                seen.append((self.digits, decimal.getcontext().prec))
+
+    seen: list[tuple[int, int]] = []
+    before = decimal.getcontext().prec
+    await ah.compose(Life, [Precise(3), Precise(5), Precise(4)]).on(0)
+    assert (sorted(seen), decimal.getcontext().prec) == ([(3, 3), (4, 4), (5, 5)], before)

@@ -16,7 +16,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double
-from tests.support.waiting import fail, forever, ticks, until_true
+from tests.support.waiting import fail, ticks, until_true
 
 pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
 
@@ -25,7 +25,7 @@ class Calls:
     async def on(self, depth: int) -> None: ...
 
 
-places = pytest.mark.parametrize("place", [0, 1], ids=["in the caller's task", "in its own"])
+places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
 
 
 class Uncancellable:
@@ -107,81 +107,6 @@ async def test_the_late_error_of_a_hook_that_was_left_behind(caplog: pytest.LogC
     assert any(record.exc_info and record.exc_info[1] is hook.error for record in caplog.records)
 
 
-async def test_a_hook_in_its_callers_task_that_ignores_its_cancel(caplog: pytest.LogCaptureFixture) -> None:
-    """Without a time limit it runs in its caller's task like any awaited code, which has to wait: a warning says so."""
-    hook = Uncancellable()
-    given = [BeforeRunHook(hook.wait), BeforeRunHook(lambda: fail(ValueError("first")))]
-    with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(double, given, stop_grace_period_secs=9) as session:
-            run = asyncio.create_task(session.run("loss"))
-            await until_true(lambda: hook.cancels)
-            clock.advance(9)
-            await ticks()
-            assert "still runs 9 s after its cancellation, in its caller's task, which waits for it" in caplog.text
-            hook.released.set()
-            with pytest.raises(ValueError, match="first"):
-                await run
-
-
-@places
-async def test_a_group_is_called_inside_itself_under_a_time_limit(place: int) -> None:
-    """A hook that calls its own group: the call that is left behind is the one whose time limit has passed."""
-    hook = Uncancellable()
-    group: ah.HookGroup[Calls]
-
-    class Nesting:
-        async def on(self, depth: int) -> None:
-            if depth:
-                with refused(ah.errors.HookTimeoutError, "Nesting"):
-                    await group.hooks.on(depth - 1)
-            else:
-                await hook.wait()
-
-    class Quick:
-        async def on(self, depth: int) -> None:
-            await asyncio.sleep(0)
-
-    hooks: list[Any] = [Quick(), Quick()]
-    hooks[place] = Nesting()
-    group = ah.HookGroup(Calls, [ah.configure(one, timeout=5 + 10 * number) for number, one in enumerate(hooks)], grace_secs=2)
-    with ManualClock() as clock:
-        outer = asyncio.create_task(group.hooks.on(0))
-        await ticks()
-        clock.advance(15)
-        await ticks()
-        clock.advance(2)
-        with refused(ah.errors.HookTimeoutError, "Nesting.on"):
-            await outer
-        hook.released.set()
-        await until_true(lambda: hook.task is not None)
-
-
-async def test_an_outer_call_is_left_behind_after_an_inner_one_has_ended() -> None:
-    """A hook calls its own group, both with a time limit, and then ignores its cancel: the caller continues without it."""
-    group: ah.HookGroup[Calls]
-    hook = Uncancellable()
-
-    class Nesting:
-        async def on(self, depth: int) -> None:
-            await asyncio.sleep(0)
-            if depth:
-                await group.hooks.on(depth - 1)
-                await hook.wait()
-
-    group = ah.HookGroup(Calls, [ah.configure(Nesting(), timeout=5)], grace_secs=2)
-    with ManualClock() as clock:
-        outer = asyncio.create_task(group.hooks.on(1))
-        await ticks(10)
-        clock.advance(5)
-        await ticks()
-        clock.advance(2)
-        with refused(ah.errors.HookTimeoutError, "Nesting.on"):
-            await outer
-        hook.released.set()
-        await until_true(lambda: hook.task is not None)
-        assert hook.task is not outer
-
-
 async def test_no_task_of_a_call_is_kept() -> None:
     """A group outlives the tasks that call it, and those of calls that were left behind, when they have ended."""
     hook = Uncancellable()
@@ -243,33 +168,3 @@ async def test_a_call_that_was_left_behind_outlives_its_group() -> None:
     (pending,) = (wait for wait in waits if not wait.done())
     pending.set_result(None)
     await until_true(lambda: ended)
-
-
-async def test_a_call_that_was_left_behind_ends_with_the_loop() -> None:
-    """A cancel of the task in which it continues, such as that of `asyncio.run` at its end, is for the hook."""
-    ended: list[Any] = []
-
-    class Waiting:
-        async def on(self, depth: int) -> None:
-            for _ in ("at the time limit", "when it is left behind"):
-                with contextlib.suppress(asyncio.CancelledError):
-                    await forever()
-            try:
-                await forever()
-            finally:
-                ended.append(asyncio.current_task())
-
-    before = asyncio.all_tasks()
-    with ManualClock() as clock:
-        caller = asyncio.create_task(ah.HookGroup(Calls, [ah.configure(Waiting(), timeout=5)], grace_secs=2).hooks.on(1))
-        await ticks(5)
-        clock.advance(5)
-        await ticks()
-        clock.advance(2)
-        with refused(ah.errors.HookTimeoutError, "Waiting.on"):
-            await caller
-    (left,) = asyncio.all_tasks() - before
-    await ticks()
-    left.cancel()
-    await asyncio.wait([left])
-    assert ended == [left]

@@ -115,17 +115,13 @@ async def test_values_come_back_in_the_shape_of_the_fetches(fetches: Any, values
 
 
 async def test_a_defaultdict_keeps_its_factory_and_a_mapping_its_order() -> None:
-    """What a mapping has besides its items is kept."""
+    """What a mapping has besides its items is kept; the caller's own structures are left as they were."""
     session = ah.Session(counting_graph())
     result = await session.run(defaultdict(list, {"b": "x", "a": "loss"}))
     assert result["new"] == []
     assert list(result) == ["b", "a", "new"]
-
-
-async def test_fetches_are_not_changed() -> None:
-    """The caller's own structures are left as they were, also those that the result copies."""
     fetches = {"open": Open("x", "loss"), "list": ["x"]}
-    await ah.Session(counting_graph()).run(fetches)
+    await session.run(fetches)
     assert fetches == {"open": Open("x", "loss"), "list": ["x"]}
 
 
@@ -312,27 +308,17 @@ async def test_how_two_values_of_an_option_are_merged(old: Any, new: Any, merged
 
 
 async def test_options_of_a_run_in_which_no_hook_asks_for_anything() -> None:
-    """Hooks get the caller's options and the metadata all the same."""
+    """Hooks get the caller's options and the metadata all the same; both are None for a run without options."""
     got: list[ah.SessionRunValues] = []
 
     async def keep(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         got.append(run_values)
 
-    hooks: list[ah.SessionRunHook | ah.dispatch.HookRegistration] = [
-        PhaseHook("after_run", keep),
-        ah.configure(PhaseHook("after_run", keep), order=1),
-    ]
+    hooks = [ah.configure(PhaseHook("after_run", keep), order=order) for order in (0, 1)]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         await session.run("loss", None, {"level": 1})
-    assert got == [ah.SessionRunValues(None, {"level": 1}, {})] * 2
-
-
-async def test_without_options_there_is_no_metadata() -> None:
-    """`options` and `run_metadata` are None for a run without options."""
-    hook = RequestingHook("loss")
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         await session.run("loss")
-    assert hook.values == [ah.SessionRunValues(10, None, None)]
+    assert got == [ah.SessionRunValues(None, {"level": 1}, {})] * 2 + [ah.SessionRunValues(None, None, None)] * 2
 
 
 async def test_hooks_see_the_callers_request() -> None:

@@ -16,36 +16,18 @@ from tests.support.sessions import NO_BACKOFF, counting_graph
 PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 
 
-class GraphHook(ah.SessionRunHook):
+class GraphHook(PhaseHook):
     """Records the default graph of each method, before and after it has suspended."""
 
     def __init__(self, *, suspend: bool = False) -> None:
         self.seen: dict[str, set[ah.Graph]] = {}
         self._suspend = suspend
 
-    async def look(self, phase: str) -> None:
+    async def _run(self, phase: str, *args: Any) -> None:
         self.seen.setdefault(phase, set()).add(ah.get_default_graph())
         if self._suspend:
             await asyncio.sleep(0)
             self.seen[phase].add(ah.get_default_graph())
-
-    async def begin(self) -> None:
-        await self.look("begin")
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self.look("after_create_session")
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await self.look("before_run")
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self.look("after_run")
-
-    async def end(self, session: ah.Session) -> None:
-        await self.look("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self.look("close")
 
 
 def phases_of(graph: ah.Graph, *without: str) -> dict[str, set[ah.Graph]]:
@@ -188,7 +170,7 @@ async def test_a_session_inside_a_hook(phase: str) -> None:
 @pytest.mark.every_python
 @pytest.mark.parametrize("phase", ["after_create_session", "before_run", "after_run"])
 async def test_sessions_in_overlapping_hooks(phase: str) -> None:
-    """Overlapping hooks that open sessions share a context; each session, while it opens too, has its own graph."""
+    """Each session that one of several overlapping hooks opens has its own graph, while it opens too; the hooks keep theirs."""
     outer, hooks, seen = counting_graph(), list[GraphHook](), list[ah.Graph]()
     graphs = [counting_graph() for _ in range(3)]
 

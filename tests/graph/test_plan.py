@@ -36,18 +36,17 @@ async def test_inputs_are_found_by_name_and_may_be_optional() -> None:
 
 
 async def test_an_unknown_input_is_refused() -> None:
-    """A parameter without a default must be in the graph when the operation is run, not when it is added."""
+    """A parameter without a default, or a listed name, must be in the graph when the operation is run, not when it is added."""
     graph = ah.Graph()
-
-    @graph.operation
-    def loss(labels: int) -> int:
-        return labels
-
+    graph.operation(name="loss")(lambda labels: labels)
+    graph.operation(inputs=["label"], name="listed")(lambda labels: labels)
     session = ah.Session(graph)
     with refused(ah.errors.FetchError, "operation 'loss' has an input", "'labels' is not in the graph", "known are:"):
         await session.run("loss")
     graph.placeholder("labels", default=7)
     assert await session.run("loss") == 7
+    with refused(ah.errors.FetchError, "operation 'listed' has an input", "'label' is not in the graph", "did you mean 'labels'"):
+        await session.run("listed")
 
 
 async def test_inputs_may_be_listed() -> None:
@@ -108,15 +107,6 @@ def test_inputs_that_cannot_be_passed_are_refused() -> None:
         with refused(ah.errors.GraphError, *words):
             graph.operation(inputs=cast("Any", inputs), name="op")(lambda a, b: None)
     assert set(graph.nodes) == {"global_step", "x"}
-
-
-async def test_a_listed_input_that_is_unknown_is_refused_when_it_is_needed() -> None:
-    """A name that is not in the graph is refused at the run, with the operation and the names that are near."""
-    graph = ah.Graph()
-    graph.placeholder("labels", default=1)
-    graph.operation(inputs=["label"], name="loss")(lambda labels: labels)
-    with refused(ah.errors.FetchError, "operation 'loss' has an input", "'label' is not in the graph", "did you mean 'labels'"):
-        await ah.Session(graph).run("loss")
 
 
 async def test_an_unfed_placeholder_is_refused_where_it_is_needed() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import decimal
+import functools
 import threading
 from typing import Any
 
@@ -13,7 +16,7 @@ import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.hooks import RequestingHook, SessionRecorder, five_hooks
 from tests.support.sessions import counting_graph
-from tests.support.waiting import HANG_SECS, parked, ticks, until_true
+from tests.support.waiting import HANG_SECS, fails_after, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -44,22 +47,24 @@ def failing_graph(at: str) -> tuple[ah.Graph, dict[str, Any]]:
     return graph, said
 
 
-@pytest.mark.parametrize("suspended", [False, True], ids=["in-turn", "suspended"])
+@pytest.mark.parametrize("how", ["in turn", "suspended", "cancelled"])
 @pytest.mark.parametrize("at", ["first", "last"])
-async def test_a_failed_run_leaves_everything_as_it_was(at: str, suspended: bool) -> None:
-    """When one operation fails no variable is changed, nor the step; the error is the same object."""
+async def test_a_failed_run_leaves_everything_as_it_was(at: str, how: str) -> None:
+    """When one operation fails, or the run is cancelled, no variable is changed, nor the step; the error is the same object."""
     graph, said = failing_graph(at)
     session = ah.Session(graph)
     error = OSError("lost")
-    if not suspended:
+    if how == "in turn":
         said["error"] = error
     run = asyncio.create_task(session.run(["last", "new", "more"]))
     await until_true(lambda: "started" in said)
+    if how == "cancelled":
+        run.cancel()
     said["error"] = error
     said["wait"].set()
-    with pytest.raises(OSError, match="lost") as caught:
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else OSError) as caught:
         await run
-    assert caught.value is error
+    assert how == "cancelled" or caught.value is error
     assert session.variables.snapshot() == {"set": "old", "sum": 1}
     assert session.global_step.latest.step == 0
     said["error"] = None
@@ -68,41 +73,21 @@ async def test_a_failed_run_leaves_everything_as_it_was(at: str, suspended: bool
     assert (session.global_step.latest.step, session.committed_step) == (1, 1)
 
 
-@pytest.mark.parametrize("at", ["first", "last"])
-async def test_a_cancelled_run_leaves_everything_as_it_was(at: str) -> None:
-    """A run that is cancelled changes nothing, and the cancellation is passed on."""
-    graph, said = failing_graph(at)
-    session = ah.Session(graph)
-    run = asyncio.create_task(session.run(["last", "new", "more"]))
-    await until_true(lambda: "started" in said)
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
-    assert session.variables.snapshot() == {"set": "old", "sum": 1}
-    assert session.global_step.latest.step == 0
-
-
-async def test_an_addition_that_fails_changes_nothing() -> None:
-    """If a value cannot be added, neither the other variables nor the step change."""
+@pytest.mark.parametrize(
+    ("add", "step", "error"), [("text", 0, TypeError), (1, 2**53 - 1, ah.errors.InvalidArgumentError)], ids=["add", "step"]
+)
+async def test_a_commit_that_fails_changes_nothing(add: Any, step: int, error: type[Exception]) -> None:
+    """If a value cannot be added, or the global step cannot advance, neither the other variables nor the step change."""
     graph = ah.Graph()
     graph.variable("number", 1)
     graph.variable("other", 1)
     graph.operation(name="more", adds_to="other")(lambda: 1)
-    graph.train_op(name="train", adds_to="number")(lambda: "text")
-    session = ah.Session(graph)
-    with pytest.raises(TypeError, match="unsupported operand"):
+    graph.train_op(name="train", adds_to="number")(lambda: add)
+    session = ah.Session(graph, global_step=ah.MemoryStepStore(step))
+    with pytest.raises(error, match=r"unsupported operand|would lead to step"):
         await session.run(["more", "train"])
     assert session.variables.snapshot() == {"number": 1, "other": 1}
-    assert session.global_step.latest.step == 0
-
-
-async def test_a_step_that_cannot_be_counted_changes_nothing() -> None:
-    """If the global step cannot advance the variables do not change either."""
-    graph = counting_graph()
-    session = ah.Session(graph, global_step=ah.MemoryStepStore(2**53 - 1))
-    with refused(ah.errors.InvalidArgumentError, "would lead to step"):
-        await session.run("train")
-    assert session.variables.snapshot() == {"total": 0}
+    assert session.global_step.latest.step == step
 
 
 async def test_options_of_a_raw_run_are_refused() -> None:
@@ -139,19 +124,21 @@ async def test_several_failures_are_one_flat_group() -> None:
     ]
 
 
-async def test_an_error_says_which_operation_raised_it() -> None:
-    """The error of an operation carries a note with its name and the step, and keeps its cause."""
-    graph = ah.Graph()
+@pytest.mark.parametrize("thread", [False, True])
+async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
+    """The error of an operation, also in a thread, is the same object with its cause, and a note of its name and the step."""
+    graph, error = ah.Graph(), ValueError("bad")
 
-    @graph.train_op
-    async def train() -> None:
-        raise ValueError("bad") from KeyError("cause")
+    @graph.train_op(thread=thread)
+    def train() -> None:
+        raise error from KeyError("cause")
 
     session = ah.Session(graph, global_step=ah.MemoryStepStore(7))
     with pytest.raises(ValueError, match="bad") as caught:
         await session.run("train")
-    assert caught.value.__notes__ == ["raised by operation 'train' at step 8"]
-    assert repr(caught.value.__cause__) == "KeyError('cause')"
+    assert caught.value is error
+    assert error.__notes__ == ["raised by operation 'train' at step 8"]
+    assert repr(error.__cause__) == "KeyError('cause')"
 
 
 # -- variables
@@ -385,19 +372,13 @@ async def test_a_train_operation_may_train_several_steps() -> None:
     assert seen == [(1, 1), (6, 6), (6, 6), (6, 6)]
 
 
-async def test_a_fed_train_operation_does_not_train() -> None:
-    """A node that is fed is not computed: nothing is added and no step counted."""
-    session = ah.Session(counting_graph())
-    assert await session.run("train", {"train": 5}) == 5
-    assert session.variables.snapshot() == {"total": 0}
-    assert session.global_step.latest.step == 0
-
-
 async def test_a_fed_variable_is_for_this_run_only() -> None:
-    """Feeding a variable replaces what the run reads; what is added is added to the variable's own value."""
+    """Feeding a variable replaces what the run reads; what is added is added to its own value. A fed operation does not train."""
     session = ah.Session(counting_graph())
     assert await session.run(["total", "train"], {"total": 100}) == [100, 1]
+    assert await session.run("train", {"train": 5}) == 5
     assert session.variables.snapshot() == {"total": 1}
+    assert session.global_step.latest.step == 1
 
 
 # -- overlapping operations
@@ -424,21 +405,144 @@ async def test_independent_operations_overlap() -> None:
     assert await ah.Session(graph).run("both") == "left right"
 
 
-async def test_operations_see_the_callers_context() -> None:
-    """A context variable set by an operation is seen by those that need it, suspended or not, and by the caller."""
-    request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
-    graph = ah.Graph()
+async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
+    """They see what was set last in the graph's order, and so does the caller afterwards; others see the caller's context."""
+    request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="caller")
+    graph, seen = ah.Graph(), dict[str, str]()
+
+    async def call(name: str, *_: None) -> None:
+        seen[name] = request.get()
+        if name in ("first", "left"):
+            request.set(name)
+        await asyncio.sleep(0)
+
+    for name, *inputs in (["first"], ["left", "first"], ["right", "first"], ["both", "left", "right"], ["apart"]):
+        graph.operation(name=name, inputs=inputs)(functools.partial(call, name))
+    graph.operation(name="plain")(lambda right: seen.setdefault("plain", request.get()))
+    await ah.Session(graph).run(["both", "apart", "plain"])
+    assert seen == {"first": "caller", "left": "first", "right": "first", "both": "left", "apart": "caller", "plain": "first"}
+    assert [*seen][:4] == ["first", "apart", "left", "right"]
+    assert request.get() == "left"
+
+
+async def test_blocks_of_overlapping_operations_do_not_nest() -> None:
+    """What an operation enters in its context, and leaves after another has entered its own, is its own; the caller's stays."""
+    graph, before, gates = ah.Graph(), decimal.getcontext(), [asyncio.Event(), asyncio.Event()]
+    thirds: list[str] = []
+
+    async def divide(number: int) -> None:
+        with decimal.localcontext(prec=3 + number):
+            await gates[number].wait()
+            thirds.append(str(decimal.Decimal(1) / 3))
+
+    for number in range(2):
+        graph.operation(name=f"{number}", inputs=[])(functools.partial(divide, number))
+    run = await parked(ah.Session(graph).run(["0", "1"]))
+    for gate in gates:
+        await ticks()
+        gate.set()
+    await run
+    assert thirds == ["0.333", "0.3333"]
+    assert decimal.getcontext() is before
+
+
+async def test_what_cannot_wait_has_no_task() -> None:
+    """Operations run in the caller's task and context until one may wait: that has its own, where those that follow it run."""
+    graph, variable = ah.Graph(), contextvars.ContextVar[int]("variable")
 
     @graph.operation
-    async def first() -> str:
-        request.set("from first")
-        await asyncio.sleep(0)
-        return "first"
+    async def token() -> contextvars.Token[int]:
+        return variable.set(1)
 
-    graph.operation(name="second")(lambda first: request.get())
-    request.set("from the caller")
-    assert await ah.Session(graph).run("second") == "from first"
-    assert request.get() == "from first"
+    @graph.operation
+    async def waits() -> object:
+        await asyncio.sleep(0)
+        return asyncio.current_task()
+
+    graph.operation(name="reset")(lambda token: variable.reset(token))
+    graph.operation(name="before")(asyncio.current_task)
+    graph.operation(name="after")(lambda waits: asyncio.current_task())
+    before, _, waits_in, after = await ah.Session(graph).run(["before", "reset", "waits", "after"])
+    assert before is asyncio.current_task() is not waits_in
+    assert after is waits_in
+
+
+async def test_an_operation_that_has_become_ready_fails_itself() -> None:
+    """The failure of what cannot wait is not that of the operation whose result it needed; others are cancelled, none starts."""
+    graph, calls = ah.Graph(), list[str]()
+
+    @graph.operation
+    async def beside() -> None:
+        try:
+            await forever()
+        finally:
+            calls.append("cancelled")
+
+    @graph.operation
+    def fails(source: None) -> None:
+        raise OSError("lost")
+
+    graph.operation(name="source", inputs=[])(functools.partial(asyncio.sleep, 0))
+    graph.operation(name="after")(lambda source: calls.append("after"))
+    with pytest.raises(OSError, match="lost") as caught:
+        await ah.Session(graph).run(["beside", "fails", "after"])
+    assert caught.value.__notes__ == ["raised by operation 'fails' at step 1"]
+    assert calls == ["cancelled"]
+
+
+# -- cancels
+
+
+@pytest.mark.parametrize("victim", ["first", "second"])
+async def test_an_operation_that_a_third_party_cancels_is_named(victim: str) -> None:
+    """The error names the operation and the step; the other operations end, and the caller is not cancelled."""
+    graph, tasks = ah.Graph(), dict[str, Any]()
+
+    async def wait(name: str) -> None:
+        tasks[name] = asyncio.current_task()
+        await forever()
+
+    for name in ("first", "second"):
+        graph.operation(name=name, inputs=[])(functools.partial(wait, name))
+    run = asyncio.create_task(ah.Session(graph).run(["first", "second"]))
+    await until_true(lambda: len(tasks) == 2)
+    tasks[victim].cancel()
+    with refused(ah.errors.HookCancelledError, f"operation '{victim}' at step 1 was cancelled, and not by its caller"):
+        await run
+    assert run not in tasks.values()
+    assert (run.cancelling(), [task.done() for task in tasks.values()]) == (0, [True, True])
+
+
+@pytest.mark.parametrize("order", [["fails", "cleans"], ["cleans", "fails"]], ids="-".join)
+async def test_a_cancel_of_the_caller_is_kept_during_a_cleanup(order: list[str]) -> None:
+    """An operation that ends a task of its own, as another has failed, and suppresses the cancel of that, takes no other one."""
+    graph, ends, leave = ah.Graph(), asyncio.Event(), asyncio.Event()
+
+    async def end_later() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+        ends.set()
+        await leave.wait()
+
+    async def cleans() -> None:
+        task = await parked(end_later())
+        try:
+            await forever()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    for name in order:
+        graph.operation(name=name)(cleans if name == "cleans" else fails_after(5, OSError("lost")))
+    run = asyncio.create_task(ah.Session(graph).run(order))
+    await ends.wait()
+    run.cancel()
+    await ticks()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await run
+    assert repr(caught.value.__context__) == "OSError('lost')"
 
 
 # -- threads
@@ -490,20 +594,6 @@ async def test_a_cancel_waits_for_the_thread() -> None:
         await run
     assert left.is_set()
     assert session.variables.snapshot() == {"v": 0}
-
-
-async def test_an_error_in_a_thread_is_the_operations_error() -> None:
-    """An error raised in the thread reaches the caller as the same object."""
-    graph = ah.Graph()
-    error = OSError("disk")
-
-    @graph.operation(thread=True)
-    def read() -> None:
-        raise error
-
-    with pytest.raises(OSError, match="disk") as caught:
-        await ah.Session(graph).run("read")
-    assert caught.value is error
 
 
 # -- sessions
@@ -563,26 +653,3 @@ def test_a_session_of_something_else_is_refused(options: dict[str, Any], says: s
     """Every argument is checked when the session is made."""
     with refused(ah.errors.InvalidArgumentError, says):
         ah.Session(counting_graph(), **options)
-
-
-async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
-    """The error names the operation and the step; the other operations end."""
-    graph, tasks = ah.Graph(), list[asyncio.Task[Any] | None]()
-
-    @graph.operation
-    async def first() -> None:
-        await asyncio.Event().wait()
-
-    @graph.operation
-    async def second() -> None:
-        tasks.append(asyncio.current_task())
-        await asyncio.Event().wait()
-
-    run = asyncio.create_task(ah.Session(graph).run(["first", "second"]))
-    await until_true(lambda: bool(tasks))
-    (victim,) = tasks
-    assert victim is not None
-    assert victim is not run
-    victim.cancel()
-    with refused(ah.errors.HookCancelledError, "operation 'second' at step 1 was cancelled, and not by its caller"):
-        await run

@@ -26,15 +26,15 @@ async def test_own_variables_start_over_with_each_session() -> None:
 
 
 async def test_shared_variables_outlive_their_sessions() -> None:
-    """Sessions that share variables continue from each other's values, at the same time and one after the other."""
+    """Sessions that share variables, whose repr says what is there, continue from each other's values, also at the same time."""
     graph, variables = counting_graph(), ah.Variables()
-    assert not variables.ready
+    assert (variables.ready, repr(variables)) == (False, "<Variables none, not ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as one:
         await one.run("train")
         async with ah.AsyncMonitoredSession(graph, variables=variables) as two:
             await two.run("train", {"x": 10})
         assert await one.run("total") == 11
-    assert variables.ready
+    assert (variables.ready, repr(variables)) == (True, "<Variables total, ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as three:
         assert await three.run("total") == 11
         assert three.global_step.latest.step == 0
@@ -65,13 +65,17 @@ async def test_a_snapshot_is_consistent() -> None:
 
 
 async def test_assigning_is_all_or_nothing() -> None:
-    """`assign` sets all values together; an unknown name changes nothing, and the error suggests a variable."""
+    """`assign` sets all values of a mapping together; an unknown name changes nothing, and the error suggests a variable."""
     session = ah.Session(counting_graph())
     with refused(ah.errors.FetchError, "'totl' is not a variable", "did you mean 'total'?", "known are: total"):
         session.variables.assign({"total": 5, "totl": 5})
     assert await session.run("total") == 0
     session.variables.assign({"total": 5})
     assert await session.run("total") == 5
+    with refused(ah.errors.FetchError, "'w' is not a variable", "nothing is known by name here"):
+        ah.Variables().assign({"w": 1})
+    with refused(ah.errors.InvalidArgumentError, "values is None"):
+        session.variables.assign(None)  # type: ignore[arg-type]
 
 
 async def test_an_unknown_attribute_says_how_values_are_read_and_replaced() -> None:
@@ -81,12 +85,6 @@ async def test_an_unknown_attribute_says_how_values_are_read_and_replaced() -> N
     with pytest.raises(AttributeError, match=message):
         getattr(variables, "total")  # noqa: B009 - type checkers refuse it
     assert not hasattr(variables, "__len__")
-
-
-async def test_no_variable_is_known_before_a_session() -> None:
-    """Before any session no name is known."""
-    with refused(ah.errors.FetchError, "'w' is not a variable", "nothing is known by name here"):
-        ah.Variables().assign({"w": 1})
 
 
 async def test_waiting_until_they_are_ready() -> None:
@@ -171,14 +169,6 @@ def test_initial_values_are_set_all_or_none() -> None:
     assert variables.snapshot() == {}
 
 
-async def test_the_repr_of_variables() -> None:
-    """The repr has the names and whether they are ready."""
-    variables = ah.Variables()
-    assert repr(variables) == "<Variables none, not ready>"
-    async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
-        assert repr(variables) == "<Variables total, ready>"
-
-
 async def test_one_session_initialises_shared_variables() -> None:
     """The others wait until it has, or take its place if it fails; then no session initialises them again."""
     variables = ah.Variables()
@@ -195,9 +185,3 @@ async def test_one_session_initialises_shared_variables() -> None:
     variables.mark_ready()
     assert not await third
     assert not await variables.claim()
-
-
-async def test_values_are_assigned_by_a_mapping() -> None:
-    """Anything else is refused."""
-    with refused(ah.errors.InvalidArgumentError, "values is None"):
-        ah.Variables().assign(None)  # type: ignore[arg-type]

@@ -208,11 +208,18 @@ async def test_errors_that_are_only_logged(mode: Any, caplog: pytest.LogCaptureF
 
 async def test_pending_evaluations_continue_after_a_logged_error() -> None:
     """After an error that is only logged, the next run starts the pending evaluations; no new one has to be due."""
-    hook = EvaluatorHook(failing(KeyError("mine")), every=ah.Every(at=(1, 2, 3)), mode="background", max_pending=3, at_end=False)
+    gate, evaluate = asyncio.Event(), failing(KeyError("mine"))
+
+    async def gated(evaluation: Any) -> Any:
+        await gate.wait()
+        return await evaluate(evaluation)
+
+    hook = EvaluatorHook(gated, every=ah.Every(at=(1, 2, 3)), mode="background", max_pending=3, at_end=False)
     async with ah.AsyncMonitoredSession(counting_graph(), [ah.configure(hook, on_error="log")]) as session:
-        for _ in range(5):
+        for _ in range(3):
             await session.run("train")
-        await ticks()
+        gate.set()
+        await ticks(20)
         assert (hook.pending, hook.results) == ((2, 3), {})
         for _ in range(2):
             await session.run("train")

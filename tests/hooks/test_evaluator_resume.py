@@ -32,8 +32,10 @@ async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
             await session.run("train")
         await session.run("loss")
         assert session.status().recoveries == 1
-        assert session.global_step.latest.step == 8  # the run whose `after_run` raised it was repeated after its commit
-    assert list(hook.results.items()) == [(step, step) for step in ([0] if at_begin else []) + [2, 4, 6, 8]]
+        last = session.global_step.latest.step
+        # A run whose `after_run` raised it is repeated after its commit; in the background the next `before_run` may raise it.
+        assert last == 8 or (last == 7 and mode == "background")
+    assert list(hook.results.items()) == [(step, step) for step in ([0] if at_begin else []) + [2, 4, 6, last]]
 
 
 async def test_a_creation_that_fails_evaluates_again() -> None:

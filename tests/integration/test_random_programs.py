@@ -76,10 +76,10 @@ def test_programs_have_all_kinds_of_actions() -> None:
     programs = [generate(0, number) for number in range(3_000)]
     kinds = set().union(*(program.kinds() for program in programs))
     assert kinds == {
-        "aclose", "anyio_group", "background", "call", "cancelled", "catch", "event", "fail clean end", "fail group",
-        "fail plain", "fail recoverable", "fail takes no note", "finally", "gather", "group", "hooked", "raw", "run",
-        "scope", "session", "set", "stale", "step_fn", "stop", "third_party", "timeout", "together", "turns", "until",
-        "wait",
+        "aclose", "anyio_group", "background", "call", "cancelled", "catch", "cleanup", "event", "fail clean end",
+        "fail group", "fail plain", "fail recoverable", "fail takes no note", "finally", "gather", "group", "hooked", "raw",
+        "run", "scope", "session", "set", "shield", "stale", "step_fn", "stop", "swallow", "third_party", "timeout",
+        "together", "turns", "until", "wait", "wait_for",
     }  # fmt: skip
     hooks = [hook for program in programs for hook in program.hooks]
     assert {hook.order for hook in hooks} == {-1, 0, 1}

@@ -324,6 +324,7 @@ async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
     assert of_worker.__cause__ is errors[0]
 
 
+@pytest.mark.plain_tasks
 async def test_workers_wait_on_while_another_chief_initialises() -> None:
     """A chief that gives up while another one waits to initialise fails no worker."""
     fails = [OSError("no data")]

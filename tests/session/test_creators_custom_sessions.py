@@ -12,7 +12,7 @@ import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -86,6 +86,7 @@ async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
     session = ah.Session(graph, global_step=(store := RefusingStore()))
     refused = await parked(session.run("double", {"waits": False}))
     waiting = await parked(session.run("double", {"waits": True}))
+    await until_true(lambda: len(read) == 2)
     store.gate.set()
     with pytest.raises(ah.UnavailableError):
         await refused

@@ -232,6 +232,7 @@ def test_its_arguments() -> None:
             ah.SignalPolicy(**options)
 
 
+@pytest.mark.plain_tasks
 async def test_signals_pause_and_resume() -> None:
     """They stop nothing, however many come; the signals for a stop work as before, during a pause as well."""
     policy = ah.SignalPolicy(signals=(signal.SIGTERM,), pause=signal.SIGUSR1, resume=signal.SIGUSR2)

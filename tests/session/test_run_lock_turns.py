@@ -109,8 +109,7 @@ async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, sou
     assert turns >= 9
 
 
-@pytest.mark.parametrize("loop", [by_run, by_step_functions])
-async def test_short_steps_together(clock: ManualClock, loop: Loop) -> None:
+async def test_short_steps_together(clock: ManualClock) -> None:
     """Steps that are shorter than `yield_secs` give a turn when they took longer together."""
     seen: list[int] = []
 
@@ -121,7 +120,7 @@ async def test_short_steps_together(clock: ManualClock, loop: Loop) -> None:
     async with ah.AsyncMonitoredSession(step, yield_secs=1.0) as session:
         for number in range(10):
             asyncio.get_running_loop().call_soon(seen.append, number)
-            await loop(session, 1)
+            await by_run(session, 1)
             if number == 4:
                 assert seen == []
         assert seen == [0, 1, 2, 3, 4, 5]
@@ -171,6 +170,7 @@ async def test_without_turns(clock: ManualClock, never: float | None) -> None:
             assert result_without_suspending(session.run("loss")) == 1
 
 
+@pytest.mark.plain_tasks
 async def test_a_cancellation_in_the_turn(clock: ManualClock) -> None:
     """A cancellation that arrives in the turn ends `run` before anything of it is done; the steps before it were returned."""
     source, _ = graph(clock)
@@ -213,14 +213,15 @@ async def test_a_stop_in_the_turn(clock: ManualClock, feeds: str) -> None:
     given: Any = {"sync": sync_feeds(), "async": async_feeds(), "none": None}[feeds]
     count = 0
     async with ah.AsyncMonitoredSession(step) as session:
-        async for _ in session.steps("loss", feeds=given):
+        steps = session.steps("loss", feeds=given)
+        async for _ in steps:
             count += 1
             if count == 3:
                 asyncio.get_running_loop().call_soon(session.request_stop, "enough")
             if count == 20:
                 break
         assert (count, session.stop_reason) == (3, "enough")
-    assert taken == ([] if feeds == "none" else [0, 1, 2])
+    assert taken == ([] if feeds == "none" else [0, 1, 2, *steps.unused])
 
 
 async def test_a_stop_in_the_turn_of_one_run(clock: ManualClock) -> None:
@@ -234,6 +235,7 @@ async def test_a_stop_in_the_turn_of_one_run(clock: ManualClock) -> None:
         assert session.global_step.latest.step == 1
 
 
+@pytest.mark.plain_tasks
 async def test_a_close_in_the_turn(clock: ManualClock) -> None:
     """A run in whose turn another task closes the session ends like one that waited for its turn to run."""
     step, _ = step_function(clock)

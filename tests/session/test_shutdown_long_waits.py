@@ -179,6 +179,7 @@ async def test_a_join_that_waits_after_a_stop_says_so(clock: ManualClock, caplog
     await joining
 
 
+@pytest.mark.plain_tasks
 async def test_an_unnamed_session_is_named_after_its_task(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """A session without a name has that of the task that entered it."""
 

@@ -87,6 +87,7 @@ async def test_a_step_that_ends_in_time_counts() -> None:
     assert session.global_step.latest.step == 1
 
 
+@pytest.mark.plain_tasks
 @pytest.mark.parametrize("phase", ["begin", "before_run", "end"])
 async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogCaptureFixture) -> None:
     """After `grace_secs` the session is cancelled, in any phase, with a warning."""

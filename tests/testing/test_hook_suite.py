@@ -201,7 +201,7 @@ class IsRenamed(Losses):
         (
             SwallowsCancels,
             "passes_on_cancels",
-            "in its after_run: the cancel did not reach the caller, the session ended with None",
+            "in its after_run: it has swallowed the cancel, so its task continued",
         ),
         (SetsAVariable, "restores_context_variables", "context variable 'current' was 'none', and is 'left behind'"),
         (HasNoName, "has_a_repr", "fails before its session: AttributeError"),

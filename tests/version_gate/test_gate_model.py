@@ -17,6 +17,7 @@ from aiohooks.errors import PublisherFailedError, StepTimeoutError
 from aiohooks.stores import MemoryStepStore, Position
 from aiohooks.testing.clock import ManualClock
 from aiohooks.version_gate import GateStatistics, Ticket, VersionGate
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -61,8 +62,7 @@ class GateAgainstModel(RuleBasedStateMachine):
             answer = call()
             if asyncio.iscoroutine(answer):
                 answer = await answer
-            for _ in range(8):
-                await asyncio.sleep(0)
+            await ticks(40)  # whatever has to follow has followed
             return answer
 
         return self.loop.run_until_complete(settled())
@@ -355,9 +355,8 @@ async def test_waiting_for_due_items_drops_none(max_lag: int, per_version: int) 
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
 async def test_resets_and_cancellations(max_lag: int, per_version: int) -> None:
     """Workers are cancelled anywhere and the versions are reset: the bound holds, and every place is freed."""
-    for seed in range(15):
-        seen = await Simulation(seed, max_lag, per_version, resets=True, cancels=True).run()
-        assert seen.abandoned > 0
+    seen = [await Simulation(seed, max_lag, per_version, resets=True, cancels=True).run() for seed in range(15)]
+    assert any(one.abandoned for one in seen), "a worker with an item was cancelled"
 
 
 async def test_a_cancel_at_every_point() -> None:

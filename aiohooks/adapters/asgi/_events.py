@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohooks._aio.cancel import CancelScope, TimeLimit, retrieve_exception, wait_done
+from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import current_clock, sleep
+from aiohooks._aio.overlap import Wait, limited
 from aiohooks.adapters.asgi._access import JsonReply, encode_json, error_reply, safe_error, safe_text
 from aiohooks.errors import (
     PublisherFailedError,
@@ -34,8 +35,7 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
     session, clock = reporter.session, current_clock()
     since = clock.now()
     try:
-        with TimeLimit(timeout, "opening the session"):
-            store = await _opened_store(reporter)
+        store = await limited(_opened_store(reporter), timeout, "opening the session")
     except TimeoutError:
         return _timeout_reply(wanted, None, clock.now() - since)
     if store is None:
@@ -69,7 +69,7 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
 
 async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> T:
     """Await something; a stop or a failed background task also ends the wait. It is no activity of the session in a timeline."""
-    return await session.coord.until_in(CancelScope, wait)
+    return await session.coord.until_in(Wait("a client's wait"), wait)
 
 
 def reached_reply(store: StepStore, wanted: int) -> JsonReply | None:
@@ -179,26 +179,13 @@ async def write_events(
                 store, changes = current, subscription
         report = reporter.progress()
         last = _has_ended(reporter, report["state"])
-        await _in_time(write(b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report))))
+        event = write(b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report)))
+        await limited(event, _WRITE_TIMEOUT_SECS, "writing an event")
         if last:
             return
         await sleep(refresh_secs)
-        with contextlib.suppress(TimeoutError), TimeLimit(_KEEPALIVE_SECS, "the next step"):
-            await _wait_for_change(reporter, changes)
-
-
-async def _in_time(writing: Coroutine[Any, Any, None]) -> None:
-    """Write an event within the time limit; in a task of its own, as it may be the code of others."""
-    task = asyncio.get_running_loop().create_task(writing)
-    try:
-        if not await wait_done([task], _WRITE_TIMEOUT_SECS):
-            raise TimeoutError(f"writing an event took longer than {_WRITE_TIMEOUT_SECS} s")
-    finally:
-        if not task.done():
-            task.cancel()
-            task.add_done_callback(retrieve_exception)
-            await wait_done([task], None)
-    task.result()
+        with contextlib.suppress(TimeoutError):
+            await limited(_wait_for_change(reporter, changes), _KEEPALIVE_SECS, "the next step")
 
 
 def _has_ended(reporter: SessionReporter, state: str) -> bool:

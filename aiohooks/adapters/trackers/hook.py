@@ -14,6 +14,7 @@ from aiohooks._validate import check_instance, check_int, check_secs
 from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
 from aiohooks.adapters.trackers.tracker import Tracker
+from aiohooks.dispatch.calls import only_if
 from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_numbers, checked_path, checked_values
 from aiohooks.hooks.every import Every
 from aiohooks.hooks.records import Record
@@ -146,18 +147,26 @@ class TrackerHook(SessionRunHook):
         """Fetch the values if the run is due."""
         return self._request if self._sampling.should_fetch(run_context.global_step) else None
 
+    @only_if("_queue_metrics")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Queue the metrics; raise `InvalidArgumentError` if one of them is not a single number."""
+        self._queue_metrics(run_context, run_values)
+        if self._sender is not None:
+            await self._writer.wait_for_room()  # of the disk, not of the tracker: memory is bounded
+
+    def _queue_metrics(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Queue the metrics of a run that is due, once; return whether to wait for the file that they were put into."""
         sender = self._sender
         if sender is None or not self._sampling.mark_if_due(run_context.global_step):
-            return
+            return False
         metrics: dict[str, Any] = {**run_context.metrics, **(run_values.results or {})}
         if not metrics:
-            return
+            return False
         record = Record(run_context.global_step, self._sampling.time(), checked_numbers(metrics))
-        if not sender.offer(record):
-            self._keep([record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}")
-            await self._writer.wait_for_room()  # of the disk, not of the tracker: memory is bounded
+        if sender.offer(record):
+            return False
+        self._keep([record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}")
+        return self._writer.is_full
 
     async def close(self, exc: BaseException | None) -> None:
         """Send what is left, for at most `drain_secs`; the rest goes to the file."""

@@ -19,7 +19,7 @@ import anyio
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.fuzz.cancel_sweep.probe import HANG_SECS, NOT_CANCELLED, USER, Probe
+from tests.fuzz.cancel_sweep.probe import HANG_SECS, NOT_CANCELLED, USER, CountingTask, Probe
 
 if TYPE_CHECKING:
     import random
@@ -176,9 +176,14 @@ class Fixture:
             self.add_violation(f"leak: {label} began after the operation had ended")
         self.called[label] += 1
         self.inside[label] += 1
+        token = _current_call.set(label)
         try:
             return await self.probe.watched(label, self.perform_action(label, self.called[label]))
         finally:
+            if (known := _current_call.get()) != label:
+                self.add_violation(f"context: {label} has that of {known}")
+            else:
+                _current_call.reset(token)
             self.inside[label] -= 1
             if not self.inside[label]:
                 del self.inside[label]
@@ -230,6 +235,9 @@ class Fixture:
             if self.probe.direct.get(task):
                 self.add_violation(f"cancellation: a runner was cancelled and ended with {error!r}")
             raise
+        finally:
+            if isinstance(task, CountingTask) and task.library:
+                self.add_violation("caller's task: the library has cancelled a runner, or taken a cancel back")
         if self.probe.direct.get(task):
             self.add_violation("cancellation: a runner was cancelled and ended normally")
 
@@ -295,6 +303,7 @@ class Fixture:
 
 
 _current_fixture: contextvars.ContextVar[Fixture] = contextvars.ContextVar("current_fixture")
+_current_call: contextvars.ContextVar[str | None] = contextvars.ContextVar("current_call", default=None)
 _shared_graph: ah.Graph | None = None
 
 

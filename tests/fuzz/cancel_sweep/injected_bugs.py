@@ -17,6 +17,7 @@ from aiohooks.stores._protocol import Answer, Leave, Request, Write
 from tests.fuzz.cancel_sweep.fixture import (
     EVERY_STEP,
     THREAD_HANG_SECS,
+    Broken,
     Fixture,
     ScriptedHook,
     SessionScenario,
@@ -33,6 +34,7 @@ from tests.fuzz.cancel_sweep.scenarios.checkpoints import CheckpointFixture, Wat
 from tests.fuzz.cancel_sweep.scenarios.evaluations import WatchedEvaluator, check_every_step_evaluated, check_no_timers, evaluator
 from tests.fuzz.cancel_sweep.scenarios.stores import StoreFixture, WatchedStore, lead_and_train
 from tests.fuzz.cancel_sweep.scenarios.version_gates import gate_of
+from tests.fuzz.random_programs.injected_bugs import BUGS
 
 CoroutineFunction = Callable[[Probe], Awaitable[None]]
 
@@ -304,6 +306,33 @@ async def child_vanishes(fixture: Fixture) -> None:
     fixture.actions["h0.before_run"] = lambda _: soon()
     fixture.actions["h1.before_run"] = swallow
     await two_steps(fixture)
+
+
+# -- in what all calls of users' code go through
+
+
+def _core_bug(name: str, finding: str) -> None:
+    async def body(fixture: Fixture) -> None:
+        async def fails_in_cleanup(call: int) -> None:
+            try:
+                await soon()
+            except asyncio.CancelledError:
+                await soon()
+                raise Broken from None
+
+        fixture.actions["h0.before_run"] = fails_in_cleanup
+        fixture.actions["h1.before_run"] = lambda _: soon()
+        with BUGS[name].injected():
+            await two_steps(fixture)
+
+    FAULTY[name] = (SessionScenario(name, body), finding)
+
+
+_core_bug("caller_is_cancelled_to_wake_it", "caller's task: the library has cancelled it")
+_core_bug("outer_cancel_is_dropped_beside_a_failure", "cancellation: cancelled")
+_core_bug("cancel_by_a_third_party_is_swallowed", "lost cancellation: ")
+_core_bug("cancelled_calls_are_not_awaited", "siblings: ")
+_core_bug("calls_share_a_context", "context: ")
 
 
 @dataclass

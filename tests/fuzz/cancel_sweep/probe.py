@@ -2,7 +2,7 @@
 
 Suspensions are counted wherever the code under test waits: in the operation itself and in every coroutine that a scenario
 passes to the library through `Probe.watch`. A `Cancel` says at which suspension, which task and how to cancel. Its effect is
-known exactly, because every task here is a `CountingTask`, which tells the library's own cancels from those of others.
+known exactly: the library cancels no task of its callers, so every cancel of one is from outside.
 
     suspended   at the suspension: the wait ends immediately
     waking      when the result is set and the wake-up is queued: the result is lost, the race behind many bugs
@@ -45,36 +45,26 @@ class Cancel:
 
 
 class CountingTask(asyncio.Task[Any]):
-    """A task that counts the cancels of the library and those of others, for comparison with `cancelling()`."""
+    """A task that counts the cancels of others, for comparison with `cancelling()`, and what the library does to it."""
 
     outside = 0
     library = 0
-    taken_back = 0
+    """How often the library has cancelled it or taken a cancel back: never, if it is a caller's."""
 
     def cancel(self, msg: Any = None) -> bool:
         accepted = super().cancel(msg)
-        if accepted:
-            if _called_by_library():
-                self.library += 1
-            else:
-                self.outside += 1
+        if accepted and _called_by_library():
+            self.library += 1
+        elif accepted:
+            self.outside += 1
         return accepted
 
     def uncancel(self) -> int:
         if _called_by_library():
-            self.taken_back += 1
+            self.library += 1
         else:
             self.outside -= 1
         return super().uncancel()
-
-
-def _cancels_by_others(task: asyncio.Task[Any]) -> int:
-    return task.outside if isinstance(task, CountingTask) else task.cancelling()  # the library makes plain tasks, too
-
-
-def own_cancels(task: asyncio.Task[Any] | None) -> int:
-    """Return how many cancels of the library are outstanding."""
-    return task.library - task.taken_back if isinstance(task, CountingTask) else 0
 
 
 def _called_by_library() -> bool:
@@ -127,14 +117,6 @@ class Probe:
     direct: dict[asyncio.Task[Any], int] = field(default_factory=dict)
     """Accepted cancels of our own, by task."""
     wrapper_cancels: int = 0
-    settled: int = 0
-    """Cancels of the operation's task that code of others in it has swallowed: under a plain `await` they have no effect."""
-    may_be_settled: int = 0
-    """Those that code of others has answered with an error instead: that error may come out, or the cancel."""
-    may_be_made: bool = False
-    """Whether code of others has cancelled the task although no one had done so."""
-    foreign: bool = False
-    """Whether code of others has changed the cancel count of the operation's task."""
 
     task: asyncio.Task[Any] | None = None
     outcome: BaseException | None = None
@@ -142,8 +124,8 @@ class Probe:
     """Number of cancels of the operation's task that the operation had to pass on."""
     kept: int = 0
     """By how much `cancelling()` has grown over the operation."""
-    unbalanced: int = 0
-    """The library's cancels of the task that it did not take back, or took back too often."""
+    by_library: int = 0
+    """How often the library has cancelled the task, or taken a cancel back."""
     pending: bool = False
     """Whether the next await after a normal end raised."""
     leftovers: tuple[str, ...] = ()
@@ -161,38 +143,17 @@ class Probe:
         return await _Watched(coro, self, label)
 
     async def foreign_code(self, label: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        """Await `fn()`, code of others that may cancel its own task or swallow a cancel; note which cancels it has settled.
-
-        What it does to the task is what it would do under a plain `await`, and is none of the library's doing.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        before = _cancels_by_others(task)
-        is_stale = task.cancelling() > own_cancels(task)
+        """Await `fn()`, code of others that may cancel its own task or swallow a cancel: not the caller's, which it cannot reach."""
+        if asyncio.current_task() is self.task:
+            self.found_violations.append(f"caller's task: {label} is called in it")
+        before = len(self.children)
         try:
-            result = await fn()
+            return await fn()
         except asyncio.CancelledError:
+            before = len(self.children)
             raise
-        except BaseException:
-            self._settle(task, label, _cancels_by_others(task) - before, failed=True, is_stale=is_stale)
-            raise
-        self._settle(task, label, _cancels_by_others(task) - before, failed=False, is_stale=is_stale)
-        return result
-
-    def _settle(self, task: asyncio.Task[Any], label: str, cancels: int, failed: bool, is_stale: bool) -> None:
-        if task is not self.task:
-            for _ in range(min(cancels, self.children.count(label))):
-                self.children.remove(label)
-        elif getattr(task, "_must_cancel", False):
-            # Put off to the next await. `asyncio.TaskGroup` does so from 3.13 on; also with a cancel of long ago.
-            self.foreign = True
-            self.may_be_made = self.may_be_made or is_stale
-        elif cancels:
-            self.foreign = True
-            if failed:
-                self.may_be_settled += cancels
-            else:
-                self.settled += cancels
+        finally:  # what it has swallowed is not reported
+            self.children[before:] = [one for one in self.children[before:] if one != label]
 
     def suspended(self, waited: Any, label: str) -> None:
         task = asyncio.current_task()
@@ -251,7 +212,7 @@ class Probe:
         """Run the operation in the current task, record how it ended, and let its exception pass."""
         task = self.task = asyncio.current_task()
         assert isinstance(task, CountingTask)
-        outside, balance, cancelling = task.outside, task.library - task.taken_back, task.cancelling()
+        outside, cancelling = task.outside, task.cancelling()
         self.running = True
         try:
             await _Watched(_call(operation), self, "operation")
@@ -262,7 +223,7 @@ class Probe:
         self.running = False
         self.outside = task.outside - outside
         self.kept = task.cancelling() - cancelling
-        self.unbalanced = task.library - task.taken_back - balance
+        self.by_library = task.library
         self.leftovers = tuple(
             name for one in asyncio.all_tasks() if one is not task and not (name := one.get_name()).startswith(HARNESS)
         )
@@ -279,15 +240,14 @@ class Probe:
         """Return what the operation did wrong with respect to cancellation."""
         found = list(self.found_violations)
         cancelled = isinstance(self.outcome, asyncio.CancelledError)
-        expected = self.outside - self.settled
-        if expected > self.may_be_settled and not cancelled and not (self.outcome is None and self.pending and self.kept > 0):
+        if self.outside and not cancelled and not (self.outcome is None and self.pending and self.kept > 0):
             found.append(f"cancellation: cancelled {self.outside} time(s), ended with {self.outcome!r}, pending={self.pending}")
-        if expected <= 0 and cancelled and not self.may_be_made:
+        if not self.outside and cancelled:
             found.append(f"cancellation: raised {self.outcome!r}, and was not cancelled")
         if self.kept != self.outside:
             found.append(f"cancel count: cancelling() grew by {self.kept} over {self.outside} cancels")
-        if self.unbalanced:
-            found.append(f"cancel count: the library's own cancels and uncancels differ by {self.unbalanced}")
+        if self.by_library:
+            found.append(f"caller's task: the library has cancelled it, or taken a cancel back, {self.by_library} time(s)")
         if isinstance(self.outcome, Livelock):
             found.append(f"hang: {self.outcome}")
         found += [f"leak: task {name!r} outlived the operation" for name in self.leftovers]

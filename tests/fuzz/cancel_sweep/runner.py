@@ -189,9 +189,7 @@ class Runner:
             self.hung = True
             self.hangs += 1
         else:
-            violations = probe.violations() + run.violations()
-            if wrapper.in_child or not probe.foreign:  # it goes by the count, which code of others has changed
-                violations += wrapper.violations()
+            violations = probe.violations() + run.violations() + wrapper.violations()
             self.hung = bool(probe.leftovers)  # they would disturb the points to come
         probe.outcome = wrapper.ended = None  # their tracebacks hold the frames that hold them
         self.points += 1

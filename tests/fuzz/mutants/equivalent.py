@@ -8,9 +8,6 @@ _SHAPE = 'sizes = list(cast("Sequence[Any]", value)) if isinstance(value, list) 
 _VERIFY = "found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes={}, read_only={}).verify()"
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
 _TRUNCATE = "self._files.fs.ftruncate(lock, {})"
-_WATCH = "aiohooks/_aio/cancel_watch.py"
-_LATEST = "known = one if known is None or {} else known"
-_IS_LATER = "known.number < one.number"
 _LOGGED = " # when the last line was logged, or the waiting began"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
 _LONG = "if len(text) > {} or abs(value := int(text)) > MAX_INT:"
@@ -36,12 +33,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "checkpoints",
         f"{_VERIFY.format(0, True)}  =>  {_VERIFY.format(0, False)}",
     ): "verifying changes nothing either way",
-    (_WATCH, "CancelWatch.__init__", "self._number = 0  =>  self._number = 1"): "the numbers are only compared with each other",
-    (
-        _WATCH,
-        "CancelWatch.outside_cancel",
-        f"{_LATEST.format(_IS_LATER)}  =>  {_LATEST.format('(known.number <= one.number)')}",
-    ): "a number is that of one delivery",
     (
         "aiohooks/stores/_waiting.py",
         "_ProgressLog.__init__",
@@ -136,7 +127,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Backoff.pause_secs",
         f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
     ): "any exponent that a float can take is longer than the longest pause",
-    ("aiohooks/_aio/gather.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
+    ("aiohooks/_aio/overlap.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
     (
         "aiohooks/dispatch/lifecycle.py",
         "Lifecycle.check",

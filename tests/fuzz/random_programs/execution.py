@@ -483,13 +483,54 @@ class Execution(Recorder):
             finally:
                 for task in tasks:
                     task.cancel()
-                while not all(task.done() for task in tasks):
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait(tasks)
-                for task in tasks:
-                    task.cancelled() or task.exception()
+                await _ended(tasks)
 
         await self.watch(Record("user", "gather", place.session, is_library=False), gathered())
+
+    async def do_wait_for(self, action: Action, place: Place) -> None:
+        """`asyncio.wait_for`, whose time is never up, or with `m` always; its error is handled."""
+
+        async def waited() -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.child(action.scripts[0], place), 0 if action.m else 3600)
+
+        await self.watch(Record("user", "wait_for", place.session, is_library=False), waited())
+
+    async def do_shield(self, action: Action, place: Place) -> None:
+        """`asyncio.shield` that leaves no task."""
+
+        async def shielded() -> None:
+            task = asyncio.ensure_future(self.child(action.scripts[0], place))
+            try:
+                await asyncio.shield(task)
+            finally:
+                await _ended([task])
+
+        await self.watch(Record("user", "shield", place.session, is_library=False), shielded())
+
+    async def do_cleanup(self, action: Action, place: Place) -> None:
+        """The most usual end of a task, which may swallow a cancel of its own task."""
+
+        async def cleaned_up() -> None:
+            task = asyncio.ensure_future(self.child(action.scripts[0], place))
+            try:
+                await asyncio.sleep(0)
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+                await _ended([task])
+
+        await self.watch(Record("user", "cleanup", place.session, is_library=False), cleaned_up())
+
+    async def do_swallow(self, action: Action, place: Place) -> None:
+        """Swallow every cancel: of a hook or an operation only its own, never that of its caller."""
+
+        async def swallowing() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.run(action.scripts[0], place)
+
+        await self.watch(Record("user", "swallow", place.session, is_library=False), swallowing())
 
     async def do_timeout(self, action: Action, place: Place) -> None:
         """`asyncio.timeout` of `n` ticks; with `m` its error is handled."""
@@ -689,6 +730,15 @@ def _configured(hook: Any, spec: HookSpec) -> Any:
     return ah.configure(
         hook, order=spec.order, timeout=spec.timeout, on_error=spec.on_error, background=spec.background, max_pending=2
     )
+
+
+async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait for tasks to the end, whatever cancels come, and retrieve their errors."""
+    while not all(task.done() for task in tasks):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks)
+    for task in tasks:
+        task.cancelled() or task.exception()
 
 
 def _place(task: asyncio.Task[Any]) -> str:

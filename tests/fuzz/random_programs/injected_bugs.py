@@ -1,18 +1,22 @@
 """Injected bugs: each changes the library for a while, and the model must find it, as a violation of the law that it breaks.
 
-They are placed at the edge of what is tested - `run`, the methods of a hook, the store - so that they stay what they are
-while the library changes inside.
+Most are placed at the edge of what is tested - `run`, the methods of a hook, the store - so that they stay what they are
+while the library changes inside; the last ones in what all calls of users' code go through.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
 import aiohooks as ah
+from aiohooks._aio.clock import wake
+from aiohooks._aio.overlap import Overlap
+from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet
@@ -209,3 +213,63 @@ def runs_overlap(acquire: Method, self: Any) -> Any:
     scope = acquire(self)
     self.turns.taken = False
     return scope
+
+
+# -- in the calls of users' code
+
+
+@bug(Overlap, "wait", "caller cancelled")
+async def caller_is_cancelled_to_wake_it(wait: Method, self: Overlap) -> None:
+    if self.left:
+        _in_the_library("task.cancel()")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        _in_the_library("task.uncancel()")
+    await wait(self)
+
+
+@bug(Overlap, "_raise", "cancel lost")
+def outer_cancel_is_dropped_beside_a_failure(raise_: Method, self: Overlap) -> None:
+    if self._errors:
+        self._outer = None
+    raise_(self)
+
+
+@bug(Overlap, "_raise", "cancel invented")
+def own_cancel_is_taken_for_the_callers(raise_: Method, self: Overlap) -> None:
+    if self.failing and self._errors and self._outer is None:
+        raise_unchanged(asyncio.CancelledError())
+    raise_(self)
+
+
+@bug(Overlap, "_call_failed", "error lost")
+def cancel_by_a_third_party_is_swallowed(call_failed: Method, self: Overlap, number: int, error: BaseException) -> None:
+    if not isinstance(error, asyncio.CancelledError):
+        call_failed(self, number, error)
+
+
+@bug(Overlap, "_cancel_calls", "task left")
+def cancelled_calls_are_not_awaited(cancel_calls: Method, self: Overlap) -> None:
+    cancel_calls(self)
+    self.left = 0
+    if self._idle is not None:
+        wake(self._idle)
+
+
+@bug(Overlap, "start", "context")
+def calls_share_a_context(start: Method, self: Overlap, *args: Any, **options: Any) -> None:
+    if self._base is None:
+        self._base, self._values = contextvars.copy_context(), []
+    start(self, *args[:6], context=self._base)
+
+
+@bug(Overlap, "finish", "context")
+def contexts_are_not_given_back(finish: Method, self: Overlap) -> None:
+    self._contexts.clear()
+    finish(self)
+
+
+@bug(Overlap, "end", "error lost")
+def result_is_kept_after_the_end(end: Method, self: Overlap, cause: BaseException) -> None:
+    end(self, cause)
+    self._cause = None

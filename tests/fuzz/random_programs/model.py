@@ -23,6 +23,7 @@ def violations(execution: Execution) -> list[str]:
     found = [f"values: {one}" for one in execution.wrong]
     found += [f"task left: {one}" for one in execution.left]
     found += [f"loop error: {one}" for one in execution.loop_errors]
+    found += [f"caller cancelled: {one.get_name()}, by the library" for one in execution.tasks if one.by_library]
     for record in [one for one in execution.records if one.is_library]:
         found += cancel_laws(record)
         if record.what in ("run", "raw", "hooked", "call", "until"):

@@ -112,8 +112,8 @@ class Program:
 # -- generating
 
 WAITS = ("turns", "turns", "turns", "wait", "event", "set")
-NESTED = ("group", "timeout", "scope", "anyio_group", "gather", "finally", "catch")
-IN_HOOKS = ("until", "background", "stop", "cancelled", "third_party", "stale", "raw", "raw", "session")
+NESTED = ("group", "timeout", "scope", "anyio_group", "gather", "finally", "catch", "wait_for", "shield", "cleanup")
+IN_HOOKS = ("until", "background", "stop", "cancelled", "third_party", "stale", "swallow", "raw", "raw", "session")
 
 
 class Generator:
@@ -220,7 +220,8 @@ class Generator:
 
     def nested(self, kind: str, place: str, depth: int) -> Action:
         random = self.random
-        scripts = {"timeout": 1, "scope": 1, "catch": 1, "finally": 2}.get(kind, random.randrange(1, 4))
+        single = ("timeout", "scope", "catch", "wait_for", "shield", "cleanup")
+        scripts = 1 if kind in single else 2 if kind == "finally" else random.randrange(1, 4)
         n, m = random.randrange(1, 10), random.randrange(2)
         return Action(kind, n, m, tuple(self.script(place, depth) for _ in range(scripts)))
 
@@ -229,6 +230,8 @@ class Generator:
         kind = random.choice(IN_HOOKS)
         if kind in ("cancelled", "third_party", "stale") or (kind == "stop" and place != "member"):
             return Action(kind)
+        if kind == "swallow":
+            return Action(kind, scripts=(self.script(place, depth),))
         if place in ("end", "close", "member") or (place == "op" and kind == "raw") or (kind == "session" and depth > 2):
             return Action("turns", 2)
         if kind == "raw":

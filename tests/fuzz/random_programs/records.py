@@ -29,6 +29,8 @@ class TrackedTask(asyncio.Task[Any]):
     """The cancels of others, without those taken back by others."""
     own = 0
     """The library's cancels, without those taken back by it."""
+    by_library = 0
+    """How often the library has cancelled it or taken a cancel back: never, if it is a caller's."""
     numbers: ClassVar[Iterator[int]] = itertools.count()
     is_caller = False
     is_miscounted = False
@@ -49,6 +51,7 @@ class TrackedTask(asyncio.Task[Any]):
         accepted = super().cancel(msg)
         if accepted and _called_by_library():
             self.own += 1
+            self.by_library += 1
         elif accepted:
             self.balance += 1
             # A TaskGroup or timeout of the program may be behind it, at the latest the innermost one.
@@ -73,6 +76,7 @@ class TrackedTask(asyncio.Task[Any]):
             self.pending = None  # it takes back one that is still to be thrown in, too
         if is_library:
             self.own -= 1
+            self.by_library += 1
         else:
             self.balance -= bool(self.cancelling())
         return super().uncancel()
@@ -268,9 +272,6 @@ class Recorder:
                     # anyio takes back one cancel too many if its task group is cancelled while a child is busy.
                     task.is_miscounted = True
                     self._absorbed += record.external
-            is_left = task.cancelling() - record.count > task.own - record.own
-            if record.what in ("hook", "op") and record.cancelled and is_left:
-                task.excuse()  # by its count it was cancelled from outside, and with whose cancel it ended is unknown
             if not must_cancel:
                 task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
             if record.is_library:
@@ -282,11 +283,6 @@ class Recorder:
                     # A cancel that asyncio has repeated has not the message by which anyio knows its own.
                     task.excuse()
                 task.set_pending(-1 if record.external else record.depth)  # left behind by the program's own code
-        is_own = isinstance(error, asyncio.CancelledError) and not any(error is one for one in record.external)
-        if record.what in ("hook", "op") and is_own and (sys.version_info < (3, 13) or error is record.last):
-            # It ended with the library's cancel, although it got another one as well, which it may have absorbed; what is left
-            # of that is the count alone. Task groups (before 3.13) and other libraries leave it too high, so it is no proof.
-            self._absorbed += record.external
         if record.external and not isinstance(error, asyncio.CancelledError):
             if record.is_library and not getattr(task, "is_miscounted", False):
                 record.kept = [one for one in record.external if not any(one is other for other in self._absorbed)]

@@ -1,6 +1,6 @@
 """Scenarios with code of others in hooks, steps, waits and background tasks: it cancels its own task, or swallows a cancel.
 
-The law is what a plain `await` of the same code gives: a cancel that it swallows is gone, one that it does not swallow comes out.
+It has a task of its own, in which it may do what it likes: the caller's cancel comes out, however often its own is swallowed.
 """
 
 from __future__ import annotations
@@ -112,6 +112,23 @@ async def group_of_anyio(fixture: Fixture) -> None:
             await forever()
 
 
+async def swallowed_cancel(fixture: Fixture) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await fixture.pause("swallows", 3)
+    await fixture.pause("swallows on", 1)
+
+
+async def cleanup_of_a_task(fixture: Fixture) -> None:
+    """The most usual one: a cancel that comes while it awaits the task is swallowed with that of the task."""
+    task = asyncio.ensure_future(fixture.probe.watch("~inner", fixture.pause, "inner", 9))
+    try:
+        await soon()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 class Calls:
     async def on(self) -> None: ...
 
@@ -155,6 +172,8 @@ TOOLS: tuple[Tool, ...] = (
     scope_of_anyio,
     scope_of_anyio_in_cleanup,
     group_of_anyio,
+    swallowed_cancel,
+    cleanup_of_a_task,
     hook_group_that_fails,
     nested_session,
 )

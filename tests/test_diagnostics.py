@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.await_chain import format_tasks, task_wait
-from aiohooks._aio.cancel import wait_done
+import aiohooks as ah
+from aiohooks._aio.observers import observed_call
+from aiohooks._diagnostics import describe_awaitable, format_tasks, task_wait
 from aiohooks.stores import MemoryStepStore
 from tests.support.waiting import ticks
 
@@ -76,23 +77,64 @@ async def test_what_is_awaited_is_named() -> None:
     await asyncio.wait([own, stored, outer])
 
 
-async def test_a_task_that_is_watched_is_a_link() -> None:
-    """Where a function waits for a task without awaiting it, the chain continues in the task, as long as that runs."""
+async def test_what_will_be_awaited_is_named() -> None:
+    """A wait that has not begun is named like one that has, or else by its function or its class."""
+    stored, own, ended = MemoryStepStore().wait_for(5), OwnWait().wait_for(5), asyncio.create_task(ticks(0), name="ended")
+    names = [describe_awaitable(one) for one in (stored, own, ended, Waiting())]
+    assert names == ["step 5 of default", "OwnWait.wait_for", "task 'ended'", "Waiting"]
+    stored.close()
+    own.close()
+    await ended
+
+
+async def test_a_call_in_a_task_of_its_own_is_a_link() -> None:
+    """Where the library waits for a call that has a task of its own, the chain continues in that task."""
+    waiting, steps = Waiting(), MemoryStepStore()
+
+    class Notified:
+        async def changed(self) -> None: ...
+
+    class Waits(Notified):
+        async def changed(self) -> None:
+            await waiting
+
+    async def calls() -> None:
+        await ah.compose(Notified, [Waits()]).changed()
+
+    async def waits() -> None:
+        await ah.Coordinator().until(steps.wait_for(1))
+
+    in_hook, in_until = asyncio.create_task(calls()), asyncio.create_task(waits())
+    await ticks()
+    functions = [frame.f_code.co_name for frame in task_wait(in_hook).frames]
+    assert functions[0] == "calls"
+    assert functions[-3:] == ["changed", "pass_through", "wait"]
+    assert task_wait(in_until).awaits == "step 1 of default"
+    waiting.opened.set()
+    await steps.advance()
+    await asyncio.wait([in_hook, in_until])
+
+
+async def test_a_call_that_is_observed_is_a_link() -> None:
+    """A generator that resumes a coroutine itself is a link like any other."""
+
+    class Observer:
+        def started(self, *_: object) -> Observer:
+            return self
+
+        def suspended(self) -> None: ...
+
+        def ended(self, error: BaseException | None) -> None: ...
+
     waiting = Waiting()
 
-    async def watches() -> None:
-        watched_task = asyncio.create_task(waiting.pass_through())
-        await wait_done([watched_task], None)
-        await waiting.opened.wait()
+    async def outer() -> None:
+        await observed_call(waiting.pass_through, "hook", "a call", (Observer(),))
 
-    task = asyncio.create_task(watches())
+    task = asyncio.create_task(outer())
     await ticks()
-    functions = [frame.f_code.co_name for frame in task_wait(task).frames]
-    assert functions[0] == "watches"
-    assert functions[-2:] == ["pass_through", "wait"]
+    assert [frame.f_code.co_name for frame in task_wait(task).frames] == ["outer", "observed_call", "pass_through", "wait"]
     waiting.opened.set()
-    await ticks()
-    waiting.opened.clear()
     await task
 
 

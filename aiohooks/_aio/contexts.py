@@ -1,0 +1,119 @@
+"""Contexts of calls: copies of the caller's, and what the calls have set in them given back to the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import contextlib
+from collections.abc import Iterable
+from contextvars import Context, ContextVar, Token, copy_context
+from operator import is_
+from typing import Any, TypeAlias
+
+from aiohooks._aio.run_scope import current_scope
+
+_MISSING: Any = object()
+
+
+def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]]:
+    """Return the variables that differ between two states of one context, with their new values; `_MISSING` if unset."""
+    if len(before) == len(after) and all(map(is_, before.values(), after.values())) and all(map(is_, before, after)):
+        return []
+    found = [(one, value) for one, value in after.items() if value is not before.get(one, _MISSING)]
+    found += [(one, _MISSING) for one in before if one not in after]
+    return [change for change in found if change[0] is not current_scope]  # a run begun in a call is part of that call alone
+
+
+class OwnContext:
+    """A context for several calls, one after the other: a token that one of them has got is valid in the next.
+
+    Before each call it gets what has changed in the caller's context, and after it, the caller's gets what the call has changed.
+    """
+
+    __slots__ = ("_before", "_caller", "_context", "_given", "_taken")
+
+    _context: Context | None
+    _caller: Context  # at the last call, with what was given back since
+    _before: Context  # the state of the context then
+    # By which a variable that was not set before is unset again.
+    _given: dict[ContextVar[Any], Token[Any]]
+    _taken: dict[ContextVar[Any], Token[Any]]
+
+    def __init__(self) -> None:
+        self._context = None
+
+    def update(self, caller: Context | None = None) -> Context:
+        """Return the context for a call from the current context, of which `caller` is a copy."""
+        if caller is None:
+            caller = copy_context()
+        context = self._context
+        if context is None:
+            context = self._context = caller.copy()
+            self._before, self._given, self._taken = caller, {}, {}
+        else:
+            for variable, value in changes(self._caller, caller):
+                if context.get(variable, _MISSING) is not value:
+                    context.run(_set, variable, value, self._taken)
+            if context.get(current_scope) is not (scope := caller.get(current_scope)):
+                context.run(current_scope.set, scope)
+            self._before = context.copy()
+        self._caller = caller
+        return context
+
+    def copy_back(self, since: Context | None = None) -> None:
+        """Set in the current context what was set, and unset what was unset, since the last call, or since an earlier `state`."""
+        if self._context is not None and (found := changes(since or self._before, self._context)):
+            self._caller = self._caller.copy()
+            for variable, value in found:
+                _set(variable, value, self._given)
+                if value is not _MISSING:
+                    self._caller.run(variable.set, value)  # what others have set since `update` is new to this context
+            self._before = self._context.copy()
+
+    def state(self) -> Context | None:
+        """Return the present state for `copy_back`: where calls are made in another task, its context has got what they set."""
+        return None if self._context is None else self._context.copy()
+
+
+def _set(variable: ContextVar[Any], value: Any, tokens: dict[ContextVar[Any], Token[Any]]) -> None:
+    """Set a variable, or unset it with the token of its first `_set`; one that others have set stays."""
+    if value is not _MISSING:
+        was_set = variable.get(_MISSING) is not _MISSING
+        token = variable.set(value)
+        if not was_set:
+            tokens[variable] = token
+    elif variable in tokens:
+        with contextlib.suppress(ValueError):  # it was set in another context, as the block was entered in another task
+            variable.reset(tokens.pop(variable))
+
+
+def is_unchanged(values: list[Any], after: Context) -> bool:
+    """Return whether a copy of a context with these values still has them: a variable that was set cannot be unset in a copy."""
+    return len(after) == len(values) and (not values or all(map(is_, after.values(), values)))
+
+
+CallContext: TypeAlias = tuple[Context, Context] | OwnContext
+"""The context of a call, as it was before the call and as it is; or one that several calls have had."""
+
+
+def copy_back(contexts: Iterable[CallContext]) -> None:
+    """Set in the current context what calls that overlapped have set in theirs, in order of the calls.
+
+    What a later call in the current context itself has set meanwhile stays.
+    """
+    known: Context | None = None
+    values: list[Any] = []
+    merged: dict[ContextVar[Any], Any] = {}
+    for one in contexts:
+        if isinstance(one, OwnContext):
+            one.copy_back()
+            continue
+        before, after = one
+        if before is not known:
+            known, values = before, [*before.values()]
+        if is_unchanged(values, after):
+            continue
+        for variable, value in changes(before, after):
+            current = variable.get(_MISSING)
+            if current is before.get(variable, _MISSING) or current is merged.get(variable, _MISSING):
+                variable.set(value)
+                merged[variable] = value

@@ -1,0 +1,146 @@
+"""Where tasks are suspended: the chain of awaits of each, what it waits for, and at which line.
+
+For reports: no call is ended and no cancel is attributed by what is found here.
+
+`asyncio.Task.get_stack` shows only the outermost coroutine; here the innermost one counts.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import gc
+import inspect
+import os
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard, cast
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+"""The folder of this library."""
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_MOST_FRAMES = 100
+
+
+class Waiting(abc.ABC):
+    """Has methods that wait for something with a name, or for tasks that they do not await themselves, and says for what."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | str | None:
+        """Return what a call of one of its coroutine methods waits for: a task that is not done, or words; None if not known."""
+
+
+class TaskWait(NamedTuple):
+    """The chain of awaits of a task: its frames, outermost first, and what it waits for, if that has a name."""
+
+    frames: tuple[types.FrameType, ...]
+    awaits: str | None
+
+    @property
+    def where(self) -> str | None:
+        """The line in the user's own code, and the innermost one."""
+        return user_location(self.frames)
+
+
+def task_wait(task: asyncio.Task[Any]) -> TaskWait:
+    """Return where a task of this loop waits; of the running task only the outermost function is known."""
+    frames: list[types.FrameType] = []
+    awaits: str | None = None
+    # Not of a task that has ended: Python 3.12.1 crashes in `get_coro` of one that ended while it was started eagerly.
+    link: Any = None if task.done() else task.get_coro()
+    while link is not None and len(frames) < _MOST_FRAMES:
+        if asyncio.isfuture(link):
+            return TaskWait(tuple(frames), awaits or _task_name(link))
+        frame, inner = _follow(link)
+        if frame is not None:
+            frames.append(frame)
+        awaited = _awaited_by(link)
+        if isinstance(awaited, str):
+            awaits = awaited
+        elif awaited is not None:
+            inner = awaited.get_coro()
+        link = inner
+    return TaskWait(tuple(frames), awaits)
+
+
+def describe_awaitable(awaitable: object) -> str:
+    """Return what something will wait for that is about to be awaited."""
+    awaited = _awaited_by(awaitable)
+    name = awaited if isinstance(awaited, str) else _task_name(awaitable)
+    made: Any = awaitable if isinstance(awaitable, types.CoroutineType) else type(awaitable)  # pyright: ignore[reportUnknownVariableType]
+    return name or made.__qualname__
+
+
+def describe_suspension(task: asyncio.Task[Any]) -> str:
+    """Return what a task waits for and at which line, as a note for the error that ends the wait."""
+    wait = task_wait(task)
+    awaits = "" if wait.awaits is None else f"waiting for {wait.awaits}, "
+    return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
+
+
+def is_task(one: object) -> TypeGuard[asyncio.Task[Any]]:
+    """Return whether an object is a task, of whichever class: a factory of the loop may make others than asyncio's."""
+    return asyncio.isfuture(one) and hasattr(one, "get_coro")
+
+
+def _task_name(awaited: object) -> str | None:
+    return f"task {awaited.get_name()!r}" if is_task(awaited) else None
+
+
+def _awaited_by(link: object) -> asyncio.Task[Any] | str | None:
+    """Return what a call of a method of a `Waiting` waits for."""
+    # Of this library's code only: before Python 3.13 a frame keeps what its variables were when they were asked for.
+    if isinstance(link, types.CoroutineType) and link.cr_frame is not None and link.cr_code.co_filename.startswith(PACKAGE):
+        arguments = inspect.getcoroutinelocals(link)
+        owner = arguments.get("self")
+        if isinstance(owner, Waiting):
+            return owner.awaited_by(link.cr_code.co_name, arguments)
+    return None
+
+
+def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
+    """Return the frame of one link of the chain, and the next link."""
+    kind = cast("Any", type(link))
+    if kind is types.CoroutineType:
+        return link.cr_frame, link.cr_await
+    if kind is types.AsyncGeneratorType:
+        return link.ag_frame, link.ag_await
+    frame, inner = (link.gi_frame, link.gi_yieldfrom) if kind is types.GeneratorType else (None, None)
+    if inner is None:
+        # Iterators of futures, steps of async generators and the like have no attribute for what they wrap, and show it to the
+        # garbage collector alone; so do generators that resume a coroutine themselves.
+        referents: list[Any] = gc.get_referents(link)
+        kinds: tuple[Any, ...] = types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType
+        futures = (one for one in referents if asyncio.isfuture(one))
+        inner = next((one for kind in kinds for one in referents if isinstance(one, kind)), next(futures, None))
+    return frame, inner
+
+
+def user_location(frames: Sequence[types.FrameType]) -> str | None:
+    """Return the innermost frame of the user's own code and the innermost of all; `frames` has the outermost first."""
+    if not frames:
+        return None
+    innermost = frames[-1]
+    own = next((frame for frame in reversed(frames) if not _is_library(frame)), innermost)
+    return _location(innermost) if own is innermost else f"{_location(own)}, in {_location(innermost)}"
+
+
+def _is_library(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith((PACKAGE, "<")) or (file.startswith(_STDLIB) and "site-packages" not in file)
+
+
+def _location(frame: types.FrameType) -> str:
+    return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
+    """Return the tasks with their chains of awaits, as text for a log."""
+    lines: list[str] = []
+    for task in tasks:
+        wait = task_wait(task)
+        lines.append(f"task {task.get_name()!r}" + (f", waiting for {wait.awaits}" if wait.awaits else ""))
+        lines += [f"  {_location(frame)}" for frame in wait.frames] or ["  has not begun, or is written in C"]
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""What calls set in their contexts is given back to the caller's."""
+
+from __future__ import annotations
+
+from contextvars import Context, ContextVar, copy_context
+
+from aiohooks._aio.contexts import OwnContext, copy_back
+
+FIRST: ContextVar[int] = ContextVar("FIRST")
+SECOND: ContextVar[int] = ContextVar("SECOND")
+
+
+def in_a_context(test: object) -> None:
+    Context().run(test)  # type: ignore[arg-type]
+
+
+def test_what_overlapping_calls_set_is_given_back_in_their_order() -> None:
+    """The last one wins; what the caller itself has set meanwhile stays."""
+
+    def check() -> None:
+        base = copy_context()
+        one, another = base.copy(), base.copy()
+        another.run(FIRST.set, 2)
+        one.run(FIRST.set, 1)
+        one.run(SECOND.set, 1)
+        SECOND.set(5)
+        copy_back([(base, one), (base, another)])
+        assert (FIRST.get(), SECOND.get()) == (2, 5)
+
+    in_a_context(check)
+
+
+def test_a_token_is_valid_in_the_next_call() -> None:
+    """One context for several calls: what is reset in the second is unset for the caller."""
+
+    def check() -> None:
+        own = OwnContext()
+        token = own.update().run(FIRST.set, 1)
+        own.copy_back()
+        assert FIRST.get() == 1
+        own.update().run(FIRST.reset, token)
+        own.copy_back()
+        assert FIRST.get(None) is None
+
+    in_a_context(check)
+
+
+def test_each_of_several_own_contexts_sees_what_the_others_have_set() -> None:
+    """In the next call, whichever was first in the one before."""
+
+    def check() -> None:
+        contexts = [OwnContext(), OwnContext()]
+        for own, variable in zip(contexts, (FIRST, SECOND), strict=True):
+            own.update().run(variable.set, 1)
+        for own in contexts:
+            own.copy_back()
+        for own in contexts:
+            context = own.update()
+            assert (context.get(FIRST), context.get(SECOND)) == (1, 1)
+
+    in_a_context(check)

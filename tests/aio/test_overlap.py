@@ -1,0 +1,239 @@
+"""Calls that are awaited together: who is cancelled, what is raised, what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from aiohooks._aio.overlap import Overlap, RunWaits, Wait, can_wait, keep_errors, limited
+from aiohooks.errors import HookCancelledError
+from aiohooks.testing import ManualClock
+from tests.support.waiting import fail, forever, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+Call = Callable[[], Awaitable[Any]]
+
+
+class Calls(Overlap):
+    """Functions as calls."""
+
+    def describe(self, number: int) -> str:
+        return f"call {number}"
+
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
+        return HookCancelledError(f"call {number} was cancelled")
+
+
+async def overlapped(*calls: Call, secs: float | None = None, grace_secs: float | None = 9, waits: RunWaits | None = None) -> Any:
+    overlap = Calls([None] * len(calls), grace_secs, waits)
+    for number, call in enumerate(calls):
+        overlap.start(number, call, (), {}, f"call {number}", secs)
+    await overlap.wait()
+    return overlap.results
+
+
+async def never() -> int:
+    return 5
+
+
+async def perhaps(waits: bool = False) -> int:
+    return await asyncio.sleep(0, 6) if waits else 6
+
+
+@pytest.mark.parametrize(
+    ("function", "waits"),
+    [
+        (never, False),
+        (functools.partial(never), False),
+        (perhaps, True),
+        (lambda: never(), True),
+        (asyncio.sleep, True),
+        (object(), True),
+    ],
+    ids=["without", "partial", "with", "plain", "of asyncio", "unknown"],
+)
+def test_what_may_wait(function: object, waits: bool) -> None:
+    """Everything but a coroutine function whose code has no `await`."""
+    assert can_wait(function) is waits
+
+
+async def test_results_are_in_order_of_the_calls() -> None:
+    """Whichever ends first; no task is left."""
+    before = asyncio.all_tasks()
+    assert await overlapped(lambda: ticks(9), never, functools.partial(perhaps, True), perhaps) == [None, 5, 6, 6]
+    assert asyncio.all_tasks() == before
+
+
+async def test_the_first_failure_cancels_the_others() -> None:
+    """It is raised as it is, with its origin; failures in the cleanup of others make a flat group."""
+    error = ValueError("first")
+    with pytest.raises(ValueError, match="first") as raised:
+        await overlapped(forever, lambda: fail(error))
+    assert raised.value is error
+    assert error.__notes__ == ["raised by call 1"]
+
+    async def cleans_up_badly() -> None:
+        try:
+            await forever()
+        finally:
+            raise KeyError("cleanup")
+
+    with pytest.raises(ExceptionGroup) as several:
+        await overlapped(cleans_up_badly, lambda: fail(ValueError("first")), forever)
+    assert [type(one) for one in several.value.exceptions] == [KeyError, ValueError]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit])
+async def test_what_is_no_exception_is_raised_in_the_caller(error: type[BaseException]) -> None:
+    """Not by the loop; the others are cancelled and waited for."""
+    before = asyncio.all_tasks()
+    with pytest.raises(error):
+        await overlapped(lambda: fail(error()), forever)
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("when", ["before it waits", "before it starts", "while it waits", "at its end"])
+async def test_a_call_that_others_cancel_is_reported(when: str) -> None:
+    """At every moment of its life."""
+
+    async def call() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if when == "while it waits":
+            asyncio.get_running_loop().call_soon(task.cancel)
+        elif when != "before it starts":
+            task.cancel()
+        if when != "at its end":
+            await forever()
+
+    running = asyncio.create_task(overlapped(call, ticks))
+    if when == "before it starts":
+        await until_true(lambda: any(one.get_name() == "call 0" for one in asyncio.all_tasks()))
+        next(one for one in asyncio.all_tasks() if one.get_name() == "call 0").cancel()
+    with pytest.raises(HookCancelledError, match="call 0 was cancelled"):
+        await running
+
+
+async def test_a_cancel_of_the_caller_wins() -> None:
+    """Whatever the calls do with theirs: swallow it, fail, or take their time."""
+
+    async def swallows() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+
+    async def fails() -> None:
+        try:
+            await forever()
+        finally:
+            raise ValueError("cleanup")
+
+    for calls in ((swallows, fails), (fails, swallows), (swallows,)):
+        task = asyncio.create_task(overlapped(*calls))
+        await ticks()
+        task.cancel("outside")
+        with pytest.raises(asyncio.CancelledError, match="outside"):
+            await task
+
+
+async def test_a_scope_of_anyio_is_left_once() -> None:
+    """Its cancel is repeated at every turn; the calls end, and the scope catches what comes out."""
+
+    async def slow() -> None:
+        try:
+            await forever()
+        finally:
+            await asyncio.shield(asyncio.ensure_future(ticks(9)))
+
+    with anyio.move_on_after(0) as scope:
+        await overlapped(slow, forever)
+    assert scope.cancelled_caught
+
+
+async def test_a_time_limit_and_the_grace_period() -> None:
+    """A call that exceeds its limit is cancelled; one that ignores this is left running, and ends by itself."""
+    gate, ended = asyncio.Event(), list[str]()
+
+    async def ignores() -> None:
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+        ended.append("late")
+
+    with ManualClock() as clock:
+        task = asyncio.create_task(overlapped(ignores, secs=5, grace_secs=2))
+        for secs in (5, 2):
+            await until_true(lambda: clock.pending)
+            clock.advance(secs)
+        with pytest.raises(TimeoutError, match=r"call 0 took too long"):
+            await task
+        assert not ended
+        gate.set()
+        await until_true(lambda: ended)
+        task = asyncio.create_task(limited(forever(), 3, "the wait"))
+        await until_true(lambda: clock.pending)
+        clock.advance(3)
+        with pytest.raises(TimeoutError, match="the wait took longer than 3 s"):
+            await task
+    assert await limited(perhaps(True), None, "the wait") == 6
+
+
+async def test_a_run_is_ended_from_outside() -> None:
+    """In what it awaits, or in what it awaits next; a result that is there counts, and a given task continues."""
+    waits, error = RunWaits(), ValueError("outside")
+    task = asyncio.create_task(overlapped(forever, forever, waits=waits))
+    await ticks()
+    waits.end(error)
+    with pytest.raises(ValueError, match="outside") as raised:
+        await task
+    assert raised.value is error
+    with pytest.raises(ValueError, match="outside"):
+        await overlapped(functools.partial(perhaps, True), forever, waits=waits)
+    waits.reset()
+    assert await overlapped(functools.partial(perhaps, True), waits=waits) == [6]
+    given = asyncio.create_task(forever())
+    wait = Wait[None]("a task")
+    asyncio.get_running_loop().call_soon(wait.end, error)
+    with pytest.raises(ValueError, match="outside"):
+        await wait.result_of(given)
+    assert not given.done()
+    given.cancel()
+    await asyncio.wait([given])
+
+
+async def test_a_failure_leaves_no_reference_cycle() -> None:
+    """What a failed call referred to is freed with its error."""
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    gc.collect()
+    gc.disable()
+    try:
+        for calls in ((fails, forever), (never, fails)):
+            with contextlib.suppress(ValueError):
+                await overlapped(*calls)
+        await ticks()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, (Overlap, ValueError))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def test_what_is_hidden_is_kept() -> None:
+    """Errors that another one hides are at the end of its context."""
+    raised, hidden = ValueError("raised"), [KeyError("one"), OSError("two")]
+    keep_errors(raised, [*hidden])
+    assert isinstance(raised.__context__, BaseExceptionGroup)
+    assert [*raised.__context__.exceptions] == hidden

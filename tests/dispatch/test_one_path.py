@@ -1,0 +1,313 @@
+"""Every kind of method has the same rules: order, time limit, errors, notes, cancels; or a combination is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.waiting import fail, forever, until_true
+
+pytestmark = pytest.mark.every_python
+
+Next = Callable[[str], Awaitable[str]]
+
+
+class Kinds:
+    async def none(self, text: str) -> None: ...
+
+    async def unknown(self, text: str) -> Any: ...
+
+    @ah.point("first")
+    async def first(self, text: str) -> str | None: ...
+
+    @ah.point("chain")
+    async def chain(self, text: str) -> str | None: ...
+
+    @ah.point("wrap")
+    async def wrap(self, text: str, call_next: Next) -> str:
+        return await call_next(text)
+
+    async def around(self, text: str) -> None: ...
+
+    def plain(self, text: str) -> None: ...
+
+
+class Does:
+    """Does the same in every method, before it passes on a call that it wraps."""
+
+    def __init__(self, act: Callable[[], Awaitable[Any]]) -> None:
+        self.calls = 0
+        self.act = act
+
+    async def none(self, text: str) -> None:
+        self.calls += 1
+        await self.act()
+
+    unknown = first = chain = none
+
+    async def wrap(self, text: str, call_next: Next) -> str:
+        await self.none(text)
+        return await call_next(text)
+
+    async def around(self, text: str) -> AsyncGenerator[None]:
+        await self.none(text)
+        yield
+
+
+class Plain:
+    def __init__(self, error: BaseException) -> None:
+        self.calls = 0
+        self.error = error
+
+    def plain(self, text: str) -> None:
+        self.calls += 1
+        raise self.error
+
+
+async def tail(text: str) -> str:
+    return text
+
+
+async def call(hooks: Kinds, kind: str) -> Any:
+    return await getattr(hooks, kind)(*(["x", tail] if kind == "wrap" else ["x"]))
+
+
+kinds = pytest.mark.parametrize("kind", ["none", "unknown", "first", "chain", "wrap", "around"])
+
+
+@kinds
+async def test_a_failing_hook_is_logged_and_disabled(kind: str) -> None:
+    """With `on_error="log"` the call continues; after so many failures in a row, which a success ends, the hook is not called."""
+    outcomes = iter([True, False, True, True])
+    hook = Does(lambda: fail(ValueError("no")) if next(outcomes) else asyncio.sleep(0))
+    group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=2)])
+    for _ in range(6):
+        await call(group.hooks, kind)
+    assert (hook.calls, group.status()[0].failures, group.status()[0].disabled) == (4, 3, True)
+
+
+@kinds
+async def test_a_time_limit_holds(kind: str) -> None:
+    """A hook that waits longer fails with HookTimeoutError, with a note of its origin."""
+    hooks = ah.compose(Kinds, [ah.configure(Does(forever), timeout=5)])
+    with ManualClock() as clock:
+        task = asyncio.create_task(call(hooks, kind))
+        await until_true(lambda: clock.pending)
+        clock.advance(5)
+        with refused(ah.errors.HookTimeoutError, f"Does.{kind} took longer than its timeout of 5 s") as raised:
+            await task
+    assert f"raised by Does.{kind}" in raised.value.__notes__
+
+
+@kinds
+async def test_no_cancel_is_invented(kind: str) -> None:
+    """A future that the hook awaits is cancelled by others: HookCancelledError, and the caller is not cancelled."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.cancel)
+
+    async def wait() -> None:
+        await future
+
+    with refused(ah.errors.HookCancelledError, f"Does.{kind} was cancelled, and not by its caller"):
+        await call(ah.compose(Kinds, [Does(wait)]), kind)
+
+
+@kinds
+async def test_orders_hold(kind: str) -> None:
+    """The hook of the lowest order begins first, wherever it is in the list."""
+    seen: list[int] = []
+
+    def hook(number: int) -> Any:
+        async def act() -> None:
+            await asyncio.sleep(0)
+            seen.append(number)
+
+        return ah.configure(Does(act), order=number)
+
+    await call(ah.compose(Kinds, [hook(3), hook(1), hook(2)]), kind)
+    assert seen == [1, 2, 3]
+
+
+def test_a_plain_method_has_these_rules() -> None:
+    """Its hook is logged and disabled, and a cancel that it finds in a result is not the caller's."""
+    hook = Plain(ValueError("no"))
+    group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=2)])
+    for _ in range(4):
+        group.hooks.plain("x")
+    assert (hook.calls, group.status()[0].disabled) == (2, True)
+    with refused(ah.errors.HookCancelledError, "Plain.plain was cancelled"):
+        ah.compose(Kinds, [Plain(asyncio.CancelledError())]).plain("x")
+
+
+@pytest.mark.parametrize(
+    ("hook", "options", "says"),
+    [
+        (type("OnlyAnswers", (), {"first": Does.first})(), {"background": True}, "none of its methods can be queued"),
+        (type("Around", (), {"around": Does.around})(), {"background": True}, "Around.around is an async generator"),
+        (Plain(ValueError()), {"timeout": 5}, "Plain.plain is a plain function"),
+    ],
+    ids=["no queue", "generator", "plain"],
+)
+def test_what_would_have_no_effect_is_refused(hook: object, options: dict[str, Any], says: str) -> None:
+    """When the group is made, and when the hook is added, which leaves the group as it was."""
+    group = ah.HookGroup(Kinds)
+    for make in (lambda: ah.HookGroup(Kinds, [ah.configure(hook, **options)]), lambda: group.add(ah.configure(hook, **options))):
+        with refused(ah.errors.InvalidHookError, says):
+            make()
+    assert group.status() == []
+
+
+# -- hooks that wrap
+
+
+class Wrapping:
+    def __init__(self, act: Callable[[Next], Awaitable[Any]]) -> None:
+        self.act = act
+
+    async def wrap(self, text: str, call_next: Next) -> Any:
+        return await self.act(call_next)
+
+
+async def translates(call_next: Next) -> Any:
+    try:
+        return await call_next("x")
+    except ConnectionError as error:
+        raise RuntimeError("no answer") from error
+
+
+async def limits(call_next: Next) -> Any:
+    async with asyncio.timeout(0):
+        return await call_next("x")
+
+
+async def fails_after(call_next: Next) -> Any:
+    await call_next("x")
+    raise ValueError("after")
+
+
+async def fails_before(call_next: Next) -> Any:
+    raise ValueError("before")
+
+
+@pytest.mark.parametrize(
+    ("act", "tail_act", "raised"),
+    [
+        (translates, lambda: fail(ConnectionError("reset")), ConnectionError),
+        (limits, forever, TimeoutError),
+        (fails_after, lambda: asyncio.sleep(0), None),
+        (fails_before, lambda: asyncio.sleep(0), None),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+async def test_what_a_logged_hook_wraps_is_called_once(
+    act: Callable[[Next], Awaitable[Any]], tail_act: Callable[[], Awaitable[Any]], raised: type[Exception] | None
+) -> None:
+    """Whatever the hook does after it has called it: its answer or its error is that of the call."""
+    calls: list[str] = []
+
+    async def pay(text: str) -> str:
+        calls.append(text)
+        await tail_act()
+        return "paid"
+
+    hooks = ah.compose(Kinds, [ah.configure(Wrapping(act), on_error="log")])
+    if raised is None:
+        assert await hooks.wrap("x", pay) == "paid"
+    else:
+        with pytest.raises(raised):
+            await hooks.wrap("x", pay)
+    assert calls == ["x"]
+
+
+async def test_the_clock_of_a_hook_stands_still_in_what_it_wraps() -> None:
+    """Its time limit is for its own time, before and after; what it wraps may take longer."""
+    gates = [asyncio.Event() for _ in range(3)]
+
+    async def waits(call_next: Next) -> str:
+        await gates[0].wait()
+        answer = await call_next("x")
+        await gates[2].wait()
+        return answer
+
+    async def slow(text: str) -> str:
+        await gates[1].wait()
+        return text
+
+    hooks = ah.compose(Kinds, [ah.configure(Wrapping(waits), timeout=5)])
+    with ManualClock() as clock:
+        task = asyncio.create_task(hooks.wrap("x", slow))
+        await until_true(lambda: clock.pending)
+        clock.advance(3)
+        gates[0].set()
+        await until_true(lambda: not clock.pending)
+        clock.advance(100)
+        gates[1].set()
+        await until_true(lambda: clock.pending)
+        clock.advance(1.9)
+        assert not task.done()
+        clock.advance(0.1)
+        with refused(ah.errors.HookTimeoutError, "Wrapping.wrap"):
+            await task
+
+
+async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps() -> None:
+    """After its time limit and the grace period the call is made without it, and not once more when it continues."""
+    calls: list[str] = []
+    gate, ended = asyncio.Event(), list[BaseException]()
+
+    async def ignores(call_next: Next) -> None:
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+        try:
+            await call_next("late")
+        except ah.errors.HookCancelledError as error:
+            ended.append(error)
+
+    async def pay(text: str) -> str:
+        calls.append(text)
+        return "paid"
+
+    group = ah.HookGroup(Kinds, [ah.configure(Wrapping(ignores), timeout=5, on_error="log")], grace_secs=2)
+    with ManualClock() as clock:
+        task = asyncio.create_task(group.hooks.wrap("x", pay))
+        for secs in (5, 2):
+            await until_true(lambda: clock.pending)
+            clock.advance(secs)
+        assert await task == "paid"
+    gate.set()
+    await until_true(lambda: ended)
+    assert calls == ["x"]
+
+
+async def test_arguments_behind_one_that_is_left_out() -> None:
+    """The last argument is the one of the signature, also by keyword behind a default that the caller leaves out."""
+
+    class Defaults:
+        @ah.point("chain")
+        async def rewrite(self, user: str, style: str = "plain", prompt: str = "") -> str:
+            return prompt
+
+        @ah.point("wrap")
+        async def tool(self, call: str, retries: int = 1, call_next: Any = None) -> Any:
+            return await call_next(call)
+
+    class Adds(Defaults):
+        async def rewrite(self, user: str, style: str = "plain", prompt: str = "") -> str:
+            return f"{user}:{prompt}!"
+
+        async def tool(self, call: str, retries: int = 1, call_next: Any = None) -> Any:
+            return f"({await call_next(call + '+')})"
+
+    hooks = ah.compose(Defaults, [Adds(), Adds()])
+    assert await hooks.rewrite("ann", prompt="hi") == await hooks.rewrite("ann", "plain", "hi") == "ann:ann:hi!!"
+    assert await hooks.rewrite("ann") == "ann:ann:!!"
+    assert await hooks.tool("q", call_next=tail) == "((q++))"

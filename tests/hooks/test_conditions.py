@@ -1,0 +1,103 @@
+"""Built-in hooks that seldom wait are asked whether they have to, and cost no task while they have not."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.testing import ManualClock
+from tests.support.sessions import counting_graph
+
+pytestmark = pytest.mark.every_python
+
+TENTH = ah.Every(steps=10)
+
+
+async def evaluate(_: object) -> int:
+    return 0
+
+
+async def notify(*_: object) -> None:
+    await asyncio.sleep(0)
+
+
+def seldom_waiting(folder: Path, output: io.StringIO, made_of: Any = lambda cls: cls) -> list[ah.SessionRunHook]:
+    """Return one of each kind, which waits in its first run or at every tenth step."""
+    return [
+        made_of(ah.CheckpointSaverHook)(folder, every=TENTH, background=False, save_on_begin=False),
+        made_of(EvaluatorHook)(evaluate, every=TENTH),
+        made_of(ah.ProgressHook)(every=TENTH, display="plain", file=output),
+        made_of(ah.CSVHook)(folder / "counts.csv", ["loss"]),
+        made_of(ah.GlobalStepWaiterHook)(0),
+        made_of(ah.VersionGateHook)(ah.MemoryStepStore(), max_lag=1000),
+        made_of(ah.LambdaHook)(after_run=notify, every=TENTH),
+        made_of(ah.LoggingHook)(["loss"], every=TENTH),
+        made_of(ah.StopAtStepHook)(last_step=25),
+    ]
+
+
+async def test_no_task_is_made_between_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in which no hook has to wait makes no task."""
+    made: list[str] = []
+
+    class CountedTask(asyncio.Task[Any]):
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            made.append(str(keywords.get("name")))
+            super().__init__(*args, **keywords)
+
+    steps_with_tasks: list[int] = []
+    async with ah.AsyncMonitoredSession(counting_graph(), seldom_waiting(tmp_path, io.StringIO())) as session:
+        await session.run("train")
+        monkeypatch.setattr(asyncio, "Task", CountedTask)
+        asyncio.get_running_loop().set_task_factory(lambda loop, coro, **options: CountedTask(coro, loop=loop, **options))
+        try:
+            while not session.should_stop():
+                made.clear()
+                await session.run("train")
+                if made:
+                    steps_with_tasks.append(session.global_step.latest.step)
+        finally:
+            asyncio.get_running_loop().set_task_factory(None)
+            monkeypatch.undo()
+    assert steps_with_tasks == [10, 20]
+
+
+def called_always(cls: Any) -> Any:
+    """Return the class with methods that override those with a condition."""
+
+    class Called(cls):  # type: ignore[misc, unused-ignore]
+        async def before_run(self, *args: Any) -> Any:
+            return await super().before_run(*args)
+
+        async def after_run(self, *args: Any) -> None:
+            await super().after_run(*args)
+
+    return cls if cls is ah.LambdaHook else Called
+
+
+async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
+    """A hook that is called in every run, as another class overrides its methods, does the same as one that is asked."""
+
+    async def outcome(name: str, made_of: Any) -> Any:
+        output, folder = io.StringIO(), tmp_path / name
+        folder.mkdir()
+        hooks: Any = seldom_waiting(folder, output, made_of)
+        with ManualClock():
+            async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+                while not session.should_stop():
+                    await session.run("train")
+        saver, evaluator, _, _, waiter, gate, *_ = hooks
+        rows = [line.split(",")[::2] for line in (folder / "counts.csv").read_text().splitlines()]
+        attributes = saver.saved, evaluator.results, waiter.started_at, gate.ahead, gate.waits
+        return attributes, rows, output.getvalue()
+
+    asked, called = await outcome("asked", lambda cls: cls), await outcome("called", called_always)
+    assert asked == called
+    assert asked[0] == (3, {10: 0, 20: 0, 25: 0}, 0, 24, 0)
+    assert len(asked[1]) == 26
