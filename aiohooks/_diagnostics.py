@@ -92,7 +92,7 @@ def _task_name(awaited: object) -> str | None:
 def _awaited_by(link: object) -> asyncio.Task[Any] | str | None:
     """Return what a call of a method of a `Waiting` waits for."""
     # Of this library's code only: before Python 3.13 a frame keeps what its variables were when they were asked for.
-    if isinstance(link, types.CoroutineType) and link.cr_frame is not None and link.cr_code.co_filename.startswith(PACKAGE):
+    if inspect.iscoroutine(link) and link.cr_frame is not None and link.cr_code.co_filename.startswith(PACKAGE):
         arguments = inspect.getcoroutinelocals(link)
         owner = arguments.get("self")
         if isinstance(owner, Waiting):

@@ -485,6 +485,15 @@ def contexts(error: BaseException | None) -> list[BaseException]:
     return [*chain.values()]
 
 
+def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
+    """Return the error for a call that was cancelled by a third party: it must not vanish, nor look like the caller's."""
+    error = HookCancelledError(
+        f"{who} was cancelled, and not by its caller; to end the session, request a stop or raise an error"
+    )
+    error.__cause__ = cause
+    return error
+
+
 def add_note(error: BaseException, text: str) -> bool:
     """Add a note to a passing error. Unlike its own `add_note` this never raises, as the error matters more than the note.
 

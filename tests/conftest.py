@@ -8,8 +8,8 @@ Options:
     --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
     `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
-    --tasks plain|eager|python: what a loop's `create_task` makes: asyncio's tasks, eager ones (Python 3.12), or ones that are written
-    in Python, as debuggers and other libraries replace them.
+    --tasks plain|eager|python: what `create_task` of a loop makes: asyncio's tasks, eager ones (Python 3.12), or ones that are
+    written in Python.
     --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
     --shuffle SEED: run the tests in a random order.
 

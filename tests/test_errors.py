@@ -22,7 +22,7 @@ from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_o
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import run_once
-from tests.support.waiting import fail, forever, parked
+from tests.support.waiting import fail, forever, ticks
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
@@ -210,7 +210,8 @@ async def test_an_error_that_refuses_attributes_beside_another_one(make: Callabl
         finally:
             raise errors[0]
 
-    task = await parked(run_once([PhaseHook("before_run", fail_in_cleanup)]))
+    task = asyncio.create_task(run_once([PhaseHook("before_run", fail_in_cleanup)]))
+    await ticks()
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await task

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextlib
 from collections.abc import Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
@@ -14,7 +13,10 @@ from aiohooks._aio.run_scope import current_scope
 _MISSING: Any = object()
 
 
-def changes(before: Context, after: Context) -> list[tuple[ContextVar[Any], Any]]:
+Changes: TypeAlias = list[tuple[ContextVar[Any], Any]]
+
+
+def changes(before: Context, after: Context) -> Changes:
     """Return the variables that differ between two states of one context, with their new values; `_MISSING` if unset."""
     if len(before) == len(after) and all(map(is_, before.values(), after.values())) and all(map(is_, before, after)):
         return []
@@ -41,8 +43,11 @@ class OwnContext:
     def __init__(self) -> None:
         self._context = None
 
-    def update(self, caller: Context | None = None) -> Context:
-        """Return the context for a call from the current context, of which `caller` is a copy."""
+    def update(self, caller: Context | None = None, known: dict[int, Changes] | None = None) -> Context:
+        """Return the context for a call from the current context, of which `caller` is a copy.
+
+        `known` has its differences from earlier copies, for other hooks that have been called with the same ones.
+        """
         if caller is None:
             caller = copy_context()
         context = self._context
@@ -50,7 +55,12 @@ class OwnContext:
             context = self._context = caller.copy()
             self._before, self._given, self._taken = caller, {}, {}
         else:
-            for variable, value in changes(self._caller, caller):
+            found = None if known is None else known.get(id(self._caller))
+            if found is None:
+                found = changes(self._caller, caller)
+                if known is not None:
+                    known[id(self._caller)] = found
+            for variable, value in found:
                 if context.get(variable, _MISSING) is not value:
                     context.run(_set, variable, value, self._taken)
             if context.get(current_scope) is not (scope := caller.get(current_scope)):
@@ -83,7 +93,8 @@ def _set(variable: ContextVar[Any], value: Any, tokens: dict[ContextVar[Any], To
             tokens[variable] = token
     elif variable in tokens:
         with contextlib.suppress(ValueError):  # it was set in another context, as the block was entered in another task
-            variable.reset(tokens.pop(variable))
+            variable.reset(tokens[variable])
+            del tokens[variable]
 
 
 def is_unchanged(values: list[Any], after: Context) -> bool:

@@ -31,10 +31,10 @@ import anyio
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
-from aiohooks._aio.contexts import CallContext, OwnContext, copy_back, is_unchanged
+from aiohooks._aio.contexts import CallContext, Changes, OwnContext, copy_back, is_unchanged
 from aiohooks._aio.run_scope import RunScope
 from aiohooks._diagnostics import Waiting, describe_suspension
-from aiohooks.errors import add_origin, contexts, flattened, raise_unchanged, set_context
+from aiohooks.errors import add_origin, contexts, flattened, hook_cancelled_error, raise_unchanged, set_context
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class Overlap(Waiting):
     """
 
     __slots__ = (
-        "_base", "_cause", "_contexts", "_errors", "_expired", "_grace", "_idle", "_left_behind", "_loop", "_outer",
+        "_base", "_cause", "_contexts", "_errors", "_expired", "_grace", "_idle", "_known", "_left_behind", "_loop", "_outer",
         "_starts", "_tasks", "_timers", "_values", "_waits", "failing", "grace_secs", "left", "results",
     )  # fmt: skip
 
@@ -161,6 +161,7 @@ class Overlap(Waiting):
     _contexts: list[CallContext]
     _base: Context | None
     _values: list[Any]  # of the base
+    _known: dict[int, Changes] | None  # what differs from the base in earlier contexts of the caller
     _idle: asyncio.Future[None] | None
     _outer: CancelledError | None
     _cause: BaseException | None
@@ -182,7 +183,7 @@ class Overlap(Waiting):
         self._starts = _nested.starts
         self._tasks = {}
         self._contexts = []
-        self._base = self._idle = self._outer = self._cause = None
+        self._base = self._known = self._idle = self._outer = self._cause = None
         self._errors = self._expired = self._timers = self._grace = self._left_behind = None
 
     # -- what the calls are
@@ -218,7 +219,7 @@ class Overlap(Waiting):
 
     def in_turn(self) -> None:
         """Note that a call runs in the caller's context, which it may change."""
-        self._base = None
+        self._base = self._known = None
 
     def start(
         self,
@@ -252,7 +253,9 @@ class Overlap(Waiting):
             if own is None:
                 context = base.copy()
             else:
-                context = own.update(base)
+                if self._known is None:
+                    self._known = {}
+                context = own.update(base, self._known)
                 self._contexts.append(own)
                 base = None
         if keywords:
@@ -483,12 +486,13 @@ class Overlap(Waiting):
 class Wait(Overlap, Generic[T]):
     """One awaitable: `await Wait("what it is").result_of(awaitable)`. Its errors are raised as they are."""
 
-    __slots__ = ("keeps_result", "what")
+    __slots__ = ("_is_future", "keeps_result", "what")
 
     def __init__(self, what: str, grace_secs: float | None = None, waits: RunWaits | None = None) -> None:
         super().__init__([None], grace_secs, waits)
         self.what: str = what
         self.keeps_result: bool = False
+        self._is_future = False  # whose cancel is passed on, as under any other `await`
 
     def succeeded(self, number: int) -> None:
         self.keeps_result = True
@@ -500,11 +504,12 @@ class Wait(Overlap, Generic[T]):
         pass
 
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        return cause  # as under any other `await`
+        return cause if self._is_future else hook_cancelled_error(self.what, cause)
 
     async def result_of(self, awaitable: Awaitable[T], own: OwnContext | None = None) -> T:
         """Await something, in a task of its own; a task or future that is given is not cancelled with it."""
-        call = _done if asyncio.isfuture(awaitable) else _result
+        self._is_future = asyncio.isfuture(awaitable)
+        call = _done if self._is_future else _result
         try:
             if self._cause is not None:
                 raise_unchanged(self._cause)

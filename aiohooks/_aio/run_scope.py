@@ -35,8 +35,8 @@ class RunScope:
     observers: tuple[RunObserver, ...] = ()
     """Those of the current attempt; a hook adds its own in `before_run`."""
 
-    def __init__(self, session: RunOwner, publisher: object, outer: RunScope | None) -> None:
-        """Make the scope of a run of `session`, which is nested in `outer`."""
+    def __init__(self, session: RunOwner | None, publisher: object, outer: RunScope | None) -> None:
+        """Make the scope of a run of `session`, or of none, which is nested in `outer`."""
         self.session = session
         self.publisher = publisher
         self.outer = outer
@@ -65,7 +65,7 @@ def leave_run() -> None:
     current_scope.set(None)
 
 
-def begin_run(session: RunOwner, publisher: object) -> RunScope:
+def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
     """Make the current context part of a new run; the scope stays in the context, inactive, when the run is over."""
     outer = current_scope.get()
     scope = RunScope(session, publisher, outer if outer is None or outer.active else current_run())

@@ -28,11 +28,10 @@ from aiohooks.dispatch.calls import (
     bound_method,
     call_groups,
     failed_in_turn,
-    hook_cancelled_error,
     order_groups,
 )
 from aiohooks.dispatch.lifecycle import Point
-from aiohooks.errors import HookCancelledError, InvalidHookError, raise_unchanged
+from aiohooks.errors import HookCancelledError, InvalidHookError, hook_cancelled_error, raise_unchanged
 
 Keywords = Mapping[str, Any]
 

@@ -16,8 +16,8 @@ from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.run_scope import leave_run
-from aiohooks.dispatch.calls import CONDITION, Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error
-from aiohooks.errors import HookGroupClosedError, flattened
+from aiohooks.dispatch.calls import CONDITION, Method, OrderGroup, RegisteredHook, bound_method, call_groups
+from aiohooks.errors import HookGroupClosedError, flattened, hook_cancelled_error
 
 _logger = logging.getLogger("aiohooks")
 

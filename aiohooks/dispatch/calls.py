@@ -20,7 +20,7 @@ from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note, add_origin, raise_unchanged
+from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note, add_origin, hook_cancelled_error, raise_unchanged
 
 _logger = logging.getLogger("aiohooks")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -220,7 +220,7 @@ async def call_groups(
                 try:
                     if others is None:
                         for method in left:
-                            answers.append(await method(*args))  # noqa: PERF401 - their number says which one failed
+                            answers.append(await method(*args))  # noqa: PERF401 - see `number` # pyright: ignore[reportCallIssue]
                     else:
                         for method, other in left:
                             answers.append(await method(*args, other))
@@ -325,15 +325,6 @@ def hook_timeout_error(
     """Return the error for a call that took longer than its time limit, with a note that says where it was suspended."""
     error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
     add_note(error, waited_at)
-    return error
-
-
-def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
-    """Return the error for a call that was cancelled by a third party: it must not vanish, nor look like the caller's."""
-    error = HookCancelledError(
-        f"{who} was cancelled, and not by its caller; to end the session, request a stop or raise an error"
-    )
-    error.__cause__ = cause
     return error
 
 

@@ -27,10 +27,18 @@ from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.answers import InTurn, Target, answer, answer_plain, call_wrapped, make_target, positional_first
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, hook_cancelled_error
+from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups
 from aiohooks.dispatch.hook import HookRegistration, configure, registration_of
 from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, check_options, hook_name, listed_twice, registered_hooks
-from aiohooks.errors import HookGroupClosedError, InvalidArgumentError, InvalidHookError, add_note, did_you_mean, flattened
+from aiohooks.errors import (
+    HookGroupClosedError,
+    InvalidArgumentError,
+    InvalidHookError,
+    add_note,
+    did_you_mean,
+    flattened,
+    hook_cancelled_error,
+)
 
 _logger = logging.getLogger("aiohooks")
 K = TypeVar("K")

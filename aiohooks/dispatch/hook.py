@@ -22,7 +22,7 @@ class Hook:
     order: ClassVar[int] = 0
     """Hooks of a lower order complete a phase before those of a higher order start it; hooks of the same order overlap."""
     timeout: ClassVar[float | None] = None
-    """Time limit in seconds for one call of a coroutine method; costs nothing until the call suspends."""
+    """Time limit in seconds for one call of a coroutine method; costs nothing where the method cannot wait."""
     on_error: ClassVar[OnError] = "raise"
     """`"log"` for observers: an error is logged with its traceback and the run continues."""
     name: str = ""

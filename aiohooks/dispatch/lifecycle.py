@@ -181,7 +181,7 @@ class Lifecycle:
                 self._check_method(hook_name(hook), method, each)
             if inspect.isfunction(function):
                 each.fitting.add(function)
-        if "__call__" in self._members and self.overrides(hook, "__call__"):
+        if "__call__" in self._members and callable(hook) and self.overrides(hook, "__call__"):
             raise InvalidHookError(
                 f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group cannot call them"
             )

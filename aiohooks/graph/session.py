@@ -17,7 +17,7 @@ from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.stateful import Stateful
-from aiohooks.dispatch.calls import NO_KEYWORDS, hook_cancelled_error
+from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import (
     FetchError,
     GraphError,
@@ -26,6 +26,7 @@ from aiohooks.errors import (
     UpdateConflictError,
     WrongLoopError,
     did_you_mean,
+    hook_cancelled_error,
 )
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node, Operation, Output

@@ -16,8 +16,8 @@ from aiohooks._aio.observers import observing
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.checkpoint.saver import check_tracked
-from aiohooks.dispatch.calls import hook_cancelled_error, only_if
-from aiohooks.errors import InvalidArgumentError, add_note, safe_repr
+from aiohooks.dispatch.calls import only_if
+from aiohooks.errors import InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
 from aiohooks.hooks._observing import checked_numbers
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues

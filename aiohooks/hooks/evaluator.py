@@ -24,11 +24,10 @@ from aiohooks._validate import (
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.calls import hook_cancelled_error, hook_timeout_error, only_if
+from aiohooks.dispatch.calls import hook_timeout_error, only_if
 from aiohooks.errors import (
     AiohooksError,
     FetchError,
-    HookCancelledError,
     HookTimeoutError,
     InvalidArgumentError,
     InvalidHookError,
@@ -401,9 +400,6 @@ class _EvaluationWait(Wait[Any]):
 
     def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
         return hook_timeout_error(self.what, self._secs, waited_at, "give it more with timeout_secs=")
-
-    def cancelled_error(self, number: int, cause: BaseException) -> HookCancelledError:
-        return hook_cancelled_error(self.what, cause)
 
 
 def _text(result: Any) -> str:

@@ -235,7 +235,7 @@ class RunLock:
         """Return a wait of code in a run for something, which a stop of the session ends too; at its end it is the last one."""
         if self.state != "open":
             return awaitable
-        return self._supervisor.coord.until_in(Wait[T]("until"), awaitable)
+        return self._supervisor.coord.until_in(Wait[T]("a wait in a run"), awaitable)
 
     async def close(self, immediately: bool, grace_secs: float) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""

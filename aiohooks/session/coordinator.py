@@ -343,7 +343,7 @@ class Coordinator:
             raise
         what = describe_awaitable(awaitable) if self.observers else ""
         with observing(self.observers, "wait", what):
-            return await self.until_in(Wait("until"), awaitable, producers, drain=drain)
+            return await self.until_in(Wait("what `until` awaits"), awaitable, producers, drain=drain)
 
     async def until_in(
         self, wait: Wait[T], awaitable: Awaitable[T], producers: Producers | None = None, *, drain: bool = False

@@ -14,7 +14,6 @@ from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Wait
 from aiohooks._diagnostics import Waiting
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
-from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import StopRequestedError, raise_unchanged
 
 if TYPE_CHECKING:
@@ -159,11 +158,9 @@ class FeedsAhead(Waiting):
         self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
 
     async def _read(self) -> None:
-        iterator: Any = None
         drained = False
         try:
-            iterator = aiter(self._feeds) if isinstance(self._feeds, AsyncIterable) else iter(self._feeds)
-            await self._take_all(iterator)
+            await self._until(self._take_all())
             while self._taken:
                 await self._until(self._wait())
             drained = True
@@ -174,16 +171,19 @@ class FeedsAhead(Waiting):
             if not drained and self._stateful is not None:
                 self._stateful.load_state_dict(self._used)
                 self._taken.clear()
-            await self._close(iterator)
 
-    async def _take_all(self, iterator: Any) -> None:
+    async def _take_all(self) -> None:
+        """Take the elements, all in one task: what a generator has around its `yield`, such as a time limit, belongs to a task."""
+        iterator: Any = aiter(self._feeds) if isinstance(self._feeds, AsyncIterable) else iter(self._feeds)
         try:
-            while await self._until(self._take_next(iterator)):
+            while await self._take_next(iterator):
                 pass
         except Exception as error:
             if self._supervisor.root.should_stop():
                 raise
             self._failure = error
+        finally:
+            await self._close(iterator)
         self._ended = True
         self._wake_waiters()
 
@@ -256,9 +256,6 @@ class FeedWait(Wait[Any]):
         super().__init__("next feed")
         self._supervisor = supervisor
         self._on_recoverable = on_recoverable
-
-    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        return hook_cancelled_error(self.what, cause)  # as a cancel it would end the reader, and nobody would be told
 
     def end(self, cause: BaseException) -> None:
         if self._supervisor.recovers(cause):

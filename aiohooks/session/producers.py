@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, TypeAlias, cast
 
-from aiohooks._aio.overlap import Wait
+from aiohooks._aio.overlap import Overlap, Wait
 from aiohooks._diagnostics import is_task
 from aiohooks.errors import InvalidArgumentError, ProducerFinishedError, flattened, is_clean_end, safe_repr
 
@@ -42,7 +42,7 @@ class EndOfProducers:
         if passes:
             self._pass = asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
         else:
-            Wait.end(self._wait, self._error())  # also during a recovery
+            Overlap.end(self._wait, self._error())  # also during a recovery
 
     def _error(self) -> BaseException:
         ends: list[str] = []

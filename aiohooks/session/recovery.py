@@ -15,7 +15,6 @@ from aiohooks._aio.observers import observing
 from aiohooks._aio.opening import opening_until
 from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_choice, check_instance, check_int
-from aiohooks.dispatch.calls import hook_cancelled_error
 from aiohooks.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -147,15 +146,6 @@ class RecoveryHistory:
         return [f"recovery gave up: {why}; what failed, oldest first:", *(f"  {line}" for line in self._in_a_row[-20:])]
 
 
-class _Part(Wait[Any]):
-    """A part of a recovery: a cancel of it by a third party must not look like one of the caller."""
-
-    __slots__ = ()
-
-    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        return hook_cancelled_error(self.what, cause)
-
-
 class SessionSupervisor:
     """Creates the raw session and its coordinator, and replaces both in a recovery.
 
@@ -205,7 +195,7 @@ class SessionSupervisor:
 
     async def missing_session(self, waits: RunWaits) -> Session:
         """Return a new session where there is none: a recovery was interrupted before it had created one."""
-        return await _Part(_CREATING, waits=waits).result_of(self._create())
+        return await Wait[Session](_CREATING, waits=waits).result_of(self._create())
 
     def failures(self) -> list[BaseException]:
         """Return the failures of the background tasks, first those of the current session."""
@@ -309,12 +299,12 @@ class SessionSupervisor:
         try:
             while True:
                 try:
-                    await _Part("a recovery", waits=waits).result_of(self._close_failed_session(error, step))
+                    await Wait[None]("a recovery", waits=waits).result_of(self._close_failed_session(error, step))
                 except BaseException as raised:
                     self.coord.mark_raised(raised)
                     raise
                 try:
-                    await _Part(_CREATING, waits=waits).result_of(self._create())
+                    await Wait[Session](_CREATING, waits=waits).result_of(self._create())
                     return
                 except BaseException as raised:
                     again = raised

@@ -143,7 +143,6 @@ class Steps:
         if isinstance(feeds, asyncio.Queue):
             self._queue = feeds
         elif isinstance(feeds, AsyncIterable) or (isinstance(feeds, Iterable) and (prefetch or thread)):
-            # One task takes all: what a generator does around its `yield`, such as a time limit, belongs to a task.
             self._ahead = FeedsAhead(feeds, prefetch, thread=thread, supervisor=supervisor)
         elif isinstance(feeds, Iterable):
             self._feeds = iter(feeds)

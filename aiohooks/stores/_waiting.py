@@ -280,8 +280,10 @@ class WaitRegistry:
                 timer = self._clock.call_later(secs, functools.partial(self._expire, step, waiter, self._clock.now()))
             if publishers:
                 self._check_reachable()
-            run = current_run()  # whose stop ends the wait: it is parked already, so that no advance is missed
-            result = await (waiter if run is None else run.session.until(waiter))
+            run = current_run()
+            session = None if run is None else run.session
+            # A stop of the session ends the wait, which is parked already, so that no advance is missed.
+            result = await (waiter if session is None else session.until(waiter))
         finally:
             if timer is not None:
                 timer.cancel()

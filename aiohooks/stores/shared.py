@@ -535,6 +535,9 @@ class SharedStepStore(StepStore):
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that are out of date."""
         self._observe(snapshot.position)
+        known = self._snapshot
+        if snapshot.run_id == known.run_id and snapshot.revision < known.revision:
+            return  # a read that a newer report has overtaken
         self._leases.observe(snapshot.members)
         self._watcher.observe(snapshot)
         if self._watcher.chief is None:

@@ -68,7 +68,7 @@ def set_back(store: ah.MemoryStepStore, at: int, to: int) -> FaultInjectionHook:
     return FaultInjectionHook({("before_run", at): back})
 
 
-async def run_set_back(hook: TrackerHook, *others: ah.SessionRunHook, runs: int = 6) -> None:
+async def run_set_back(hook: TrackerHook, *others: ah.SessionRunHook | ah.dispatch.HookRegistration, runs: int = 6) -> None:
     """Make runs of a session that is set back from step 4 to step 2."""
     store = ah.MemoryStepStore()
     hooks = [hook, set_back(store, 5, 2), *others]

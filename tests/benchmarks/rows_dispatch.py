@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -21,81 +23,132 @@ class Events:
         """Called for each event."""
 
 
+class Unannotated:
+    """One whose author does not say what its method returns."""
+
+    async def on_event(self, event):  # type: ignore[no-untyped-def]
+        """Called for each event."""
+
+
 class Silent(Events):
-    """Does not suspend."""
+    """Cannot wait."""
 
     async def on_event(self, event: str) -> None:
         pass
 
 
+class Seldom(Events):
+    """May wait, and does not."""
+
+    async def on_event(self, event: str) -> None:
+        if event == "failed":
+            await asyncio.sleep(0)
+
+
 class Suspending(Events):
-    """Suspends once."""
+    """Gives the loop a turn."""
 
     async def on_event(self, event: str) -> None:
         await asyncio.sleep(0)
 
 
-async def calling(stack: AsyncExitStack, hooks: list[Events]) -> Callable[[], Awaitable[None]]:
-    """Enter a group of these hooks; return a function that calls it once."""
-    group = await stack.enter_async_context(ah.HookGroup(Events, hooks))
-    return partial(group.hooks.on_event, "started")
+class Waiting(Events):
+    """Waits for a future."""
+
+    async def on_event(self, event: str) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        loop.call_soon(future.set_result, None)
+        await future
+
+
+def calling(hooks: list[Events], kind: type[Any] = Events) -> Callable[[], Awaitable[None]]:
+    """Return a function that calls a group of these hooks once."""
+    call: Any = ah.compose(kind, hooks).on_event
+    return partial(call, "started")
+
+
+def bar(new: float, old: float, uvloop: float) -> float:
+    """Choose the bar: of Python 3.12 and newer, on which tasks start eagerly, of 3.11, or of uvloop."""
+    if type(asyncio.get_running_loop()).__module__.partition(".")[0] == "uvloop":
+        return uvloop
+    return new if sys.version_info >= (3, 12) else old
 
 
 @asynccontextmanager
 async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
-    """Hooks that do not suspend: all that a group promises, beside a dispatcher that awaits one after the other."""
+    """Hooks that cannot wait: all that a group promises, beside a dispatcher that awaits one after the other."""
     aiosignal = imported("aiosignal", "aiosignal")
     hooks: list[Events] = [Silent() for _ in range(HOOKS)]
     signal = aiosignal.Signal(None)
     signal.extend(hook.on_event for hook in hooks)
     signal.freeze()
-    async with AsyncExitStack() as stack:
-        yield Setup(
-            {"group": repeated(await calling(stack, hooks)), "aiosignal": repeated(partial(signal.send, "started"))},
-            [
-                Figure(
-                    "a group of 5 hooks, none suspends / aiosignal calls the same five in turn",
-                    1.5,
-                    itemgetter("group"),
-                    itemgetter("aiosignal"),
-                )
-            ],
-        )
+    yield Setup(
+        {
+            "group": repeated(calling(hooks)),
+            "unannotated": repeated(calling(hooks, Unannotated)),
+            "aiosignal": repeated(partial(signal.send, "started")),
+        },
+        [
+            Figure(
+                "a group of 5 hooks that cannot wait / aiosignal calls the same five in turn",
+                1.1,
+                itemgetter("group"),
+                itemgetter("aiosignal"),
+            ),
+            Figure(
+                "the same, where the class does not say what is returned", 1.1, itemgetter("unannotated"), itemgetter("aiosignal")
+            ),
+        ],
+    )
 
 
 @asynccontextmanager
 async def silent_group(counts: Counts) -> AsyncIterator[Setup]:
-    """Hooks that do not suspend, beside gathering them, and awaiting them in turn."""
+    """Hooks that do not wait, beside gathering them, and awaiting them in turn."""
     hooks: list[Events] = [Silent() for _ in range(HOOKS)]
+    seldom: list[Events] = [Seldom() for _ in range(HOOKS)]
 
-    async def gathered() -> None:
+    async def gathered(hooks: list[Events]) -> None:
         await asyncio.gather(*[hook.on_event("started") for hook in hooks])
 
     async def in_turn() -> None:
         for hook in hooks:
             await hook.on_event("started")
 
-    async with AsyncExitStack() as stack:
-        yield Setup(
-            {"group": repeated(await calling(stack, hooks)), "gather": repeated(gathered), "in turn": repeated(in_turn)},
-            [
-                Figure(
-                    "a group of 5 hooks, none suspends / asyncio.gather of the same five",
-                    0.08,
-                    itemgetter("group"),
-                    itemgetter("gather"),
-                ),
-                Figure("the same / awaiting the five in turn", None, itemgetter("group"), itemgetter("in turn")),
-            ],
-        )
+    yield Setup(
+        {
+            "group": repeated(calling(hooks)),
+            "gather": repeated(partial(gathered, hooks)),
+            "in turn": repeated(in_turn),
+            "seldom": repeated(calling(seldom)),
+            "seldom gathered": repeated(partial(gathered, seldom)),
+        },
+        [
+            Figure(
+                "a group of 5 hooks that cannot wait / asyncio.gather of the same five",
+                0.06,
+                itemgetter("group"),
+                itemgetter("gather"),
+            ),
+            Figure("the same / awaiting the five in turn", None, itemgetter("group"), itemgetter("in turn")),
+            Figure(
+                "a group of 5 hooks with an await that is not reached / asyncio.gather of the same five",
+                bar(0.3, 0.9, 0.45 if sys.version_info >= (3, 12) else 0.95),
+                itemgetter("seldom"),
+                itemgetter("seldom gathered"),
+            ),
+        ],
+    )
 
 
 @asynccontextmanager
 async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
     """Hooks that suspend once, beside starting them in an `asyncio.TaskGroup`, and gathering them."""
     hooks: list[Events] = [Suspending() for _ in range(HOOKS)]
+    waiting: list[Events] = [Waiting() for _ in range(HOOKS)]
 
-    async def task_group() -> None:
+    async def task_group(hooks: list[Events]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for hook in hooks:
                 tasks.create_task(hook.on_event("started"))
@@ -103,19 +156,61 @@ async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
     async def gathered() -> None:
         await asyncio.gather(*[hook.on_event("started") for hook in hooks])
 
-    async with AsyncExitStack() as stack:
-        yield Setup(
-            {"group": repeated(await calling(stack, hooks)), "TaskGroup": repeated(task_group), "gather": repeated(gathered)},
-            [
-                Figure(
-                    "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
-                    0.85,
-                    itemgetter("group"),
-                    itemgetter("TaskGroup"),
-                ),
-                Figure("the same / asyncio.gather of the same five", None, itemgetter("group"), itemgetter("gather")),
-            ],
-        )
+    most = bar(0.95, 1.05, 1.1)
+    yield Setup(
+        {
+            "group": repeated(calling(hooks)),
+            "TaskGroup": repeated(partial(task_group, hooks)),
+            "gather": repeated(gathered),
+            "waiting": repeated(calling(waiting)),
+            "waiting TaskGroup": repeated(partial(task_group, waiting)),
+        },
+        [
+            Figure(
+                "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
+                most,
+                itemgetter("group"),
+                itemgetter("TaskGroup"),
+            ),
+            Figure("the same, each waits for a future", most, itemgetter("waiting"), itemgetter("waiting TaskGroup")),
+            Figure(
+                "5 hooks that suspend once / asyncio.gather of the same five", None, itemgetter("group"), itemgetter("gather")
+            ),
+        ],
+    )
+
+
+@asynccontextmanager
+async def making_groups(counts: Counts) -> AsyncIterator[Setup]:
+    """Making a group, as programs do for each request, beside asking for the signatures of its hooks; and of many hooks."""
+    few, many = 100, 4_000
+
+    async def make(number: int) -> None:
+        ah.compose(Events, [Silent() for _ in range(number)])
+
+    async def signatures() -> None:
+        for _ in range(HOOKS):
+            inspect.signature(Silent.on_event)
+
+    yield Setup(
+        {
+            "group": repeated(partial(make, HOOKS)),
+            "signatures": repeated(signatures),
+            "few": repeated(partial(make, few)),
+            "many": repeated(partial(make, many)),
+        },
+        [
+            Figure(
+                "making a group of 5 hooks of a class seen before / five calls of inspect.signature",
+                3.0,
+                itemgetter("group"),
+                itemgetter("signatures"),
+            ),
+            Figure(
+                "one hook of a group of 4,000 / of 100", 1.5, lambda times: times["many"] / many, lambda times: times["few"] / few
+            ),
+        ],
+    )
 
 
 async def step(batch: float) -> float:
@@ -143,7 +238,7 @@ async def run_in_turn(counts: Counts) -> AsyncIterator[Setup]:
             [
                 Figure(
                     "a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn",
-                    5.0,
+                    7.0,
                     itemgetter("run"),
                     itemgetter("by hand"),
                 )

@@ -16,7 +16,7 @@ from langchain_core.tools import tool
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from aiohooks.testing import ManualClock
-from tests.support.waiting import forever, parked
+from tests.support.waiting import fail, forever, parked
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -76,7 +76,7 @@ async def test_an_error_comes_out_as_itself() -> None:
 
     class Failing(Handler):
         async def on_tool_start(self, *_: Any, **__: Any) -> None:
-            raise error
+            await fail(error)  # when the other has begun
 
     with pytest.raises(ValueError, match="not this tool") as caught:
         await weather.ainvoke({"city": "Bergen"}, {"callbacks": [ah.compose(AsyncCallbackHandler, [Slow(), Failing()])]})

@@ -15,7 +15,7 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from aiohooks.testing import ManualClock
-from tests.support.waiting import forever, parked
+from tests.support.waiting import fail, forever, parked
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -119,7 +119,7 @@ async def test_an_error_ends_the_run_as_itself() -> None:
 
     class Failing(RunHooks[Any]):
         async def on_agent_start(self, *_: Any) -> None:
-            raise error
+            await fail(error)  # when the other has begun
 
     with pytest.raises(ValueError, match="no such agent") as caught:
         await run(ah.compose(RunHooks, [Slow(), Failing()]))

@@ -16,7 +16,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 from aiohooks.testing import ManualClock
-from tests.support.waiting import forever, parked
+from tests.support.waiting import fail, forever, parked
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -104,7 +104,7 @@ async def test_an_error_ends_the_run_as_itself() -> None:
 
     class Failing(Capability):
         async def before_run(self, ctx: Any) -> None:
-            raise error
+            await fail(error)  # when the other has begun
 
     with pytest.raises(ValueError, match="no such user") as caught:
         await run(ah.compose(Capability, [Slow(), Failing()]))

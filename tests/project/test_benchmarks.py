@@ -202,39 +202,58 @@ def small_graph(graph: ah.Graph | None = None) -> ah.Graph:
     return graph
 
 
+class CannotWait(ah.SessionRunHook):
+    """Calls a function in both phases of a run; no method has an `await`."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        self.act()
+        return ah.SessionRunArgs(["loss", "accuracy"])
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.act()
+
+
+class Waits(ah.SessionRunHook):
+    """Waits once in `before_run`, and calls a function behind that."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+        self.act()
+
+
 @pytest.mark.parametrize("count", [0, 1, 5])
-async def test_a_run_whose_hooks_do_not_suspend_makes_no_task(count: int) -> None:
+async def test_a_run_whose_hooks_cannot_wait_makes_no_task(count: int) -> None:
     """Such a run never goes back to the event loop, and no task exists during it or after it that did not before."""
     before = asyncio.all_tasks()
     tasks: list[set[asyncio.Task[Any]]] = []
-
-    async def act(number: int, phase: str) -> ah.SessionRunArgs | None:
-        tasks.append(asyncio.all_tasks())
-        return ah.SessionRunArgs(["loss", "accuracy"]) if phase == "before_run" else None
-
-    async with ah.AsyncMonitoredSession(small_graph(), five_hooks(act)[:count], yield_secs=None) as session:
+    hooks = [CannotWait(lambda: tasks.append(asyncio.all_tasks())) for _ in range(count)]
+    async with ah.AsyncMonitoredSession(small_graph(), hooks, yield_secs=None) as session:
         for step in range(1, 4):
             driven_by_hand(session.run("train", {"batch": 2}))
             assert session.global_step.latest.step == step
             assert asyncio.all_tasks() == before
-    assert tasks == [before] * count * 7
+    assert tasks == [before] * count * 6
 
 
-@pytest.mark.parametrize("suspends", HOOKS)
-async def test_a_run_makes_tasks_only_for_hooks_behind_the_first_that_suspends(suspends: int) -> None:
-    """Five hooks of which the n-th suspends first make 5 - n tasks in that phase, and none in the other."""
+@pytest.mark.parametrize("count", HOOKS)
+async def test_a_run_makes_a_task_for_each_method_that_may_wait(count: int) -> None:
+    """Hooks whose method has an `await` have a task each in that phase; beside them and in the other phase there is none."""
     before = asyncio.all_tasks()
-    most = {"before_run": 0, "after_run": 0}
+    made: list[int] = []
 
-    async def act(number: int, phase: str) -> None:
-        if phase in most:
-            most[phase] = max(most[phase], len(asyncio.all_tasks() - before))
-        if phase == "before_run" and number >= suspends:
-            await asyncio.sleep(0)
+    def note() -> None:
+        made.append(len(asyncio.all_tasks() - before))
 
-    async with ah.AsyncMonitoredSession(small_graph(), five_hooks(act)) as session:
+    hooks = [*(Waits(note) for _ in range(count)), CannotWait(note)]
+    async with ah.AsyncMonitoredSession(small_graph(), hooks, yield_secs=None) as session:
         await session.run("train", {"batch": 2})
-    assert most == {"before_run": len(HOOKS) - 1 - suspends, "after_run": 0}
+    assert sorted(made) == sorted([*range(1, count + 1), count, 0])
 
 
 class LookedAt(ah.SessionRunHook):
@@ -266,10 +285,10 @@ def test_observed_calls_are_made_once_for_the_same_observers() -> None:
     hooks = [RegisteredHook(f"hook {number}", ah.configure(hook)) for number, hook in enumerate(five_hooks(do_nothing))]
     group = OrderGroup("before_run", hooks, grace_secs=1.0)
     first, second = Unnoticed(), Unnoticed()
-    methods = group.observed_methods((first,))
-    assert group.observed_methods([first]) is methods
-    assert group.observed_methods((first, second)) is not methods
-    assert len(methods) == len(HOOKS)
+    calls = group.observed_calls((first,))
+    assert group.observed_calls([first]) is calls
+    assert group.observed_calls((first, second)) is not calls
+    assert len(calls) == len(HOOKS)
 
 
 async def do_nothing(number: int, phase: str) -> None:
@@ -330,23 +349,16 @@ class CountingClock(ManualClock):
         return super().call_later(secs, callback)
 
 
-async def test_a_timeout_costs_nothing_until_its_hook_suspends() -> None:
-    """A limited hook that does not suspend makes no timer; each one that is running when its phase overlaps makes one."""
-    suspends = False
-
-    async def act(number: int, phase: str) -> None:
-        if suspends and number == 1:
-            await asyncio.sleep(0)
-
+@pytest.mark.parametrize("count", HOOKS)
+async def test_a_timeout_costs_nothing_where_a_method_cannot_wait(count: int) -> None:
+    """A limited hook that cannot wait makes no timer, also beside others; each one that waits makes one."""
     with CountingClock() as clock:
-        given = [ah.configure(hook, timeout=5) for hook in five_hooks(act)]
-        async with ah.AsyncMonitoredSession(small_graph(), given) as session:
+        hooks = [*(Waits(str) for _ in range(count)), CannotWait(str), CannotWait(str)]
+        given = [ah.configure(hook, timeout=5) for hook in hooks]
+        async with ah.AsyncMonitoredSession(small_graph(), given, yield_secs=None) as session:
             before = clock.timers
             await session.run("train", {"batch": 2})
-            assert clock.timers == before
-            suspends = True
-            await session.run("train", {"batch": 2})
-            assert clock.timers == before + 2 * (len(HOOKS) - 1)
+            assert clock.timers == before + count
 
 
 # -- costs that can be counted: a step store

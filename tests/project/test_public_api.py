@@ -234,7 +234,6 @@ SIGNATURES: dict[str, str | None] = {
     "SessionCreator.create_session": "async (self)",
     "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
     "SessionRunContext": "(original_args, session, coord=None, *, global_step=0, attempt=1)",
-    "SessionRunContext.original_args": "property",
     "SessionRunContext.metrics": "property",
     "SessionRunContext.stop_requested": "property",
     "SessionRunContext.request_stop": "(self, reason=None)",

@@ -85,6 +85,7 @@ async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
 
     session = ah.Session(graph, global_step=(store := RefusingStore()))
     refused = await parked(session.run("double", {"waits": False}))
+    await until_true(lambda: store.asked)
     waiting = await parked(session.run("double", {"waits": True}))
     await until_true(lambda: len(read) == 2)
     store.gate.set()

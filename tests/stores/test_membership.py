@@ -29,7 +29,7 @@ async def pass_time(clock: ManualClock, secs: float) -> None:
 
 async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
     """Wait on behalf of a publisher, as inside a session's run."""
-    begin_run(object(), publisher)
+    begin_run(None, publisher)
     return await store.wait_for(step)
 
 

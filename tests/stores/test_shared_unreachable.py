@@ -125,7 +125,7 @@ async def test_a_waiting_publisher_reads_the_run_first(two: Two) -> None:
         await b.flush()
 
         async def wait() -> int:
-            begin_run(object(), publisher)
+            begin_run(None, publisher)
             return await a.wait_for(5)
 
         waits = asyncio.ensure_future(wait())

@@ -110,9 +110,9 @@ def cells(tool: Tool = no_tool) -> list[Cell]:
 def expected_events(cell: Cell) -> list[tuple[Event, bool]]:
     """Return the expected calls of a cell, in order, and whether each is required.
 
-    Overlapping hooks of a phase are all started once one of them suspends. If hooks suspend, those after the misbehaving
-    one were started too; otherwise they were not, except that a hook that cancels its task suspends to do so, as do most
-    tools, and then they may have been. The session is closed once, before or after the hooks are.
+    Overlapping hooks of a phase overlap where they may wait. If hooks suspend, those after the misbehaving one were started
+    too; otherwise they were not, except that a hook that cancels its task suspends to do so, as do most tools, and then they
+    may have been. The session is closed once, before or after the hooks are.
     """
     rule = RULES[cell.phase, cell.kind]
     events: list[tuple[Event, bool]] = []
@@ -162,8 +162,8 @@ NOTES = """
 Not shown in the table:
 
 - `begin` and `end` are called in turn, `close` in reverse order. The hooks of `after_create_session`, `before_run` and
-  `after_run` overlap: once one of them suspends, the others are started. With *1 to i*, the hooks after *i* may therefore
-  have been started too; they are cancelled and awaited before the error is raised.
+  `after_run` overlap where they may wait. With *1 to i*, the hooks after *i* may therefore have been started too; they are
+  cancelled and awaited before the error is raised.
 - *closed*: every session that was created is closed, once. *step* is the global step afterwards.
 - *the error* is the same object that was raised. If several hooks raise, the caller gets one flat `ExceptionGroup`.
 - `StopAsyncIteration`, `StopIteration` and `StopRequestedError` behave like `OutOfRangeError`. While the session is being

@@ -198,11 +198,7 @@ class IsRenamed(Losses):
         (IsCreatedOnce, "recovers", "created again"),
         (NeedsItsSession, "leaves_errors_alone", "OSError.'of another hook, in begin'. was to be raised alone"),
         (AnswersErrors, "leaves_errors_alone", "RuntimeError.'instead'"),
-        (
-            SwallowsCancels,
-            "passes_on_cancels",
-            "in its after_run: it has swallowed the cancel, so its task continued",
-        ),
+        (SwallowsCancels, "passes_on_cancels", "in its after_run: it has swallowed the cancel, so its task continued"),
         (SetsAVariable, "restores_context_variables", "context variable 'current' was 'none', and is 'left behind'"),
         (HasNoName, "has_a_repr", "fails before its session: AttributeError"),
         (HasALongRepr, "has_a_repr", "more than one line"),

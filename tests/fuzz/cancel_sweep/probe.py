@@ -143,7 +143,7 @@ class Probe:
         return await _Watched(coro, self, label)
 
     async def foreign_code(self, label: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        """Await `fn()`, code of others that may cancel its own task or swallow a cancel: not the caller's, which it cannot reach."""
+        """Await `fn()`, code of others that may cancel its own task or swallow a cancel; the caller's task is another one."""
         if asyncio.current_task() is self.task:
             self.found_violations.append(f"caller's task: {label} is called in it")
         before = len(self.children)

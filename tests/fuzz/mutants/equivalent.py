@@ -111,7 +111,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_RANGE.format('count * kind.itemsize')}  =>  {_RANGE.format('(count / kind.itemsize)')}",
     ): "numpy and torch refuse such a tensor with an error that is as good",
     ("aiohooks/session/steps.py", "StepContext.run_with_hooks", _TURN): "a turn is due some time after that, not at it",
-    ("aiohooks/session/steps.py", "Steps.__anext__", _TURN): "a turn is due some time after that, not at it",
+    ("aiohooks/session/steps.py", "Steps.next_values", _TURN): "a turn is due some time after that, not at it",
     (
         "aiohooks/session/_hooks.py",
         "Merger._merge_fetches",
@@ -130,7 +130,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/_aio/overlap.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
     (
         "aiohooks/dispatch/lifecycle.py",
-        "Lifecycle.check",
+        "Lifecycle._check_names",
         f"{_NEARLY.format('name, known')}  =>  {_NEARLY.format('known, name')}",
     ): "a distance has no direction",
     (

@@ -96,7 +96,7 @@ class Record:
 
     __slots__ = (
         "attempt", "began", "count", "count_error", "depth", "ended", "epoch", "external", "hook", "is_library", "is_outermost",
-        "kept", "last", "name", "outcome", "own", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
+        "kept", "name", "outcome", "own", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
     )  # fmt: skip
 
     def __init__(self, what: str, name: str, session: SessionRecord | None, token: int = 0, *, is_library: bool) -> None:
@@ -111,8 +111,6 @@ class Record:
         self.task: asyncio.Task[Any] | None = None
         self.thrown = False
         """Whether a CancelledError was thrown in."""
-        self.last: BaseException | None = None
-        """The last one."""
         self.was_cancelled = False
         """Whether other code than the library may have cancelled the task from outside meanwhile."""
         self.depth = 0
@@ -243,7 +241,7 @@ class Recorder:
     def thrown(self, record: Record, error: BaseException) -> None:
         """Note a cancel that is thrown in; the outermost record of its task sees it first."""
         task = record.task
-        record.thrown, record.last = True, error
+        record.thrown = True
         if isinstance(task, TrackedTask):
             if task.pending is not None:
                 self._external.append((task, error, task.pending))

@@ -1,0 +1,294 @@
+"""What a session may have to end has a task and a context of its own: whose cancel it was, what is seen where, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import decimal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.stores.memory import MemoryStepStore
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import double, recovery_policy
+from tests.support.waiting import elapse, forever, parked, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
+
+
+def cleans_up(is_cleaning: asyncio.Event, released: asyncio.Event) -> Callable[..., Awaitable[None]]:
+    """Make a function that waits for a helper task, and cancels and awaits it in the usual way when it is cancelled itself."""
+
+    async def helper() -> None:
+        try:
+            await forever()
+        finally:
+            is_cleaning.set()
+            await released.wait()
+
+    async def call(*_: object) -> None:
+        task = asyncio.create_task(helper())
+        try:
+            await forever()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    return call
+
+
+@pytest.mark.parametrize("what", ["until", "a run", "a step function"])
+async def test_a_cancel_in_the_cleanup_of_what_is_ended(what: str) -> None:
+    """A stop or a failed task ends a wait or a run; the caller is cancelled while that cleans up: the cancel is not lost."""
+    is_cleaning, released, failing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    cleans = cleans_up(is_cleaning, released)
+
+    async def fails() -> None:
+        await failing.wait()
+        raise ah.AbortedError("lost")
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("after_run", cleans)] if what == "a run" else []) as session:
+            session.start_soon(fails)
+            if what == "a run":
+                await session.run("loss")
+            elif what == "until":
+                asyncio.get_running_loop().call_soon(session.request_stop)
+                await session.until(cleans())
+            else:
+                await session.run_step_fn(cleans)
+
+    task = asyncio.create_task(use())
+    await ticks(10)
+    failing.set()
+    await is_cleaning.wait()
+    task.cancel()
+    await ticks()
+    released.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("how", ["cancels itself", "is cancelled"])
+@pytest.mark.parametrize("what", ["until", "a step function"])
+async def test_a_cancel_by_others_is_not_the_callers(what: str, how: str) -> None:
+    """What a session awaits is cancelled, and its caller is not: that is an error that says so."""
+
+    async def work(*_: object) -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        asyncio.get_running_loop().call_soon(current.cancel)
+        if how == "cancels itself":
+            current.cancel()
+        await forever()
+
+    async with ah.AsyncMonitoredSession(double) as session:
+        with refused(ah.errors.HookCancelledError, "was cancelled, and not by its caller"):
+            await (session.until(work()) if what == "until" else session.run_step_fn(work))
+
+
+@pytest.mark.parametrize("where", ["hook", "step", "step function"])
+async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
+    """A wait for the step of any store ends with a stop of the session in whose run it is; a wait elsewhere does not."""
+    other = MemoryStepStore(run="other")
+
+    async def wait(*_: object) -> None:
+        await other.wait_for(5)
+
+    async def step() -> dict[str, int]:
+        if where == "step":
+            await wait()
+        return {"loss": 1}
+
+    elsewhere = asyncio.create_task(other.wait_for(5))
+    async with ah.AsyncMonitoredSession(step, [PhaseHook("before_run", wait)] if where == "hook" else []) as session:
+        run = session.run_step_fn(wait) if where == "step function" else session.run("loss")
+        waiting = asyncio.create_task(run)
+        await until_true(lambda: other.statistics().waiting == 2)
+        session.request_stop("enough")
+        with pytest.raises(ah.StopRequestedError, match="enough"):
+            await waiting
+    assert other.statistics().waiting == 1
+    await other.advance(5)
+    assert await elsewhere == 5
+
+
+@pytest.mark.parametrize("waits", [("before_run",), ("after_run",), ("before_run", "after_run"), ()], ids=" and ".join)
+async def test_a_token_of_one_phase_is_valid_in_the_next(waits: tuple[str, ...]) -> None:
+    """A variable that `before_run` sets and `after_run` resets: the step sees it, and afterwards it is as before."""
+    seen: list[str] = []
+
+    class Sets(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            self.token = variable.set("in the run")
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            variable.reset(self.token)
+
+    class Waits(Sets):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            if "before_run" in waits:
+                await ticks(2)
+            await super().before_run(run_context)
+
+    class WaitsAfter(Waits):
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            await ticks(2)
+            await super().after_run(run_context, run_values)
+
+    async def step() -> None:
+        seen.append(variable.get())
+
+    hook = WaitsAfter() if "after_run" in waits else Waits() if waits else Sets()
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        for _ in range(2):
+            await session.run("step")
+            seen.append(variable.get())
+    assert seen == ["in the run", "outside"] * 2
+
+
+async def test_a_token_of_the_beginning_is_valid_at_the_end() -> None:
+    """A variable that `begin` sets and `close` resets is set in the session's block, and not afterwards."""
+
+    class Sets(ah.SessionRunHook):
+        async def begin(self) -> None:
+            await ticks(2)
+            self.token = variable.set("inside")
+
+        async def close(self, exc: BaseException | None) -> None:
+            variable.reset(self.token)
+
+    async with ah.AsyncMonitoredSession(double, [Sets()]) as session:
+        assert variable.get() == "inside"
+        await session.run("loss")
+    assert variable.get() == "outside"
+
+
+async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
+    """A context that a hook enters and leaves is that of no other hook, nor of the caller; what it leaves set, the caller has."""
+    precisions: list[tuple[int, int]] = []
+
+    def hook(number: int) -> PhaseHook:
+        async def call(run_context: ah.SessionRunContext) -> None:
+            with decimal.localcontext(prec=number):
+                await ticks(number)
+                precisions.append((number, decimal.getcontext().prec))
+            variable.set(f"hook {number}")
+
+        return PhaseHook("before_run", call)
+
+    async with ah.AsyncMonitoredSession(double, [hook(9), hook(7), hook(8)]) as session:
+        await session.run("loss")
+    assert precisions == [(7, 7), (8, 8), (9, 9)]
+    assert decimal.getcontext().prec == 28
+    assert variable.get() == "hook 8"
+
+
+async def test_a_loop_that_was_left_holds_up_no_drain() -> None:
+    """A loop over steps ends with its statement, also if the steps are referred to: a drain becomes a stop."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        steps = session.steps("loss", feeds=range(5))
+        async for _ in steps:
+            break
+        other = session.steps("loss", feeds=range(5))
+        async for _ in other:
+            session.request_drain("enough")
+        assert (session.should_stop(), session.stop_reason) == (True, "enough")
+        assert steps is not other
+
+
+@pytest.mark.parametrize("ends", ["gives up", "is cancelled"])
+async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str) -> None:
+    """A recovery that gives up, or is cancelled: the element of its run has made no step, and is not lost."""
+    used: list[int] = []
+
+    async def train(item: int) -> dict[str, int]:
+        if item == 2:
+            raise ah.AbortedError("lost")
+        used.append(item)
+        return {"loss": item}
+
+    policy = recovery_policy(max_attempts=0) if ends == "gives up" else ah.RecoveryPolicy(backoff=ah.Backoff(5, jitter=False))
+    made: list[Any] = []
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(train, recovery=policy) as session:
+            made.append(session.steps("loss", feeds=range(6), prefetch=1))
+            async for _ in made[0]:
+                pass
+
+    with ManualClock() as clock:
+        task = asyncio.create_task(use())
+        await until_true(lambda: task.done() or (ends == "is cancelled" and clock.pending))
+        task.cancel()
+        await asyncio.wait([task])
+    assert used == [0, 1]
+    assert made[0].unused[0] == 2
+
+
+async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
+    """The caller is cancelled in the turn in which its element comes out of the queue: the next loop gets that first."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    async with ah.AsyncMonitoredSession(double) as session:
+        steps = session.steps("loss", feeds=queue)
+
+        async def loop() -> int:
+            async for loss in steps:
+                return int(loss)
+            raise AssertionError("it ended")
+
+        for passes in range(6):
+            waiting = await parked(loop())
+            await ticks()
+            queue.put_nowait(passes)
+            await ticks(passes)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            if waiting.cancelled():
+                assert await loop() == 2 * passes
+            else:
+                assert waiting.result() == 2 * passes
+
+
+async def test_all_feeds_are_taken_in_one_task() -> None:
+    """A generator of feeds may have a time limit around its `yield`, which belongs to a task."""
+    tasks: set[Any] = set()
+
+    async def feeds() -> AsyncIterator[int]:
+        async with asyncio.timeout(1000):
+            for number in range(4):
+                await asyncio.sleep(0)
+                tasks.add(asyncio.current_task())
+                yield number
+
+    async with ah.AsyncMonitoredSession(double) as session:
+        assert [loss async for loss in session.steps("loss", feeds=feeds())] == [0, 2, 4, 6]
+    assert len(tasks) == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_the_place_of_a_hook_makes_no_difference(first: bool) -> None:
+    """A hook that swallows its cancel, before or behind another one: the caller's cancel is raised."""
+
+    async def swallows(*_: object) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+
+    async def quick(*_: object) -> None:
+        await elapse(0)
+
+    hooks = [PhaseHook("before_run", swallows), PhaseHook("before_run", quick)]
+    async with ah.AsyncMonitoredSession(double, hooks if first else hooks[::-1]) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await ticks(10)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
