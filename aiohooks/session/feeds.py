@@ -173,7 +173,7 @@ class FeedsAhead(Waiting):
                 self._taken.clear()
 
     async def _take_all(self) -> None:
-        """Take the elements, all in one task: what a generator has around its `yield`, such as a time limit, belongs to a task."""
+        """Take the elements in one task: what a generator has around its `yield`, such as a time limit, belongs to a task."""
         iterator: Any = aiter(self._feeds) if isinstance(self._feeds, AsyncIterable) else iter(self._feeds)
         try:
             while await self._take_next(iterator):
