@@ -13,7 +13,7 @@ import gc
 import inspect
 import os
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -112,9 +112,8 @@ def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
         # Iterators of futures, steps of async generators and the like have no attribute for what they wrap, and show it to the
         # garbage collector alone; so do generators that resume a coroutine themselves.
         referents: list[Any] = gc.get_referents(link)
-        kinds: tuple[Any, ...] = types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType
-        futures = (one for one in referents if asyncio.isfuture(one))
-        inner = next((one for kind in kinds for one in referents if isinstance(one, kind)), next(futures, None))
+        kinds: tuple[Any, ...] = types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType, Awaitable
+        inner = next((one for kind in kinds for one in referents if isinstance(one, kind)), None)
     return frame, inner
 
 

@@ -213,7 +213,8 @@ class RunLock:
     def release(self, scope: RunScope) -> None:
         """End the run; the next waiter begins."""
         self.runner = None
-        self.waits.reset()
+        if self.waits.cause is not None or self.waits.own_contexts:
+            self.waits.reset()
         scope.active = False
         current_scope.set(scope.outer)
         self.turns.release()
