@@ -49,8 +49,8 @@ def can_wait(function: object) -> bool:
     """
     while isinstance(function, functools.partial):
         function = function.func
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return type(code) is not types.CodeType or _code_can_wait(code)  # an AsyncMock has one that is only like it
+    function = getattr(function, "__func__", function)
+    return not isinstance(function, types.FunctionType) or _code_can_wait(function.__code__)  # what is compiled has no bytecode
 
 
 @functools.lru_cache(maxsize=4096)

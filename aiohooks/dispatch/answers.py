@@ -1,10 +1,9 @@
 """One answer of several hooks, for each kind of method (`lifecycle.Point.how`).
 
 Target         what a method calls
-answer         calls it, and returns the one answer: the only one, the first, or the last of a chain
 call_wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
+answer         calls the others, and returns the one answer: the only one, the first, or the last of a chain
 answer_plain   methods that are plain functions
-InTurn         the quickest way, where no hook can wait
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import operator
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._aio.clock import current_clock
@@ -47,6 +45,8 @@ class Target(NamedTuple):
     """The hooks that wrap the calls of the others, one by one."""
     is_one_call: bool
     """Whether all hooks are called together."""
+    quick: OrderGroup | None
+    """All calls, if nothing else is to be done than to make them, and none may wait."""
 
 
 def make_target(
@@ -58,15 +58,18 @@ def make_target(
         return tuple(OrderGroup(each.name, [one], grace_secs, bind=bind) for one in hooks)
 
     if each.how == "wrap":
-        return Target(each, (), (), singles([*hooks], bound_method), False)
+        return Target(each, (), (), singles([*hooks], bound_method), False, None)
     wrappers = [one for one in hooks if inspect.isasyncgenfunction(getattr(one.hook, each.name))]
     callees = [one for one in hooks if one not in wrappers]
     if not each.is_async:
-        return Target(each, (), singles(callees, bound_method), (), False)
+        return Target(each, (), singles(callees, bound_method), (), False, None)
     groups = order_groups(each.name, callees, grace_secs, bind if each.how == "none" else bound_method)
     in_turn = each.how in ("first", "chain")
+    is_one_call = not wrappers and not in_turn
+    is_quick = is_one_call and (each.how == "none" or each.does_nothing) and all(group.in_turn for group in groups)
+    quick = OrderGroup(each.name, callees, grace_secs) if is_quick else None
     return Target(
-        each, groups, singles(callees, bound_method) if in_turn else (), singles(wrappers, wrapping), not wrappers and not in_turn
+        each, groups, singles(callees, bound_method) if in_turn else (), singles(wrappers, wrapping), is_one_call, quick
     )
 
 
@@ -75,34 +78,19 @@ Own = Callable[..., Any]
 
 
 async def answer(target: Target, own: Own, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the hooks, and return the one answer; where no hook has one, that of the class itself."""
-
-    async def call_own(args: tuple[Any, ...], keywords: Keywords) -> Any:
-        return await own(*args, **keywords)
-
-    if target.point.how == "wrap":
-        return await call_wrapped(target, call_own, args, keywords)
-    return await call_wrapped(target, functools.partial(_answer_hooks, target, own), args, keywords)
-
-
-async def _answer_hooks(target: Target, own: Own, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Return the answer of the hooks that do not wrap: the only one, the first, or the last of a chain."""
-    each, answer = target.point, None
-    if each.how == "first":
-        for single in target.singles:
-            (answer,) = await call_groups((single,), args, keywords)
-            if answer is not None:
-                return answer
-    elif each.how == "chain":
-        given = args, keywords
+    """Call the hooks that do not wrap, and return the one answer; where no hook has one, that of the class itself."""
+    each, given = target.point, (args, keywords)
+    if target.singles:
         for single in target.singles:
             (answer,) = await call_groups((single,), *given)
             if answer is not None:
+                if each.how == "first":
+                    return answer
                 given = _with_last(each, *given, answer)
-        answer = _last(each, *given) if target.singles else None
+        answer = _last(each, *given) if each.how == "chain" else None
     else:
         answer = only_answer(each, await call_groups(target.groups, args, keywords))
-    if answer is None and each.how != "none" and not each.does_nothing:
+    if answer is None and each.how != "none" and not (each.does_nothing and each.how != "wrap"):
         return await own(*args, **keywords)
     return answer
 
@@ -121,39 +109,6 @@ def only_answer(each: Point, answers: Sequence[Any]) -> Any:
             f'results={{"{each.name}": "first"}}'
         )
     return answers[0]
-
-
-class InTurn(NamedTuple):
-    """Calls of hooks that cannot wait, beside which nothing is to be done."""
-
-    point: Point
-    calls: tuple[Method, ...]
-    hooks: tuple[RegisteredHook, ...]
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, target: Target) -> InTurn | None:
-        """Return the calls of a method, None if one of them may wait."""
-        if not all(group.in_turn for group in target.groups):
-            return None
-        return cls(
-            target.point,
-            tuple(one for group in target.groups for one in group.methods),
-            tuple(one for group in target.groups for one in group.hooks),
-            tuple(one for group in target.groups for one in group.names),
-        )
-
-    def failed(self, left: Iterator[Method], error: BaseException) -> None:
-        """Log the error of a call, or raise it; `left` are the calls behind it."""
-        place = len(self.calls) - operator.length_hint(left) - 1
-        try:
-            failed_in_turn(self.hooks[place], self.names[place], error)
-        finally:
-            del error  # its traceback has this frame
-
-    def only_answer(self, answers: Mapping[Method, Any]) -> Any:
-        """Return the answer of the method."""
-        return only_answer(self.point, [answers.get(call) for call in self.calls])
 
 
 # -- hooks that wrap
@@ -180,8 +135,8 @@ async def call_wrapped(
         await wrapper.make(target.point, args, keywords)
         if not wrapper.is_logged:
             return wrapper.results[0]
-        if wrapper.has_answer:
-            return wrapper.answer
+        if wrapper.answers:
+            return wrapper.answers[0]
         if wrapper.errors:
             raise_unchanged(next(error for error in reversed(wrapper.errors) if not isinstance(error, CancelledError)))
     finally:
@@ -192,7 +147,7 @@ async def call_wrapped(
 class _WrapperCall(HookCalls):
     """The call of one hook that wraps others. Its time limit is for its own time: it does not count while they are active."""
 
-    __slots__ = ("_active", "_rest", "_secs_left", "_since", "answer", "errors", "has_answer", "is_called", "is_logged")
+    __slots__ = ("_active", "_rest", "_secs_left", "_since", "answers", "errors", "is_logged")
 
     def __init__(self, group: OrderGroup, rest: Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]) -> None:
         super().__init__(group, [None], None, None)
@@ -200,11 +155,8 @@ class _WrapperCall(HookCalls):
         self._active = 0  # calls of the others that have not ended
         self._secs_left: float | None = None
         self._since = 0.0
-        self.is_called: bool = False
-        """Whether it has called the others."""
-        self.has_answer: bool = False
-        self.answer: Any = None
-        """The last answer of the others."""
+        self.answers: list[Any] = []
+        """The last answer of the others, if they have answered."""
         self.errors: list[BaseException] = []
         """The errors of the others."""
         self.is_logged: bool = False
@@ -217,7 +169,12 @@ class _WrapperCall(HookCalls):
         if scope is not None and scope.observers:
             method = group.observed_calls(scope.observers)[0][0]
         if each.how == "wrap":
-            args, keywords = _and_last(each, *_without_last(each, args, keywords), self._next_call(each, args, keywords))
+            given = _with_last(each, args, keywords, _last(each, args, keywords))
+
+            async def call_next(*changed: Any, **named: Any) -> Any:
+                return await self._call_rest(*_changed(each, *given, changed, named))
+
+            args, keywords = _with_last(each, args, keywords, call_next)
         else:
             args = (functools.partial(self._call_rest, args, keywords), *args)
         if group.in_turn:
@@ -229,63 +186,40 @@ class _WrapperCall(HookCalls):
             self.start(0, method, args, keywords, group.names[0], group.timeouts[0])
         await self.wait()
 
-    def _next_call(self, each: Point, args: tuple[Any, ...], keywords: Keywords) -> Callable[..., Awaitable[Any]]:
-        bare_args, bare_keywords = _without_last(each, args, keywords)
-        last = _last(each, args, keywords)
-
-        async def call_next(*changed: Any, **named: Any) -> Any:
-            given = _changed(each, bare_args, bare_keywords, changed, named)
-            return await self._call_rest(*_and_last(each, *given, last))
-
-        return call_next
-
     async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
         if self.is_logged or self._left_behind is not None:
             raise HookCancelledError(f"{self.describe(0)} has failed before this: it cannot call the next hook any more")
-        self.is_called = True
-        self._stop_clock()
+        self._active += 1
+        if self._secs_left is not None and self._active == 1:
+            self.stop_timer(0)
+            self._secs_left = max(0.0, self._secs_left - (current_clock().now() - self._since))
         try:
-            self.answer = answer = await self._rest(args, keywords)
-            self.has_answer = True
+            answer = await self._rest(args, keywords)
+            self.answers = [answer]
             return answer
         except BaseException as error:
             self.errors.append(error)
             raise
         finally:
-            self._start_clock()
-
-    # -- its time limit
+            self._active -= 1
+            if self._secs_left is not None:
+                self.start_timer(0, self._secs_left)
 
     def start_timer(self, number: int, secs: float) -> None:
         self._secs_left = secs
-        self._run_timer()
-
-    def _run_timer(self) -> None:
-        if self._secs_left is not None and not self._active and not self._tasks[0].done():
+        if not self._active and not self._tasks[0].done():
             self._since = current_clock().now()
-            super().start_timer(0, self._secs_left)
-
-    def _stop_clock(self) -> None:
-        self._active += 1
-        if self._secs_left is not None and self._active == 1:
-            self.stop_timer(0)
-            self._secs_left = max(0.0, self._secs_left - (current_clock().now() - self._since))
-
-    def _start_clock(self) -> None:
-        self._active -= 1
-        self._run_timer()
-
-    # -- its errors
+            super().start_timer(0, secs)
 
     def _passes(self, error: BaseException) -> bool:
         """Return whether an error is one of the others that passes through."""
         return any(error is one for one in self.errors)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        was_cut_off = self.is_called and not self.has_answer and all(isinstance(one, CancelledError) for one in self.errors)
-        if was_cut_off or self._passes(error):
-            return False
-        self.is_logged = super().suppresses(number, error)
+        was_cut_off = (
+            (self._active or self.errors) and not self.answers and all(isinstance(one, CancelledError) for one in self.errors)
+        )
+        self.is_logged = not was_cut_off and not self._passes(error) and super().suppresses(number, error)
         return self.is_logged
 
     def add_origin(self, number: int, error: BaseException) -> None:
@@ -358,52 +292,35 @@ def positional_first(names: tuple[str, ...], args: tuple[Any, ...], keywords: di
 Arguments = tuple[tuple[Any, ...], Keywords]
 
 
-def _last_name(each: Point) -> str | None:
-    """Return the name of the last parameter; None if that takes any arguments by position."""
-    return each.keywords[-1] if each.keywords else None if each.variadic[0] or not each.positional else each.positional[-1]
+def _last_key(each: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
+    """Return the name of the last argument, or its place where it is given by position; also of one that is left out."""
+    if not each.keywords and (each.variadic[0] or not each.positional):
+        return max(len(args) - 1, 0)
+    name, place = (each.keywords or each.positional)[-1], len(each.positional) - 1
+    return name if each.keywords or name in keywords or len(args) < place else place
 
 
 def _last(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
     """Return the last argument of a call, None if it is left out."""
-    name = _last_name(each)
-    if name is not None and name in keywords:
-        return keywords[name]
-    return args[-1] if args and _has_last(each, args) else None
-
-
-def _has_last(each: Point, args: tuple[Any, ...]) -> bool:
-    """Return whether the last argument is given by position."""
-    return not each.keywords and (each.variadic[0] or len(args) == len(each.positional))
-
-
-def _without_last(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
-    name = _last_name(each)
-    if name in keywords:
-        return args, {key: value for key, value in keywords.items() if key != name}
-    return (args[:-1] if _has_last(each, args) else args), keywords
-
-
-def _and_last(each: Point, args: tuple[Any, ...], keywords: Keywords, last: Any) -> Arguments:
-    """Add the last argument."""
-    name = _last_name(each)
-    if name is not None and (each.keywords or len(args) < len(each.positional) - 1):  # behind one that is left out
-        return args, {**keywords, name: last}
-    return (*args, last), keywords
+    key = _last_key(each, args, keywords)
+    return keywords.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
 
 
 def _with_last(each: Point, args: tuple[Any, ...], keywords: Keywords, last: Any) -> Arguments:
-    """Replace the last argument."""
-    return _and_last(each, *_without_last(each, args, keywords), last)
+    """Replace or add the last argument."""
+    key = _last_key(each, args, keywords)
+    return (args, {**keywords, key: last}) if isinstance(key, str) else ((*args[:key], last, *args[key + 1 :]), keywords)
 
 
 def _changed(each: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords) -> Arguments:
-    """Return the arguments with those that a hook gives to the next one: by name, or in the place of the last of the others."""
-    known = len(each.positional)
-    places = [each.positional[place] if place < known else place for place in range(len(args))]
-    values: dict[Any, Any] = {**dict(zip(places, args, strict=True)), **keywords, **named}
-    by_position = [*places, *(name for name in each.positional[len(args) :] if name in keywords)]
-    others = [one for one in by_position or each.keywords if one in values and one not in named]
-    left = [*new]
+    """Return the arguments with those that a hook gives to the next one: by name, or in the place of those before the last."""
+    last = _last_key(each, args, keywords)
+    keys: dict[str, str | int] = {name: place for place, name in enumerate(each.positional[: len(args)]) if place != last}
+    changed = {keys.get(name, name): value for name, value in named.items()}
+    values: dict[Any, Any] = {**dict(enumerate(args)), **keywords, **changed}
+    named_later = (name for name in each.positional[len(args) :] if name in keywords)
+    by_position = [one for one in (*range(len(args)), *named_later) if one != last]
+    left, others = [*new], [one for one in by_position or each.keywords if one in values and one not in changed and one != last]
     while left and others:
         values[others.pop()] = left.pop()
-    return (*left, *(values.pop(place) for place in places)), values
+    return positional_first(each.positional, (*left, *(values.pop(place) for place in range(len(args)))), values)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from asyncio import CancelledError
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,8 +18,8 @@ from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.run_scope import leave_run
-from aiohooks.dispatch.calls import CONDITION, Method, OrderGroup, RegisteredHook, bound_method, call_groups
-from aiohooks.errors import HookGroupClosedError, flattened, hook_cancelled_error
+from aiohooks.dispatch.calls import CONDITION, HookCalls, Method, OrderGroup, RegisteredHook, bound_method
+from aiohooks.errors import HookGroupClosedError, flattened
 
 _logger = logging.getLogger("aiohooks")
 
@@ -75,7 +77,7 @@ class BackgroundCalls:
         finally:
             for queue in queues:
                 queue.drop()
-        await wait_done([queue.task for queue in queues if queue.task is not None], self._grace_secs)
+        await wait_done([call.done for queue in queues if (call := queue.active) is not None], self._grace_secs)
 
     async def end(self, secs: float) -> list[BaseException]:
         """Finish the queues, which take no more calls, and return the failures that no call has raised."""
@@ -86,23 +88,51 @@ class BackgroundCalls:
         return [error for queue in queues for error in queue.take_errors()]
 
 
-class _QueuedCall:
+class _QueuedCall(HookCalls):
     """A call in a queue; its context says that code is part of it."""
 
-    __slots__ = ("args", "context", "ended", "group", "keywords", "queue")
+    __slots__ = ("_args", "_keywords", "_observation", "context", "done", "ended", "queue", "registered")
 
     def __init__(self, queue: CallQueue, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        super().__init__(group, [None], None, None)
+        self._args = args
+        self._keywords = keywords
+        self._observation: AbstractContextManager[None] = contextlib.nullcontext()
         self.queue: CallQueue = queue
-        self.group: OrderGroup = group
-        self.args: tuple[Any, ...] = args
-        self.keywords: Mapping[str, Any] = keywords
+        self.registered: RegisteredHook = group.hooks[0]
         self.context: contextvars.Context = contextvars.copy_context()
         self.ended: bool = False
+        self._idle = self.done = self._loop.create_future()
 
-    async def make(self, observers: Sequence[Observer]) -> None:
-        """Make the call."""
-        with observing(observers, "background", self.group.names[0]):
-            await call_groups((self.group,), self.args, self.keywords)
+    def begin(self) -> None:
+        """Start the call; `done` is set when it has ended."""
+        self.done.add_done_callback(self.queue.ended)
+        if not self.failing:
+            method, may_wait, condition, name, secs = self._group.calls[0]
+            self._observation = observing(self.queue.observers, "background", name)
+            try:
+                if not may_wait or condition is None or condition(*self._args, **self._keywords):
+                    self.start(0, method, self._args, self._keywords, name, secs, context=contextvars.copy_context())
+            except BaseException as error:
+                self.failed(0, error)
+        if not self.left:
+            wake(self.done)
+
+    def drop(self) -> None:
+        """Cancel the call, which ends with a `CancelledError`."""
+        if not self.done.done():
+            self._outer = CancelledError()
+            self._cancel_calls()
+
+    def finish(self) -> None:
+        """Raise the failure of the call, when it is done."""
+        self.ended = True
+        try:
+            with self._observation:
+                super().finish()
+        finally:
+            self._tasks.clear()
+            del self.context  # like that of the task, it refers to the call
 
 
 _current_call: ContextVar[_QueuedCall | None] = ContextVar("aiohooks_background_call", default=None)
@@ -118,22 +148,21 @@ class CallQueue:
         self._name = registered.name
         self._max_pending = registered.registration.max_pending
         self._enter = enter
-        self._observers = observers
+        self.observers: Sequence[Observer] = observers
         self._calls: deque[_QueuedCall] = deque()
         self._waiters: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # callers, until each has been given a place
         self._given = 0  # places of callers that have not taken them yet
         self._waits_for: list[CallQueue] = []  # those in which the active call waits for a place
         self._idle: asyncio.Future[None] | None = None
         self._errors: list[tuple[RegisteredHook, BaseException]] = []
-        self._dropped = False
         self._closed = False  # calls are refused: no task would wait for them
-        self.task: asyncio.Task[Any] | None = None
-        """The active call."""
+        self.active: _QueuedCall | None = None
+        """The call that is being made."""
 
     @property
     def size(self) -> int:
         """How many calls are queued or active."""
-        return len(self._calls) + (self.task is not None)
+        return len(self._calls) + (self.active is not None)
 
     def put_nowait(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
         """Queue a call if there is a place for it; return whether there is.
@@ -187,15 +216,12 @@ class CallQueue:
 
     def _append(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         call = _QueuedCall(self, group, args, keywords)
-        call.context.run(self._enter_context, call)
+        call.context.run(leave_run)  # it is not part of the run that queues it
+        call.context.run(_current_call.set, call)
+        call.context.run(self._enter)
         self._calls.append(call)
-        if self.task is None:
+        if self.active is None:
             self._start_next()
-
-    def _enter_context(self, call: _QueuedCall) -> None:
-        leave_run()  # it is not part of the run that queues it
-        _current_call.set(call)
-        self._enter()
 
     def _give_places(self) -> None:
         while self._waiters and (self._closed or self.size + self._given < self._max_pending):
@@ -227,10 +253,9 @@ class CallQueue:
         if not self.size:
             return
         _logger.warning("%s has %s background calls left, which are dropped", self._name, self.size)
-        self._dropped = True
         self._calls.clear()
-        if self.task is not None:
-            self.task.cancel()
+        if self.active is not None:
+            self.active.drop()
 
     def take_errors(self) -> list[BaseException]:
         """Return the failures that no call has raised, and forget them."""
@@ -238,25 +263,29 @@ class CallQueue:
         return [error for _, error in errors]
 
     def _start_next(self) -> None:
-        call = self._calls.popleft()
-        self._waits_for, self._dropped = [], False
-        # Not by the loop's task factory: one that starts tasks immediately would make the call inside of the one that queues it.
-        self.task = asyncio.Task(
-            call.make(self._observers), loop=asyncio.get_running_loop(), name=call.group.names[0], context=call.context
-        )
-        self.task.add_done_callback(lambda task: self._ended(call, task))
+        self._waits_for = []
+        self.active = call = self._calls.popleft()
+        # By a callback: a task that starts immediately would make the call inside of the one that queues it.
+        asyncio.get_running_loop().call_soon(call.begin, context=call.context)
 
-    def _ended(self, call: _QueuedCall, task: asyncio.Task[Any]) -> None:
-        self.task = None
-        call.ended = True
-        error = hook_cancelled_error(task.get_name(), CancelledError()) if task.cancelled() else task.exception()
-        if error is not None and not (task.cancelled() and self._dropped):
-            self._errors.append((call.group.hooks[0], error))
-        if self._calls:
-            self._start_next()
-        elif self._idle is not None:
-            wake(self._idle)
-        self._give_places()
+    def ended(self, _: object) -> None:
+        """Take the failure of the active call, and make the next one."""
+        call, self.active = self.active, None
+        assert call is not None
+        try:
+            call.finish()
+        except CancelledError:
+            pass  # dropped
+        except BaseException as error:
+            self._errors.append((call.registered, error))
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise  # through the loop, as from a task
+        finally:
+            if self._calls:
+                self._start_next()
+            elif self._idle is not None:
+                wake(self._idle)
+            self._give_places()
 
 
 def _active_call() -> _QueuedCall | None:

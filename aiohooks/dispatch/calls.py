@@ -96,8 +96,8 @@ class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
     __slots__ = (
-        "_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "methods", "names", "number", "size",
-        "timeouts", "waits",
+        "_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "methods", "names", "number", "only_queues",
+        "size", "timeouts", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -123,30 +123,29 @@ class OrderGroup:
         self.size: int = len(hooks)
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.names: tuple[str, ...] = tuple(f"{one.name}.{method}" for one in hooks)
-        methods: list[Method] = []
-        conditions: list[Callable[..., bool] | None] = []
-        timeouts: list[float | None] = []
-        waits: list[bool] = []
-        for one in hooks:
-            call = bind(one, method)
+        calls: list[HookCall] = []
+        for one, name in zip(hooks, self.names, strict=True):
+            call, registration = bind(one, method), one.registration
             condition = getattr(call, CONDITION, None)
-            conditions.append(getattr(one.hook, condition) if isinstance(condition, str) else condition)
-            is_queued = bind is not bound_method and one.registration.background
+            if isinstance(condition, str):
+                condition = getattr(one.hook, condition)
+            is_queued = bind is not bound_method and registration.background
             # A queued call has its time limit, and may be left out, when it runs.
-            timeouts.append(None if is_queued else timeout if one.registration.timeout is None else one.registration.timeout)
-            waits.append(can_wait(call))
-            is_limited = one.registration.disable_after is not None and not is_queued
-            methods.append(_unless_disabled(call, one) if is_limited else call)
-        self.waits: tuple[bool, ...] = tuple(waits)
+            secs = None if is_queued else timeout if registration.timeout is None else registration.timeout
+            made = call if registration.disable_after is None or is_queued else _unless_disabled(call, one)
+            calls.append((made, can_wait(call), condition, name, secs))
+        self.calls: tuple[HookCall, ...] = tuple(calls)
+        """What is called for each hook, whether that may wait, and only if what; the name of the call, and its time limit."""
+        self.methods: tuple[Method, ...] = tuple(call[0] for call in calls)
+        self.waits: tuple[bool, ...] = tuple(call[1] for call in calls)
         """Whether a call may wait, for each hook; the others are made in the caller's task."""
-        self.in_turn: bool = not any(waits)
+        self.in_turn: bool = not any(self.waits)
         """Whether none may wait."""
-        self.methods: tuple[Method, ...] = tuple(methods)
-        self.timeouts: tuple[float | None, ...] = tuple(timeouts)
+        self.timeouts: tuple[float | None, ...] = tuple(call[4] for call in calls)
+        self.only_queues: bool = self.size == 1 and bind is not bound_method and hooks[0].registration.background
+        """Whether there is one call, which is put into a queue."""
         self.keeps_context: tuple[bool, ...] | None = None
         """Whether a hook has one context for several methods, in which a token is valid; None if none has."""
-        self.calls: tuple[HookCall, ...] = tuple(zip(methods, waits, conditions, self.names, timeouts, strict=True))
-        """What is called for each hook, whether that may wait, and only if what; the name of the call, and its time limit."""
         self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
 
     def observed_calls(self, observers: Sequence[Observer]) -> Sequence[HookCall]:
@@ -231,6 +230,15 @@ async def call_groups(
                     answers.append(None)
             continue
         results: list[Any] = [None] * group.size
+        if group.only_queues and waits is None:
+            try:
+                method, _, condition, _, _ = calls[0]
+                if condition is None or condition(*args, **keywords):
+                    await method(*args, **keywords)  # the wait for a place is ours: a cancel there is the caller's
+            except Exception as error:
+                failed_in_turn(group.hooks[0], _at_step(group.names[0], step), error)
+            answers += results
+            continue
         overlap: HookCalls | None = None
         for number, (method, may_wait, condition, name, secs) in enumerate(calls):
             try:
@@ -250,7 +258,10 @@ async def call_groups(
                 if context is None:
                     results[number] = await method(*given, **keywords)
                 else:
-                    results[number] = _call_in(context, method(*given, **keywords))
+                    try:
+                        results[number] = context.update().run(result_now, method(*given, **keywords))
+                    finally:
+                        context.copy_back()
                 if overlap is not None:
                     overlap.in_turn()
             except BaseException as error:
@@ -270,14 +281,6 @@ async def call_groups(
 
 def _at_step(name: str, step: int | None) -> str:
     return name if step is None else f"{name} at step {step}"
-
-
-def _call_in(own: OwnContext, coro: Any) -> Any:
-    """Make a call that cannot wait in a context of its own."""
-    try:
-        return own.update().run(result_now, coro)
-    finally:
-        own.copy_back()
 
 
 class HookCalls(Overlap):

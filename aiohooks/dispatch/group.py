@@ -12,6 +12,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import operator
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -25,9 +26,9 @@ from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.overlap import keep_errors
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_secs, is_coroutine_function
-from aiohooks.dispatch.answers import InTurn, Target, answer, answer_plain, call_wrapped, make_target, positional_first
+from aiohooks.dispatch.answers import Target, answer, answer_plain, call_wrapped, make_target, only_answer, positional_first
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups
+from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, failed_in_turn
 from aiohooks.dispatch.hook import HookRegistration, configure, registration_of
 from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, check_options, hook_name, listed_twice, registered_hooks
 from aiohooks.errors import (
@@ -140,10 +141,7 @@ class HookGroup(Generic[K]):
         if target is None:
             return []
         given = positional_first(each.positional, args, keywords)
-
-        def call(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Coroutine[Any, Any, list[T]]:
-            return call_groups(target.groups, args, keywords)
-
+        call = functools.partial(call_groups, target.groups)
         return await call_wrapped(target, call, *given) or []  # a wrapper has swallowed the error
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
@@ -182,9 +180,9 @@ class HookGroup(Generic[K]):
         Raises:
             InvalidArgumentError: it is not a hook of the group.
         """
-        found = [one for one in (self._registered.get(id(hook)),) if one is not None] or [
-            one for one in self._registered.values() if isinstance(one.hook, _FunctionHook) and one.hook.fn is hook
-        ]
+        known = self._registered.get(id(hook))
+        functions = (one for one in self._registered.values() if isinstance(one.hook, _FunctionHook) and one.hook.fn is hook)
+        found = [*functions] if known is None else [known]
         if not found:
             raise InvalidArgumentError(f"{hook!r} is not a hook of {self!r}")
         for one in found:
@@ -276,7 +274,7 @@ class HookGroup(Generic[K]):
     def _forget_targets(self) -> None:
         """Let each method look again at what it calls, and whether the group is entered."""
         for method in self._methods.values():
-            method.forget_target()
+            method.usable = None
 
     # -- entering and leaving
 
@@ -427,48 +425,38 @@ class _Method:
     While no hook implements it, it is an attribute of the class, on which it looks like the method of the lifecycle.
     """
 
-    __slots__ = ("_function", "_group", "_hooks", "_point", "in_turn", "usable")
+    __slots__ = ("_function", "_group", "_hooks", "_own", "_point", "usable")
 
     def __init__(self, group: HookGroup[Any], point: Point) -> None:
         self._group = group
         self._point = point
+        self._own: Callable[..., Any] = group._lifecycle.members[point.name]  # pyright: ignore[reportPrivateUsage]
         self._hooks: dict[int, RegisteredHook] = {}
         self.usable: Target | None = None
+        """What is called, None if that is to be looked up at the next call."""
         self._function: Callable[..., Any] | None = None
-        self.in_turn: InTurn | None = None
-        """What is called if nothing else is to be done than to call hooks that cannot wait."""
         setattr(group._class, point.name, self)  # pyright: ignore[reportPrivateUsage]
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         """Return the method of the object, or the function of the class."""
         return self._own if instance is None else types.MethodType(self._bound_function(), instance)
 
-    @property
-    def _own(self) -> Callable[..., Any]:
-        own: Callable[..., Any] = self._group._lifecycle.own(self._point.name)  # pyright: ignore[reportPrivateUsage]
-        return own
-
     def place(self, one: RegisteredHook, *, implements: bool) -> None:
         """Note whether a hook implements the method."""
         if implements != (id(one.hook) in self._hooks):
-            before = bool(self._hooks)
             if implements:
                 self._hooks[id(one.hook)] = one
             else:
                 del self._hooks[id(one.hook)]
-            self.forget_target()
-            if before != bool(self._hooks):
-                setattr(self._group._class, self._point.name, self if before else self._bound_function())  # pyright: ignore[reportPrivateUsage]
-
-    def forget_target(self) -> None:
-        """Look up what is called at the next call."""
-        self.usable = self.in_turn = None
+            self.usable = None
+            if len(self._hooks) == implements:  # the first one, or none any more
+                setattr(self._group._class, self._point.name, self._bound_function() if implements else self)  # pyright: ignore[reportPrivateUsage]
 
     def check_answers(self, added: Iterable[RegisteredHook] = ()) -> None:
         """Raise if several hooks answer and nothing says which answer counts."""
         if self._point.how == "one":
             name = self._point.name
-            callees = [one for one in (*self._hooks.values(), *added) if not _is_generator(one, name)]
+            callees = [one for one in (*self._hooks.values(), *added) if not inspect.isasyncgenfunction(getattr(one.hook, name))]
             if len(callees) > 1:
                 names = " and ".join(f"{one.name}.{name}" for one in callees)
                 advice = f'give results={{"{name}": "first"}}, or "chain" or "wrap", or put @point on the method'
@@ -482,9 +470,7 @@ class _Method:
             self.check_answers()  # a group in this one may have changed
             registered = group._registered  # pyright: ignore[reportPrivateUsage]
             hooks = sorted((registered[key] for key in registered if key in self._hooks), key=lambda one: one.registration.order)
-            target = self.usable = make_target(each, hooks, group._grace_secs, group._background.bind)  # pyright: ignore[reportPrivateUsage]
-            if target.is_one_call and (each.how == "none" or each.does_nothing):
-                self.in_turn = InTurn.of(target)
+            self.usable = make_target(each, hooks, group._grace_secs, group._background.bind)  # pyright: ignore[reportPrivateUsage]
         return self.usable
 
     def _bound_function(self) -> Callable[..., Any]:
@@ -495,21 +481,19 @@ class _Method:
 
 
 def _coroutine_method(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
-    is_silent = each.how == "none"
-
     async def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
-        in_turn = method.in_turn
-        if in_turn is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
-            target = method.usable or method.target()
-            if target is None:
-                return await own(self, *args, **keywords)
+        target = method.usable
+        if target is None and (target := method.target()) is None:
+            return await own(self, *args, **keywords)
+        quick = target.quick
+        if quick is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
             given, named = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
-            if is_silent and target.is_one_call:
+            if target.is_one_call and each.how == "none":
                 await call_groups(target.groups, given, named)
                 return None
-            return await answer(target, functools.partial(own, self), given, named)
+            return await call_wrapped(target, functools.partial(answer, target, functools.partial(own, self)), given, named)
         answers: dict[Any, Any] | None = None
-        calls = iter(in_turn.calls)
+        calls = iter(quick.methods)
         while True:
             try:
                 for call in calls:
@@ -517,8 +501,9 @@ def _coroutine_method(method: _Method, each: Point, own: Callable[..., Any]) -> 
                         answers = {**(answers or {}), call: result}
                 break
             except BaseException as error:
-                in_turn.failed(calls, error)
-        return None if answers is None else in_turn.only_answer(answers)
+                place = quick.size - operator.length_hint(calls) - 1
+                failed_in_turn(quick.hooks[place], quick.names[place], error)
+        return None if answers is None else only_answer(each, [*map(answers.get, quick.methods)])
 
     return call_method
 
@@ -542,18 +527,15 @@ class _FunctionHook:
             raise InvalidHookError(f"on got {fn!r}; give a function")
         self.fn = fn
         self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
-        setattr(self, each.name, _as_coroutine_function(fn) if each.is_async and not is_coroutine_function(fn) else fn)
+
+        @functools.wraps(fn)
+        async def call(*args: Any, **keywords: Any) -> Any:
+            return fn(*args, **keywords)
+
+        setattr(self, each.name, call if each.is_async and not is_coroutine_function(fn) else fn)
 
     def __repr__(self) -> str:
         return f"<hook {self.__aiohooks_name__}>"
-
-
-def _as_coroutine_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    async def call(*args: Any, **keywords: Any) -> Any:
-        return fn(*args, **keywords)
-
-    return call
 
 
 _GROUP = "__aiohooks_group__"
@@ -607,10 +589,6 @@ def _check_equal(name: str, first: object, value: Any, hook: object) -> None:
             f"{type(first).__name__}.{name} is {value!r} and {type(hook).__name__}.{name} is {other!r}; "
             "a group has one: set the same on all"
         )
-
-
-def _is_generator(registered: RegisteredHook, name: str) -> bool:
-    return inspect.isasyncgenfunction(getattr(registered.hook, name))
 
 
 def _is_context(hook: object) -> bool:

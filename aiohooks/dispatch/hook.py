@@ -77,17 +77,11 @@ def configure(
         InvalidHookError: `hook` is a class and not an object of it, or an option has no effect without another.
     """
     known = registration_of(hook)
-    registration = check_registration(
-        HookRegistration(
-            known.hook,
-            known.order if order is _UNSET else order,
-            known.timeout if timeout is _UNSET else timeout,
-            known.on_error if on_error is _UNSET else on_error,
-            known.background if background is _UNSET else background,
-            known.max_pending if max_pending is _UNSET else max_pending,
-            known.disable_after if disable_after is _UNSET else disable_after,
-        )
-    )
+    values = order, timeout, on_error, background, max_pending, disable_after
+    given: dict[str, Any] = {
+        name: one for name, one in zip(HookRegistration._fields[1:], values, strict=True) if one is not _UNSET
+    }
+    registration = check_registration(known._replace(**given))
     if max_pending is not _UNSET and background is _UNSET and not known.background:
         raise InvalidHookError(
             f"max_pending of {type(known.hook).__name__} is {max_pending}, but its calls are not queued; give background=True too"

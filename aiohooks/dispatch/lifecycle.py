@@ -67,19 +67,11 @@ class Point(NamedTuple):
     """Functions of classes of hooks that can be called so."""
 
 
-class _Known:
-    """What is known of a class since its first group. Nothing here refers to the class, which is freed like any other."""
-
-    __slots__ = ("hook_classes", "points")
-
-    def __init__(self) -> None:
-        self.points: dict[Any, tuple[ref[Any], Point]] = {}
-        """The points, each with the function that it describes."""
-        self.hook_classes: WeakSet[type[Any]] = WeakSet()
-        """Those without a method whose name is nearly that of a point."""
-
-
-_known: WeakKeyDictionary[type[Any], _Known] = WeakKeyDictionary()
+# What is known of a class since its first group. Nothing in it refers to the class, which is freed like any other.
+_points: WeakKeyDictionary[type[Any], dict[Any, tuple[ref[Any], Point]]] = WeakKeyDictionary()
+"""Its points, each with the function that it describes."""
+_hook_classes: WeakKeyDictionary[type[Any], WeakSet[type[Any]]] = WeakKeyDictionary()
+"""The classes of hooks without a method whose name is nearly that of a point."""
 
 
 class Lifecycle:
@@ -115,15 +107,15 @@ class Lifecycle:
         by_name: Mapping[str, How] = results if isinstance(results, Mapping) else {}
         for name, how in by_name.items():
             check_choice(how, f"results[{name!r}]", "first", "chain", "wrap")
-        self._known = _known.setdefault(origin, _Known())
-        self._members: dict[str, Any] = {}
+        self.members: dict[str, Any] = {}
+        """What the class and its bases have."""
         for base in reversed(origin.__mro__):
-            self._members.update(vars(base))
+            self.members.update(vars(base))
         self.points: dict[str, Point] = {}
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
-        for name in sorted(name for name in self._members if not name.startswith("_")):
-            member = self._members[name]
+        for name in sorted(name for name in self.members if not name.startswith("_")):
+            member = self.members[name]
             if inspect.isfunction(member):
                 self.points[name] = self._point(name, member, by_name.get(name), default)
             elif not callable(member) and not isinstance(member, (classmethod, staticmethod)):
@@ -138,14 +130,11 @@ class Lifecycle:
 
     def _point(self, name: str, method: Any, given: How | None, default: How | None) -> Point:
         key = name, given, default, self._generators
-        known = self._known.points.get(key)
+        points = _points.setdefault(self.kind, {})
+        known = points.get(key)
         if known is None or known[0]() is not method:
-            known = self._known.points[key] = ref(method), _point(self.kind, name, method, given, default)
+            known = points[key] = ref(method), _point(self.kind, name, method, given, default)
         return known[1]
-
-    def own(self, name: str) -> Any:
-        """Return the function of the class itself."""
-        return self._members[name]
 
     def has_member(self, hook: object) -> bool:
         """Return whether `hook` is an object of the class."""
@@ -181,13 +170,14 @@ class Lifecycle:
                 self._check_method(hook_name(hook), method, each)
             if inspect.isfunction(function):
                 each.fitting.add(function)
-        if "__call__" in self._members and callable(hook) and self.overrides(hook, "__call__"):
+        if "__call__" in self.members and callable(hook) and self.overrides(hook, "__call__"):
             raise InvalidHookError(
                 f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group cannot call them"
             )
-        if type(hook) not in self._known.hook_classes:
+        checked = _hook_classes.setdefault(self.kind, WeakSet())
+        if type(hook) not in checked:
             self._check_names(hook)
-            self._known.hook_classes.add(type(hook))
+            checked.add(type(hook))
         return points
 
     def _check_method(self, who: str, method: Any, each: Point) -> None:
@@ -214,12 +204,13 @@ class Lifecycle:
         try:
             signature.bind(*positional, **keywords)
         except TypeError as error:
-            given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(self.own(each.name)))
+            given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(self.members[each.name]))
             raise InvalidHookError(f"{who}.{each.name}{given} cannot take the call {kind}.{each.name}{wanted}: {error}") from None
 
     def _check_names(self, hook: object) -> None:
-        for name in _public_functions(hook):
-            if name not in self.points and is_coroutine_function(getattr(hook, name)):
+        names = {name for base in type(hook).__mro__ for name, value in vars(base).items() if inspect.isfunction(value)}
+        for name in sorted(names.difference(self.points)):
+            if not name.startswith("_") and is_coroutine_function(getattr(hook, name)):
                 for known in self.points:
                     if _one_edit_apart(name, known):
                         raise InvalidHookError(
@@ -358,11 +349,6 @@ def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
     """Shorten a signature for a message: those of agent frameworks are hundreds of characters long."""
     parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
     return inspect.Signature(parameters)
-
-
-def _public_functions(hook: object) -> list[str]:
-    names = {name for base in type(hook).__mro__ for name, value in vars(base).items() if inspect.isfunction(value)}
-    return sorted(name for name in names if not name.startswith("_"))
 
 
 def _one_edit_apart(a: str, b: str) -> bool:

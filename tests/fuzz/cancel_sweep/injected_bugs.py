@@ -332,7 +332,6 @@ _core_bug("caller_is_cancelled_to_wake_it", "caller's task: the library has canc
 _core_bug("outer_cancel_is_dropped_beside_a_failure", "cancellation: cancelled")
 _core_bug("cancel_by_a_third_party_is_swallowed", "lost cancellation: ")
 _core_bug("cancelled_calls_are_not_awaited", "siblings: ")
-_core_bug("calls_share_a_context", "context: ")
 
 
 @dataclass
