@@ -62,7 +62,7 @@ class GateAgainstModel(RuleBasedStateMachine):
             answer = call()
             if asyncio.iscoroutine(answer):
                 answer = await answer
-            await ticks(40)  # whatever has to follow has followed
+            await ticks(40 + 10 * len(self.all))  # what has to follow has followed: items wait on the store one by one
             return answer
 
         return self.loop.run_until_complete(settled())
