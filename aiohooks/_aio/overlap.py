@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
-from aiohooks._aio.cancel import retrieve_exception, wait_done
+from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.contexts import CallContext, Changes, OwnContext, copy_back, is_unchanged
 from aiohooks._aio.run_scope import RunScope
@@ -404,7 +404,7 @@ class Overlap(Waiting):
         if self._cause is not None or self.failing:
             return
         self._cause = cause
-        current = asyncio.current_task() if _in_loop(self._loop) else None
+        current = asyncio.current_task() if running_loop() is self._loop else None
         if any(task is current for task in self._tasks.values()):
             # One that cancels itself would lose its result even if it does not wait any more.
             self._loop.call_soon(self._cancel_calls)
@@ -588,10 +588,3 @@ _nested = _Nested()
 _left_running: set[asyncio.Task[None]] = set()
 """Tasks to which nothing else might refer; the loop does not."""
 _MOST_NESTED = 16 if sys.version_info >= (3, 12) else 0
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
