@@ -1,0 +1,177 @@
+"""Calls leave no object behind: not until a collection where nothing failed, and not after one where something did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import double
+from tests.support.waiting import ticks
+
+pytestmark = pytest.mark.every_python
+CALLS = 50
+Work = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log nothing: pytest keeps the records."""
+    monkeypatch.setattr(logging.getLogger("aiohooks"), "disabled", True)
+
+
+async def at_once() -> None:
+    """Wait for nothing, behind an `await`."""
+
+
+async def a_turn() -> None:
+    """Wait for one turn of the loop."""
+    await asyncio.sleep(0)
+
+
+async def a_future() -> None:
+    """Wait for a future."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.call_soon(future.set_result, None)
+    await future
+
+
+async def fails() -> None:
+    """Fail after a turn."""
+    await asyncio.sleep(0)
+    raise OSError("lost")
+
+
+async def is_slow() -> None:
+    """Wait until it is cancelled."""
+    await asyncio.Event().wait()
+
+
+class Kinds:
+    """A method of each kind."""
+
+    async def nothing(self, value: int) -> None: ...
+
+    @ah.point("first")
+    async def first(self, value: int) -> int | None: ...
+
+    @ah.point("chain")
+    async def chain(self, value: int) -> int:
+        return value
+
+    @ah.point("wrap")
+    async def wrap(self, value: int, call_next: Callable[[int], Awaitable[int]]) -> int:
+        return await call_next(value)
+
+
+def hook(work: Work) -> Any:
+    """Make a hook that does some work in each of its methods."""
+
+    class Hook(Kinds):
+        async def nothing(self, value: int) -> None:
+            await work()
+
+        async def first(self, value: int) -> int | None:
+            await work()
+            return None
+
+        async def chain(self, value: int) -> int:
+            await work()
+            return value
+
+        async def wrap(self, value: int, call_next: Callable[[int], Awaitable[int]]) -> int:
+            await work()
+            return await call_next(value)
+
+    return Hook()
+
+
+@contextlib.contextmanager
+def no_object_more(*, collect: bool) -> Iterator[None]:
+    """Check that there are no more objects after the block than before, with a collection at its end or without."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        yield
+        if collect:
+            gc.collect()
+        after = len(gc.get_objects())
+    finally:
+        gc.enable()
+    assert after - before < CALLS // 5  # what a loop or a log has kept of the last call
+
+
+async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors: tuple[type[BaseException], ...] = ()) -> None:
+    """Make the calls, the first ones uncounted."""
+
+    async def once() -> None:
+        with contextlib.suppress(*errors):
+            await call()
+        await ticks(10)
+
+    for _ in range(5):
+        await once()
+    with no_object_more(collect=collect):
+        for _ in range(CALLS):
+            await once()
+
+
+@pytest.mark.parametrize("work", [at_once, a_turn, a_future])
+@pytest.mark.parametrize("options", [{}, {"timeout": 60.0}, {"on_error": "log"}, {"order": 1}], ids=str)
+@pytest.mark.parametrize("kind", ["nothing", "first", "chain", "wrap"])
+async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> None:
+    """A call of each kind, with each option, whether its hooks wait or not."""
+    composite = ah.compose(Kinds, [ah.configure(hook(work), **options), hook(work)])
+    arguments: tuple[Any, ...] = (1, composite.chain) if kind == "wrap" else (1,)
+    await repeat(lambda: getattr(composite, kind)(*arguments), collect=False)
+
+
+@pytest.mark.parametrize("options", [{"on_error": "log"}, {"timeout": 0.001}, {"timeout": 0.001, "on_error": "log"}, {}], ids=str)
+@pytest.mark.parametrize("kind", ["nothing", "first", "chain", "wrap"])
+async def test_of_a_group_with_a_failure(kind: str, options: dict[str, Any]) -> None:
+    """A call of each kind in which one hook fails or takes too long, logged or raised."""
+    composite = ah.compose(Kinds, [ah.configure(hook(is_slow if "timeout" in options else fails), **options), hook(a_turn)])
+    arguments: tuple[Any, ...] = (1, composite.chain) if kind == "wrap" else (1,)
+    await repeat(lambda: getattr(composite, kind)(*arguments), collect=True, errors=(OSError, TimeoutError))
+
+
+@pytest.mark.parametrize("work", [at_once, a_turn, fails])
+async def test_of_a_background_hook(work: Work) -> None:
+    """Calls that are made beside what follows, and fail or not."""
+    async with ah.HookGroup(Kinds, [ah.configure(hook(work), background=True, on_error="log")]) as group:
+        await repeat(lambda: group.hooks.nothing(1), collect=work is fails)
+
+
+@pytest.mark.parametrize("work", [at_once, a_turn, a_future, fails])
+@pytest.mark.parametrize("phase", ["before_run", "after_run"])
+async def test_of_a_run(phase: str, work: Work) -> None:
+    """A run with two hooks that wait or not, or of which one fails and is logged."""
+    hooks = [
+        ah.configure(PhaseHook(phase, lambda *_: work()), on_error="log"),
+        PhaseHook(phase, lambda *_: a_turn() if work is fails else work()),
+    ]
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        await repeat(lambda: session.run((), {"batch": 1}), collect=work is fails)
+
+
+@pytest.mark.parametrize("what", [at_once, a_turn, a_future, fails])
+async def test_of_other_waits_in_a_session(what: Work) -> None:
+    """`until`, a step function, and a task of the session."""
+    async with ah.AsyncMonitoredSession(double) as session:
+
+        async def call() -> None:
+            await session.run_step_fn(lambda _: what())
+
+        await repeat(lambda: session.until(what()), collect=what is fails, errors=(OSError,))
+        await repeat(call, collect=what is fails, errors=(OSError,))
+        if what is not fails:
+            await repeat(lambda: session.start_soon(what), collect=False)
