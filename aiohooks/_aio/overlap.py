@@ -196,9 +196,9 @@ class Overlap(Waiting):
         """Return the error for a call that exceeded its time limit."""
         return TimeoutError(f"{self.describe(number)} took too long, {waited_at}")
 
-    @abc.abstractmethod
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
         """Return the error for a call that was cancelled, and not from here: that must not vanish."""
+        return hook_cancelled_error(self.describe(number), cause)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         """Log the error and return true, if this call's errors are only logged."""

@@ -1,9 +1,10 @@
 """One answer of several hooks, for each kind of method (`lifecycle.Point.how`).
 
-Target         what a method calls
-call_wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
-answer         calls the others, and returns the one answer: the only one, the first, or the last of a chain
-answer_plain   methods that are plain functions
+Target    what a method calls
+wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
+answer    calls the others, and returns the one answer: the only one, the first, or the last of a chain
+
+A plain function is called as a coroutine function that cannot wait.
 """
 
 from __future__ import annotations
@@ -16,26 +17,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.run_scope import current_scope
-from aiohooks.dispatch.calls import (
-    HookCalls,
-    Method,
-    OrderGroup,
-    RegisteredHook,
-    bound_method,
-    call_groups,
-    failed_in_turn,
-    order_groups,
-)
+from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.lifecycle import Point
 from aiohooks.errors import HookCancelledError, InvalidHookError, hook_cancelled_error, raise_unchanged
 
 Keywords = Mapping[str, Any]
+Arguments = tuple[tuple[Any, ...], Keywords]
 
 
 class Target(NamedTuple):
-    """What a method calls."""
+    """What a method calls; nothing, if no hook implements it."""
 
     point: Point
     groups: tuple[OrderGroup, ...]
@@ -43,8 +35,6 @@ class Target(NamedTuple):
     """The same calls one by one, for methods whose hooks are called in turn."""
     wrappers: tuple[OrderGroup, ...]
     """The hooks that wrap the calls of the others, one by one."""
-    is_one_call: bool
-    """Whether all hooks are called together."""
     quick: OrderGroup | None
     """All calls, if nothing else is to be done than to make them, and none may wait."""
 
@@ -52,33 +42,46 @@ class Target(NamedTuple):
 def make_target(
     each: Point, hooks: Sequence[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method]
 ) -> Target:
-    """Return what a method calls; `hooks` are in their order, and `bind` queues background calls."""
+    """Return what a method calls; `bind` queues background calls."""
 
     def singles(hooks: list[RegisteredHook], bind: Callable[[RegisteredHook, str], Method]) -> tuple[OrderGroup, ...]:
         return tuple(OrderGroup(each.name, [one], grace_secs, bind=bind) for one in hooks)
 
-    if each.how == "wrap":
-        return Target(each, (), (), singles([*hooks], bound_method), False, None)
-    wrappers = [one for one in hooks if inspect.isasyncgenfunction(getattr(one.hook, each.name))]
+    hooks = sorted(hooks, key=lambda one: one.registration.order)
+    wraps, in_turn = each.how == "wrap", each.how in ("first", "chain")
+    wrappers = [one for one in hooks if wraps or inspect.isasyncgenfunction(getattr(one.hook, each.name))]
     callees = [one for one in hooks if one not in wrappers]
     if not each.is_async:
-        return Target(each, (), singles(callees, bound_method), (), False, None)
-    groups = order_groups(each.name, callees, grace_secs, bind if each.how == "none" else bound_method)
-    in_turn = each.how in ("first", "chain")
-    is_one_call = not wrappers and not in_turn
-    is_quick = is_one_call and (each.how == "none" or each.does_nothing) and all(group.in_turn for group in groups)
-    quick = OrderGroup(each.name, callees, grace_secs) if is_quick else None
+        bind = _plain
+    elif each.how != "none":
+        bind = bound_method
+    together = OrderGroup(each.name, callees, grace_secs, bind=bind)
+    is_quick = callees and together.in_turn and not wrappers and (each.how == "none" or (each.does_nothing and not in_turn))
     return Target(
-        each, groups, singles(callees, bound_method) if in_turn else (), singles(wrappers, wrapping), is_one_call, quick
+        each,
+        order_groups(each.name, callees, grace_secs, bind),
+        singles(callees, bind) if in_turn else (),
+        singles(wrappers, bound_method if wraps else _wrapping),
+        together if is_quick else None,
     )
 
 
-Own = Callable[..., Any]
-"""The method of the class itself."""
+def as_coroutine_function(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Return a plain function as a coroutine function, which cannot wait."""
+
+    @functools.wraps(function)
+    async def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)
+
+    return call
 
 
-async def answer(target: Target, own: Own, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the hooks that do not wrap, and return the one answer; where no hook has one, that of the class itself."""
+def _plain(registered: RegisteredHook, method: str) -> Method:
+    return as_coroutine_function(getattr(registered.hook, method))
+
+
+async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Call the hooks that do not wrap, and return the one answer; where no hook has one, that of `own`, of the class itself."""
     each, given = target.point, (args, keywords)
     if target.singles:
         for single in target.singles:
@@ -113,26 +116,26 @@ def only_answer(each: Point, answers: Sequence[Any]) -> Any:
 
 # -- hooks that wrap
 
+Rest = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
 
-async def call_wrapped(
-    target: Target,
-    innermost: Callable[[tuple[Any, ...], Keywords], Awaitable[Any]],
-    args: tuple[Any, ...],
-    keywords: Keywords,
-    number: int = 0,
-) -> Any:
-    """Call a wrapping hook with a function that calls the next one, and so on; the last one calls `innermost`.
+
+def wrapped(target: Target, innermost: Rest) -> Rest:
+    """Return what calls the first wrapping hook with what calls the next one, and so on; the last one calls `innermost`."""
+    for group in reversed(target.wrappers):
+        innermost = functools.partial(_call_wrapper, target.point, group, innermost)
+    return innermost
+
+
+async def _call_wrapper(each: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Call a wrapping hook with a function that calls the rest.
 
     What a hook wraps is not called again when the hook has failed and that is only logged: its answer or error counts.
     """
-    if number == len(target.wrappers):
-        return await innermost(args, keywords)
-    group = target.wrappers[number]
     if group.hooks[0].disabled:
-        return await call_wrapped(target, innermost, args, keywords, number + 1)
-    wrapper = _WrapperCall(group, functools.partial(call_wrapped, target, innermost, number=number + 1))
+        return await rest(args, keywords)
+    wrapper = _WrapperCall(group, rest)
     try:
-        await wrapper.make(target.point, args, keywords)
+        await wrapper.make(each, args, keywords)
         if not wrapper.is_logged:
             return wrapper.results[0]
         if wrapper.answers:
@@ -141,7 +144,7 @@ async def call_wrapped(
             raise_unchanged(next(error for error in reversed(wrapper.errors) if not isinstance(error, CancelledError)))
     finally:
         wrapper.errors.clear()  # their tracebacks refer to it
-    return await call_wrapped(target, innermost, args, keywords, number + 1)
+    return await rest(args, keywords)
 
 
 class _WrapperCall(HookCalls):
@@ -149,7 +152,7 @@ class _WrapperCall(HookCalls):
 
     __slots__ = ("_active", "_rest", "_secs_left", "_since", "answers", "errors", "is_logged")
 
-    def __init__(self, group: OrderGroup, rest: Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]) -> None:
+    def __init__(self, group: OrderGroup, rest: Rest) -> None:
         super().__init__(group, [None], None, None)
         self._rest = rest
         self._active = 0  # calls of the others that have not ended
@@ -164,10 +167,9 @@ class _WrapperCall(HookCalls):
 
     async def make(self, each: Point, args: tuple[Any, ...], keywords: Keywords) -> None:
         """Make the call."""
-        group = self._group
-        method, scope = group.methods[0], current_scope.get()
-        if scope is not None and scope.observers:
-            method = group.observed_calls(scope.observers)[0][0]
+        scope = current_scope.get()
+        calls = self._group.observed_calls(scope.observers) if scope is not None and scope.observers else self._group.calls
+        call = calls[0]
         if each.how == "wrap":
             given = _with_last(each, args, keywords, _last(each, args, keywords))
 
@@ -177,13 +179,13 @@ class _WrapperCall(HookCalls):
             args, keywords = _with_last(each, args, keywords, call_next)
         else:
             args = (functools.partial(self._call_rest, args, keywords), *args)
-        if group.in_turn:
+        if call.may_wait:
+            self.start(0, call.method, args, keywords, call.name, call.secs)
+        else:
             try:
-                self.results[0] = await method(*args, **keywords)
+                self.results[0] = await call.method(*args, **keywords)
             except BaseException as error:
                 self.failed(0, error)
-        else:
-            self.start(0, method, args, keywords, group.names[0], group.timeouts[0])
         await self.wait()
 
     async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
@@ -226,13 +228,13 @@ class _WrapperCall(HookCalls):
         if not self._passes(error):
             super().add_origin(number, error)
 
-    def cancelled_error(self, number: int, cause: BaseException) -> HookCancelledError:
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
         if self._passes(cause):
             return hook_cancelled_error(f"what {self.describe(number)} wraps", cause)
         return super().cancelled_error(number, cause)
 
 
-def wrapping(registered: RegisteredHook, method: str) -> Method:
+def _wrapping(registered: RegisteredHook, method: str) -> Method:
     """Return a hook's async generator as a function that wraps what its first argument calls."""
     around = contextlib.asynccontextmanager(getattr(registered.hook, method))
 
@@ -244,42 +246,12 @@ def wrapping(registered: RegisteredHook, method: str) -> Method:
     return call
 
 
-# -- plain functions
-
-
-def answer_plain(target: Target, own: Own, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the hooks of a method that is a plain function, in turn, and return the one answer."""
-    each, answers, scope = target.point, list[Any](), current_scope.get()
-    given = args, keywords
-    for single in target.singles:
-        if single.hooks[0].disabled:
-            continue
-        answer = _call_plain(single, each.name, () if scope is None else scope.observers, *given)
-        if each.how == "first" and answer is not None:
-            return answer
-        if each.how == "chain" and answer is not None:
-            given = _with_last(each, *given, answer)
-        answers.append(answer)
-    answer = _last(each, *given) if each.how == "chain" else only_answer(each, answers)
-    return own(*args, **keywords) if answer is None and each.how != "none" and not each.does_nothing else answer
-
-
-def _call_plain(single: OrderGroup, name: str, observers: Sequence[Observer], args: tuple[Any, ...], keywords: Keywords) -> Any:
-    registered = single.hooks[0]
-    try:
-        with observing(observers, "hook", single.names[0]):
-            answer = getattr(registered.hook, name)(*args, **keywords)
-    except BaseException as error:
-        failed_in_turn(registered, single.names[0], error)
-        return None
-    registered.failures_in_a_row = 0
-    return answer
-
-
 # -- arguments
 
 
-def positional_first(names: tuple[str, ...], args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], Keywords]:
+def positional_first(
+    names: tuple[str, ...], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Give by position what may be given so, as hooks may use other names."""
     given = [*args]
     for name in names[len(args) :]:
@@ -287,9 +259,6 @@ def positional_first(names: tuple[str, ...], args: tuple[Any, ...], keywords: di
             break
         given.append(keywords.pop(name))
     return tuple(given), keywords
-
-
-Arguments = tuple[tuple[Any, ...], Keywords]
 
 
 def _last_key(each: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import functools
 import logging
 from asyncio import CancelledError
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import wake
-from aiohooks._aio.observers import Observer, observing
+from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.run_scope import leave_run
 from aiohooks.dispatch.calls import CONDITION, HookCalls, Method, OrderGroup, RegisteredHook, bound_method
 from aiohooks.errors import HookGroupClosedError, flattened
@@ -49,35 +48,30 @@ class BackgroundCalls:
         if queue is None:
             queue = self._queues[registered] = CallQueue(registered, self._enter, self._observers)
         group = OrderGroup(method, [registered], self._grace_secs)
-
-        def is_full(*args: Any, **keywords: Any) -> bool:
-            return not queue.put_nowait(group, args, keywords)
-
-        async def call(*args: Any, **keywords: Any) -> None:
-            await queue.put(group, args, keywords)
-
-        setattr(call, CONDITION, is_full)
+        call = functools.partial(queue.put, group)
+        setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
         return call
 
     def pending(self, registered: RegisteredHook) -> int:
         """Return how many calls of a hook are queued or active."""
         queue = self._queues.get(registered)
-        return 0 if queue is None else queue.size
+        return 0 if queue is None else len(queue.calls)
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of `hooks` are empty, except that of the running call; leave their failures to the next call."""
-        queues = [queue for one in hooks if (queue := self._queues.get(one)) is not None and not queue.waits_for_caller()]
-        await wait_done([queue.until_idle() for queue in queues], None)
+        for queue in [self._queues.get(one) for one in hooks]:
+            while queue is not None and queue.calls and not queue.waits_for_caller():
+                await wait_done([queue.calls[-1].done], None)
 
     async def finish(self, secs: float) -> None:
         """Give the queues `secs` to become empty, then drop what is left."""
         queues = [*self._queues.values()]
         try:
-            await wait_done([queue.until_idle() for queue in queues], secs)
+            await wait_done([call.done for queue in queues for call in queue.calls], secs)
         finally:
             for queue in queues:
                 queue.drop()
-        await wait_done([call.done for queue in queues if (call := queue.active) is not None], self._grace_secs)
+        await wait_done([call.done for queue in queues for call in queue.calls], self._grace_secs)
 
     async def end(self, secs: float) -> list[BaseException]:
         """Finish the queues, which take no more calls, and return the failures that no call has raised."""
@@ -91,32 +85,33 @@ class BackgroundCalls:
 class _QueuedCall(HookCalls):
     """A call in a queue; its context says that code is part of it."""
 
-    __slots__ = ("_args", "_keywords", "_observation", "context", "done", "ended", "queue", "registered")
+    __slots__ = ("_args", "_keywords", "context", "done", "queue")
 
     def __init__(self, queue: CallQueue, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         super().__init__(group, [None], None, None)
         self._args = args
         self._keywords = keywords
-        self._observation: AbstractContextManager[None] = contextlib.nullcontext()
         self.queue: CallQueue = queue
-        self.registered: RegisteredHook = group.hooks[0]
         self.context: contextvars.Context = contextvars.copy_context()
-        self.ended: bool = False
-        self._idle = self.done = self._loop.create_future()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        """Done when the call has ended, or was dropped, and its failure is known."""
+        self._idle = self._loop.create_future()
+        self._idle.add_done_callback(queue.ended)
 
     def begin(self) -> None:
-        """Start the call; `done` is set when it has ended."""
-        self.done.add_done_callback(self.queue.ended)
+        """Start the call; its queue is notified when it has ended."""
         if not self.failing:
-            method, may_wait, condition, name, secs = self._group.calls[0]
-            self._observation = observing(self.queue.observers, "background", name)
+            call, method = self._group.calls[0], self._group.methods[0]
+            if self.queue.observers:
+                method = functools.partial(observed_call, method, "background", call.name, tuple(self.queue.observers))
             try:
-                if not may_wait or condition is None or condition(*self._args, **self._keywords):
-                    self.start(0, method, self._args, self._keywords, name, secs, context=contextvars.copy_context())
+                if not call.may_wait or call.condition is None or call.condition(*self._args, **self._keywords):
+                    context = contextvars.copy_context()
+                    self.start(0, method, self._args, self._keywords, call.name, call.secs, context=context)
             except BaseException as error:
                 self.failed(0, error)
-        if not self.left:
-            wake(self.done)
+        if not self.left and self._idle is not None:
+            wake(self._idle)
 
     def drop(self) -> None:
         """Cancel the call, which ends with a `CancelledError`."""
@@ -126,10 +121,8 @@ class _QueuedCall(HookCalls):
 
     def finish(self) -> None:
         """Raise the failure of the call, when it is done."""
-        self.ended = True
         try:
-            with self._observation:
-                super().finish()
+            super().finish()
         finally:
             self._tasks.clear()
             del self.context  # like that of the task, it refers to the call
@@ -149,23 +142,15 @@ class CallQueue:
         self._max_pending = registered.registration.max_pending
         self._enter = enter
         self.observers: Sequence[Observer] = observers
-        self._calls: deque[_QueuedCall] = deque()
-        self._waiters: OrderedDict[asyncio.Future[None], None] = OrderedDict()  # callers, until each has been given a place
-        self._given = 0  # places of callers that have not taken them yet
+        self.calls: deque[_QueuedCall] = deque()
+        """The calls that have not ended; the first is being made."""
+        self._waiters: list[asyncio.Future[None]] = []  # callers; the first ones have a place each, if there are free ones
         self._waits_for: list[CallQueue] = []  # those in which the active call waits for a place
-        self._idle: asyncio.Future[None] | None = None
-        self._errors: list[tuple[RegisteredHook, BaseException]] = []
+        self._errors: list[tuple[_QueuedCall, BaseException]] = []  # a call refers to its registered hook
         self._closed = False  # calls are refused: no task would wait for them
-        self.active: _QueuedCall | None = None
-        """The call that is being made."""
 
-    @property
-    def size(self) -> int:
-        """How many calls are queued or active."""
-        return len(self._calls) + (self.active is not None)
-
-    def put_nowait(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-        """Queue a call if there is a place for it; return whether there is.
+    def has_to_wait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
+        """Queue a call if there is a place for it; return whether there is none.
 
         There is always one for a call that the queue would wait for: that of a hook which calls its own group.
 
@@ -173,22 +158,22 @@ class CallQueue:
             BaseException: like `put`.
         """
         self._check()
-        if (self._waiters or self.size + self._given >= self._max_pending) and not self.waits_for_caller():
-            return False
+        if (self._waiters or len(self.calls) >= self._max_pending) and not self.waits_for_caller():
+            return True
         self._append(group, args, keywords)
-        return True
+        return False
 
-    async def put(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    async def put(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> None:
         """Queue a call; wait while the queue is full. Callers get places in the order in which they came.
 
         Raises:
             BaseException: the failures of earlier calls, several as one group.
             HookGroupClosedError: the group was left after the call of which this is a part had begun.
         """
-        if self.put_nowait(group, args, keywords):
+        if not self.has_to_wait(group, *args, **keywords):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
+        self._waiters.append(waiter)
         waits_for = [] if (call := _active_call()) is None else call.queue._waits_for
         waits_for.append(self)
         try:
@@ -197,20 +182,11 @@ class CallQueue:
             self._append(group, args, keywords)
         finally:
             waits_for.remove(self)
-            self._waiters.pop(waiter, None)
-            if waiter.done() and not waiter.cancelled():
-                self._given -= 1
-                self._give_places()
+            self._waiters.remove(waiter)
+            self._give_places()
 
     def _check(self) -> None:
-        errors = self.take_errors()
-        try:
-            if len(errors) == 1:
-                raise errors[0]
-            if errors:
-                raise BaseExceptionGroup(f"{len(errors)} background calls failed", flattened(errors))
-        finally:
-            del errors
+        raise_failures(self.take_errors(), "background calls failed")
         if self._closed:
             raise HookGroupClosedError(f"{self._name} takes no more background calls: its group has been left")
 
@@ -219,29 +195,19 @@ class CallQueue:
         call.context.run(leave_run)  # it is not part of the run that queues it
         call.context.run(_current_call.set, call)
         call.context.run(self._enter)
-        self._calls.append(call)
-        if self.active is None:
+        self.calls.append(call)
+        if len(self.calls) == 1:
             self._start_next()
 
     def _give_places(self) -> None:
-        while self._waiters and (self._closed or self.size + self._given < self._max_pending):
-            waiter, _ = self._waiters.popitem(last=False)
-            if not waiter.done():  # otherwise its caller was cancelled
-                self._given += 1
-                waiter.set_result(None)
+        places = len(self._waiters) if self._closed else max(self._max_pending - len(self.calls), 0)
+        for waiter in self._waiters[:places]:
+            wake(waiter)
 
     def waits_for_caller(self) -> bool:
         """Return whether the active call cannot end before this code has: that is part of it, or of a call that it waits for."""
         call = _active_call()
         return call is not None and (call.queue is self or any(one.waits_for_caller() for one in self._waits_for))
-
-    def until_idle(self) -> asyncio.Future[None]:
-        """Return a future that is done when no call is queued or active."""
-        if self._idle is None or self._idle.done():
-            self._idle = asyncio.get_running_loop().create_future()
-        if not self.size:
-            wake(self._idle)
-        return self._idle
 
     def close(self) -> None:
         """Refuse further calls, also those of callers that wait for a place."""
@@ -250,12 +216,12 @@ class CallQueue:
 
     def drop(self) -> None:
         """Drop the queued calls and cancel the active one."""
-        if not self.size:
+        if not self.calls:
             return
-        _logger.warning("%s has %s background calls left, which are dropped", self._name, self.size)
-        self._calls.clear()
-        if self.active is not None:
-            self.active.drop()
+        _logger.warning("%s has %s background calls left, which are dropped", self._name, len(self.calls))
+        while len(self.calls) > 1:
+            wake(self.calls.pop().done)
+        self.calls[0].drop()
 
     def take_errors(self) -> list[BaseException]:
         """Return the failures that no call has raised, and forget them."""
@@ -264,30 +230,39 @@ class CallQueue:
 
     def _start_next(self) -> None:
         self._waits_for = []
-        self.active = call = self._calls.popleft()
+        call = self.calls[0]
         # By a callback: a task that starts immediately would make the call inside of the one that queues it.
         asyncio.get_running_loop().call_soon(call.begin, context=call.context)
 
     def ended(self, _: object) -> None:
         """Take the failure of the active call, and make the next one."""
-        call, self.active = self.active, None
-        assert call is not None
+        call = self.calls.popleft()
         try:
             call.finish()
         except CancelledError:
             pass  # dropped
         except BaseException as error:
-            self._errors.append((call.registered, error))
+            self._errors.append((call, error))
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise  # through the loop, as from a task
         finally:
-            if self._calls:
+            wake(call.done)
+            if self.calls:
                 self._start_next()
-            elif self._idle is not None:
-                wake(self._idle)
             self._give_places()
+
+
+def raise_failures(errors: list[BaseException], what: str) -> None:
+    """Raise the failures of several calls, if there are any: one as it is, several as one flat group; and forget them."""
+    try:
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise BaseExceptionGroup(f"{len(errors)} {what}", flattened(errors))
+    finally:
+        errors.clear()  # the traceback of what is raised has this frame
 
 
 def _active_call() -> _QueuedCall | None:
     call = _current_call.get()
-    return None if call is None or call.ended else call
+    return None if call is None or call.done.done() else call

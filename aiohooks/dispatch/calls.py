@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
+import operator
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from aiohooks._aio.contexts import OwnContext
@@ -20,13 +23,12 @@ from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import HookCancelledError, HookTimeoutError, add_note, add_origin, hook_cancelled_error, raise_unchanged
+from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, raise_unchanged
 
 _logger = logging.getLogger("aiohooks")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Method = Callable[..., Awaitable[Any]]
-HookCall = tuple[Method, bool, Callable[..., bool] | None, str, float | None]
 NO_KEYWORDS: Mapping[str, Any] = {}
 CONDITION = "__aiohooks_only_if__"
 """The attribute of a method that seldom has to be called: the name of a plain method of its hook, or a function."""
@@ -43,6 +45,20 @@ def only_if(condition: str) -> Callable[[F], F]:
         return method
 
     return mark
+
+
+@dataclass(frozen=True, slots=True)
+class HookCall:
+    """What is called for one hook."""
+
+    method: Method
+    may_wait: bool
+    """Whether it has a task; the others are made in the caller's."""
+    condition: Callable[..., bool] | None
+    """It is only made if this says so, given the same."""
+    name: str
+    secs: float | None
+    """Its time limit."""
 
 
 class RegisteredHook:
@@ -95,10 +111,7 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
 class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
-    __slots__ = (
-        "_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "methods", "names", "number", "only_queues",
-        "size", "timeouts", "waits",
-    )  # fmt: skip
+    __slots__ = ("_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "methods")
 
     def __init__(
         self,
@@ -117,33 +130,23 @@ class OrderGroup:
             timeout: for hooks without a time limit of their own.
             bind: returns what is called for a hook.
         """
-        self.number: int = 0
-        """Its place among the groups of the method."""
         self.grace_secs: float = grace_secs
-        self.size: int = len(hooks)
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        self.names: tuple[str, ...] = tuple(f"{one.name}.{method}" for one in hooks)
         calls: list[HookCall] = []
-        for one, name in zip(hooks, self.names, strict=True):
-            call, registration = bind(one, method), one.registration
-            condition = getattr(call, CONDITION, None)
-            if isinstance(condition, str):
-                condition = getattr(one.hook, condition)
-            is_queued = bind is not bound_method and registration.background
-            # A queued call has its time limit, and may be left out, when it runs.
-            secs = None if is_queued else timeout if registration.timeout is None else registration.timeout
-            made = call if registration.disable_after is None or is_queued else _unless_disabled(call, one)
-            calls.append((made, can_wait(call), condition, name, secs))
-        self.calls: tuple[HookCall, ...] = tuple(calls)
-        """What is called for each hook, whether that may wait, and only if what; the name of the call, and its time limit."""
-        self.methods: tuple[Method, ...] = tuple(call[0] for call in calls)
-        self.waits: tuple[bool, ...] = tuple(call[1] for call in calls)
-        """Whether a call may wait, for each hook; the others are made in the caller's task."""
-        self.in_turn: bool = not any(self.waits)
+        for one in hooks:
+            call, secs = bind(one, method), one.registration.timeout
+            made, condition = call, getattr(call, CONDITION, None)
+            if condition is not None and not isinstance(condition, str):  # a queued call has its time limit when it is made
+                secs = None
+            else:
+                condition = None if condition is None else getattr(one.hook, condition)
+                secs = timeout if secs is None else secs
+                made = call if one.registration.disable_after is None else _unless_disabled(call, one)
+            calls.append(HookCall(made, can_wait(call), condition, f"{one.name}.{method}", secs))
+        self.calls: Sequence[HookCall] = calls
+        self.methods: tuple[Method, ...] = tuple(call.method for call in calls)
+        self.in_turn: bool = not any(call.may_wait for call in calls)
         """Whether none may wait."""
-        self.timeouts: tuple[float | None, ...] = tuple(call[4] for call in calls)
-        self.only_queues: bool = self.size == 1 and bind is not bound_method and hooks[0].registration.background
-        """Whether there is one call, which is put into a queue."""
         self.keeps_context: tuple[bool, ...] | None = None
         """Whether a hook has one context for several methods, in which a token is valid; None if none has."""
         self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
@@ -154,8 +157,8 @@ class OrderGroup:
         known, calls = self._observed
         if known != notified:
             calls = [
-                (functools.partial(observed_call, method, "hook", name, notified), may_wait, condition, name, secs)
-                for method, may_wait, condition, name, secs in self.calls
+                replace(call, method=functools.partial(observed_call, call.method, "hook", call.name, notified))
+                for call in self.calls
             ]
             self._observed = notified, calls
         return calls
@@ -165,13 +168,9 @@ def order_groups(
     method: str, hooks: Iterable[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method] = bound_method
 ) -> tuple[OrderGroup, ...]:
     """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
-    by_order: dict[int, list[RegisteredHook]] = {}
-    for one in hooks:
-        by_order.setdefault(one.registration.order, []).append(one)
-    groups = [OrderGroup(method, by_order[order], grace_secs, bind=bind) for order in sorted(by_order)]
-    for number, group in enumerate(groups):
-        group.number = number
-    return tuple(groups)
+    order = operator.attrgetter("registration.order")
+    by_order = itertools.groupby(sorted(hooks, key=order), order)
+    return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
 
 
 async def call_groups(
@@ -179,7 +178,7 @@ async def call_groups(
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] = NO_KEYWORDS,
     *,
-    seconds: Sequence[Sequence[Any]] | None = None,
+    seconds: Iterator[Sequence[Any]] | None = None,
     step: int | None = None,
     waits: RunWaits | None = None,
     observers: Sequence[Observer] = (),
@@ -207,10 +206,10 @@ async def call_groups(
     for group in groups:
         notified = observers or (() if scope is None else scope.observers)  # a hook of the group before may have added some
         calls = group.observed_calls(notified) if notified else group.calls
-        others = None if seconds is None else seconds[group.number]
+        others = None if seconds is None else next(seconds)
         keeps = None if waits is None else group.keeps_context
         if group.in_turn and own is None and keeps is None:
-            methods = [call[0] for call in calls] if notified else group.methods
+            methods = [call.method for call in calls] if notified else group.methods
             if keywords:
                 methods = [functools.partial(method, **keywords) for method in methods]
             left: Iterator[Any] = iter(methods) if others is None else zip(methods, others)  # noqa: B905 - of one length
@@ -226,55 +225,41 @@ async def call_groups(
                     break
                 except BaseException as error:
                     number = len(answers) - before
-                    failed_in_turn(group.hooks[number], _at_step(group.names[number], step), error)
+                    failed_in_turn(group.hooks[number], _at_step(group.calls[number].name, step), error)
                     answers.append(None)
             continue
-        results: list[Any] = [None] * group.size
-        if group.only_queues and waits is None:
-            try:
-                method, _, condition, _, _ = calls[0]
-                if condition is None or condition(*args, **keywords):
-                    await method(*args, **keywords)  # the wait for a place is ours: a cancel there is the caller's
-            except Exception as error:
-                failed_in_turn(group.hooks[0], _at_step(group.names[0], step), error)
-            answers += results
-            continue
+        results: list[Any] = [None] * len(calls)
         overlap: HookCalls | None = None
-        for number, (method, may_wait, condition, name, secs) in enumerate(calls):
+        for number, call in enumerate(calls):
             try:
                 given = args if others is None else (*args, others[number])
                 context = own
                 if keeps is not None and waits is not None and keeps[number]:
                     context = waits.own_context(group.hooks[number])
-                if may_wait:
-                    if condition is not None and not condition(*given, **keywords):
+                if call.may_wait:
+                    if call.condition is not None and not call.condition(*given, **keywords):
                         continue
-                    if overlap is None:
-                        overlap = HookCalls(group, results, step, waits)
-                    overlap.start(number, method, given, keywords, name, secs, context)
+                    overlap = overlap or HookCalls(group, results, step, waits)
+                    overlap.start(number, call.method, given, keywords, call.name, call.secs, context)
                     if overlap.failing:
                         break
                     continue
                 if context is None:
-                    results[number] = await method(*given, **keywords)
+                    results[number] = await call.method(*given, **keywords)
                 else:
                     try:
-                        results[number] = context.update().run(result_now, method(*given, **keywords))
+                        results[number] = context.update().run(result_now, call.method(*given, **keywords))
                     finally:
                         context.copy_back()
                 if overlap is not None:
                     overlap.in_turn()
             except BaseException as error:
-                if overlap is None:
-                    overlap = HookCalls(group, results, step, waits)
+                overlap = overlap or HookCalls(group, results, step, waits)
                 overlap.failed(number, error)
                 if overlap.failing:
                     break
         if overlap is not None:
-            if overlap.left:
-                await overlap.wait()
-            else:
-                overlap.finish()
+            await overlap.wait()
         answers += results
     return answers
 
@@ -295,17 +280,14 @@ class HookCalls(Overlap):
         self._step = step
 
     def describe(self, number: int) -> str:
-        return _at_step(self._group.names[number], self._step)
+        return _at_step(self._group.calls[number].name, self._step)
 
     def hook(self, number: int) -> Any:
         """Return the hook itself."""
         return self._group.hooks[number].hook
 
     def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
-        return hook_timeout_error(self.describe(number), self._group.timeouts[number], waited_at)
-
-    def cancelled_error(self, number: int, cause: BaseException) -> HookCancelledError:
-        return hook_cancelled_error(self.describe(number), cause)
+        return hook_timeout_error(self.describe(number), self._group.calls[number].secs, waited_at)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         return self._group.hooks[number].suppresses(self.describe(number), error)

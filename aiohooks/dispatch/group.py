@@ -16,28 +16,26 @@ import operator
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextvars import Context
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import OwnContext
-from aiohooks._aio.overlap import keep_errors
+from aiohooks._aio.overlap import keep_errors, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_secs, is_coroutine_function
-from aiohooks.dispatch.answers import Target, answer, answer_plain, call_wrapped, make_target, only_answer, positional_first
-from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, failed_in_turn
-from aiohooks.dispatch.hook import HookRegistration, configure, registration_of
-from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, check_options, hook_name, listed_twice, registered_hooks
+from aiohooks.dispatch.answers import Target, answer, as_coroutine_function, make_target, only_answer, positional_first, wrapped
+from aiohooks.dispatch.background import BackgroundCalls, raise_failures
+from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, call_groups, failed_in_turn
+from aiohooks.dispatch.hook import HookRegistration, configure
+from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, check_options, registered_hooks
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
     InvalidHookError,
     add_note,
     did_you_mean,
-    flattened,
     hook_cancelled_error,
 )
 
@@ -103,9 +101,8 @@ class HookGroup(Generic[K]):
         self._grace_secs = grace_secs
         self._background = BackgroundCalls(grace_secs)
         self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
-        self._to_enter: dict[int, RegisteredHook] = {}  # those for which the group has to be entered
-        self._numbers: Counter[str] = Counter()
-        self._taken: dict[str, Any] = {}  # the attributes that hooks have set
+        self._numbers: Counter[str] = Counter()  # of the names that hooks have had
+        self._taken: dict[str, tuple[object, Any]] = {}  # the attributes that hooks have set, and the first that did
         self._outer: WeakSet[HookGroup[Any]] = WeakSet()  # groups in which this one is a hook
         self._entered: list[RegisteredHook] = []
         self._context = OwnContext()  # of entering and leaving
@@ -114,8 +111,7 @@ class HookGroup(Generic[K]):
         self._class = _composite_class(self._lifecycle.kind, self)
         self._given = dict(vars(self._class))
         self._methods = {each.name: _Method(self, each) for each in self._lifecycle.points.values()}
-        for one in registered_hooks(self._lifecycle, map(_no_group, hooks)):
-            self._numbers[hook_name(one.hook)] += 1
+        for one in registered_hooks(hooks, self._numbers):
             self._insert(one)
         self.hooks: K = cast("K", _instance_of(self._class))
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted."""
@@ -137,12 +133,11 @@ class HookGroup(Generic[K]):
         each = self._point_of(method)
         if not each.is_async or each.how == "wrap":
             raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
-        target = self._methods[each.name].target()
-        if target is None:
-            return []
-        given = positional_first(each.positional, args, keywords)
-        call = functools.partial(call_groups, target.groups)
-        return await call_wrapped(target, call, *given) or []  # a wrapper has swallowed the error
+        called = self._methods[each.name]
+        target = called.usable or called.target()
+        given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
+        call = wrapped(target, functools.partial(call_groups, target.groups))
+        return await call(*given) or []  # a wrapper has swallowed the error
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._lifecycle.kind.__name__
@@ -168,11 +163,10 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             self.check_usable()
-        registration = registration_of(_no_group(hook))
-        name = hook_name(registration.hook)
-        number = self._numbers[name] + 1
-        self._insert(RegisteredHook(name if number == 1 else f"{name}#{number}", registration))
-        self._numbers[name] = number
+        numbers = self._numbers.copy()
+        (one,) = registered_hooks([hook], numbers, self._registered)
+        self._insert(one)
+        self._numbers = numbers
 
     def remove(self, hook: object) -> None:
         """Remove a hook, or a function that was added with `on`; it takes no part from the next call on.
@@ -187,16 +181,15 @@ class HookGroup(Generic[K]):
             raise InvalidArgumentError(f"{hook!r} is not a hook of {self!r}")
         for one in found:
             del self._registered[id(one.hook)]
-            self._to_enter.pop(id(one.hook), None)
             self._place(one, ())
             if (inner := _group_of(one.hook)) is not None:
                 inner._outer.discard(self)
+        for name in self._taken:
+            if name in self._given:
+                setattr(self._class, name, self._given[name])
+            else:
+                delattr(self._class, name)
         if self._taken:
-            for name in self._taken:
-                if name in self._given:
-                    setattr(self._class, name, self._given[name])
-                else:
-                    delattr(self._class, name)
             self._taken = {}
             for one in self._registered.values():
                 self._take_attributes(one.hook)
@@ -223,24 +216,21 @@ class HookGroup(Generic[K]):
 
     def _insert(self, one: RegisteredHook) -> None:
         """Check a hook and take it from the next call on; calls that are active keep theirs."""
-        hook, kind = one.hook, self._lifecycle.kind
-        if id(hook) in self._registered:
-            raise listed_twice(hook)
+        hook = one.hook
+        if isinstance(hook, HookGroup):
+            raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
         points = self._lifecycle.check(hook)
         inner = _group_of(hook)
         if not points and inner is None and not self._lifecycle.has_member(hook):
             names = ", ".join(self._lifecycle.points)
-            raise InvalidHookError(f"{hook!r} has none of the methods of {kind.__name__}: {names}")
+            raise InvalidHookError(f"{hook!r} has none of the methods of {self._lifecycle.kind.__name__}: {names}")
         check_options(one, points)
         if self._state == "entered" and _is_context(hook):
             raise InvalidHookError(f"{hook!r} is a context manager; add it before the group is entered")
         for each in points:
-            self._methods[each.name].check_answers([one])
+            self._methods[each.name].check_answers(one)
         self._take_attributes(hook)
         self._registered[id(hook)] = one
-        if _is_context(hook) or one.registration.background:
-            self._to_enter[id(hook)] = one
-            self._forget_targets()
         if inner is not None:
             inner._outer.add(self)
         self._place(one, points)
@@ -260,8 +250,7 @@ class HookGroup(Generic[K]):
         new: dict[str, tuple[object, Any]] = {}
         for name, default in self._lifecycle.attributes.items():
             if name in self._taken:
-                first, taken = self._taken[name]
-                _check_equal(name, first, taken, hook)
+                _check_equal(name, *self._taken[name], hook)
             elif inspect.getattr_static(hook, name) is not default:
                 new[name] = hook, getattr(hook, name)
                 for one in self._registered.values():
@@ -270,11 +259,6 @@ class HookGroup(Generic[K]):
         self._taken |= new
         for name, (_, value) in new.items():
             setattr(self._class, name, value)
-
-    def _forget_targets(self) -> None:
-        """Let each method look again at what it calls, and whether the group is entered."""
-        for method in self._methods.values():
-            method.usable = None
 
     # -- entering and leaving
 
@@ -286,10 +270,11 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             raise HookGroupClosedError(f"{self!r} has been left; make a new one")
-        if self._to_enter and self._state != "entered":
-            one = next(iter(self._to_enter.values()))
-            reason = "is an async context manager" if _is_context(one.hook) else "has background=True"
-            raise HookGroupClosedError(f"{self!r} has to be entered, as {one.name} {reason}: `async with group:`")
+        if self._state == "new":
+            for one in self._registered.values():
+                if _is_context(one.hook) or one.registration.background:
+                    reason = "is an async context manager" if _is_context(one.hook) else "has background=True"
+                    raise HookGroupClosedError(f"{self!r} has to be entered, as {one.name} {reason}: `async with group:`")
 
     async def __aenter__(self) -> Self:
         """Enter the hooks that are async context managers, in order; if one fails, leave those before it.
@@ -301,12 +286,15 @@ class HookGroup(Generic[K]):
             raise HookGroupClosedError(f"{self!r} is entered once; make a new one")
         self._state = "entered"
         try:
-            for one in [*self._to_enter.values()]:
+            for one in [*self._registered.values()]:
                 if _is_context(one.hook):
-                    await call_groups((self._context_group(one, "__aenter__", bind=self._enter),), (), own=self._context)
+                    # Its error is never only logged.
+                    raising = RegisteredHook(one.name, HookRegistration(one.hook, timeout=one.registration.timeout))
+                    group = OrderGroup("__aenter__", [raising], self._grace_secs, bind=self._enter)
+                    await call_groups((group,), (), own=self._context)
         except BaseException as error:
             try:
-                await self._leave(error)
+                await self.__aexit__(type(error), error, error.__traceback__)
             except asyncio.CancelledError as cancelled:
                 keep_errors(cancelled, [error])
                 raise
@@ -324,49 +312,42 @@ class HookGroup(Generic[K]):
         Raises:
             BaseException: the failure of a background call or of a hook, if the block has none; otherwise it is logged.
         """
-        await self._leave(error)
-
-    async def _leave(self, error: BaseException | None) -> None:
         if self._left is not None:
             await wait_done([self._left], None)
             return
         self._left = asyncio.get_running_loop().create_future()
         self._state = "closed"
-        self._forget_targets()
+        for method in self._methods.values():
+            method.usable = None
         failures: list[BaseException] = []
-        context = self._context.update()
+        before = self._context.state()
         try:
-            await shielded(self._leave_hooks(error, failures, context), grace_secs=self._grace_secs, what=f"the end of {self!r}")
+            await shielded(self._leave_hooks(error, failures), grace_secs=self._grace_secs, what=f"the end of {self!r}")
         except asyncio.CancelledError as cancelled:
             keep_errors(cancelled, failures)
             raise
         finally:
-            self._context.copy_back()
+            self._context.copy_back(before)  # the hooks are left in another task
             wake(self._left)
         try:
-            if error is not None:
+            if error is None:
+                raise_failures(failures, f"failures at the end of {self!r}")
+            else:
                 for failure in failures:
                     add_note(error, f"and then: {failure!r}")
                     _logger.error("leaving %r failed after %s", self, type(error).__name__, exc_info=failure)
-            elif len(failures) == 1:
-                raise failures[0]
-            elif failures:
-                raise BaseExceptionGroup(f"{len(failures)} failures at the end of {self!r}", flattened(failures))
         finally:
             error = None
             failures.clear()
 
-    async def _leave_hooks(self, error: BaseException | None, failures: list[BaseException], context: Context) -> None:
+    async def _leave_hooks(self, error: BaseException | None, failures: list[BaseException]) -> None:
         failures += await self._background.end(self._grace_secs)
         args = (None, None, None) if error is None else (type(error), error, error.__traceback__)
-        limit = max(self._grace_secs, 1e-9)
         while self._entered:
             one = self._entered.pop()
-            group = self._context_group(one, "__aexit__", limit)
-            call = HookCalls(group, [None], None, None)
+            group = OrderGroup("__aexit__", [one], self._grace_secs, max(self._grace_secs, 1e-9))
             try:
-                call.start(0, group.methods[0], args, {}, group.names[0], group.timeouts[0], context=context)
-                await call.wait()
+                await call_groups((group,), args, own=self._context)
             except asyncio.CancelledError as cancelled:
                 # The end itself was cancelled: after the grace period, or by a third party. The others are left all the same.
                 failures.append(hook_cancelled_error(f"{one.name}.__aexit__", cancelled))
@@ -379,17 +360,6 @@ class HookGroup(Generic[K]):
             self._entered.append(registered)  # here: it may have left a cancel of the caller for the next await
 
         return enter
-
-    def _context_group(
-        self,
-        registered: RegisteredHook,
-        method: str,
-        limit: float | None = None,
-        bind: Callable[[RegisteredHook, str], Method] = bound_method,
-    ) -> OrderGroup:
-        """Return the call that enters or leaves a hook, whose error is never only logged."""
-        plain = registered.registration._replace(on_error="raise", disable_after=None, background=False)
-        return OrderGroup(method, [RegisteredHook(registered.name, plain)], self._grace_secs, limit, bind)
 
     def status(self) -> list[HookStatus]:
         """Return what has become of the calls of each hook."""
@@ -431,67 +401,64 @@ class _Method:
         self._group = group
         self._point = point
         self._own: Callable[..., Any] = group._lifecycle.members[point.name]  # pyright: ignore[reportPrivateUsage]
-        self._hooks: dict[int, RegisteredHook] = {}
+        self._hooks: dict[RegisteredHook, None] = {}
         self.usable: Target | None = None
         """What is called, None if that is to be looked up at the next call."""
-        self._function: Callable[..., Any] | None = None
+        self._function = functools.wraps(self._own)(_calling(self, point, self._own))
         setattr(group._class, point.name, self)  # pyright: ignore[reportPrivateUsage]
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         """Return the method of the object, or the function of the class."""
-        return self._own if instance is None else types.MethodType(self._bound_function(), instance)
+        return self._own if instance is None else types.MethodType(self._function, instance)
 
     def place(self, one: RegisteredHook, *, implements: bool) -> None:
         """Note whether a hook implements the method."""
-        if implements != (id(one.hook) in self._hooks):
+        self.usable = None
+        if implements != (one in self._hooks):
             if implements:
-                self._hooks[id(one.hook)] = one
+                self._hooks[one] = None
             else:
-                del self._hooks[id(one.hook)]
-            self.usable = None
-            if len(self._hooks) == implements:  # the first one, or none any more
-                setattr(self._group._class, self._point.name, self._bound_function() if implements else self)  # pyright: ignore[reportPrivateUsage]
+                del self._hooks[one]
+            setattr(self._group._class, self._point.name, self._function if self._hooks else self)  # pyright: ignore[reportPrivateUsage]
 
-    def check_answers(self, added: Iterable[RegisteredHook] = ()) -> None:
+    def check_answers(self, *added: RegisteredHook) -> None:
         """Raise if several hooks answer and nothing says which answer counts."""
         if self._point.how == "one":
             name = self._point.name
-            callees = [one for one in (*self._hooks.values(), *added) if not inspect.isasyncgenfunction(getattr(one.hook, name))]
+            callees = [one for one in (*self._hooks, *added) if not inspect.isasyncgenfunction(getattr(one.hook, name))]
             if len(callees) > 1:
                 names = " and ".join(f"{one.name}.{name}" for one in callees)
                 advice = f'give results={{"{name}": "first"}}, or "chain" or "wrap", or put @point on the method'
                 raise InvalidHookError(f"{names} both answer; {advice}")
 
-    def target(self) -> Target | None:
-        """Return what is called, None if no hook implements the method; raise if the group cannot be used."""
-        group, each = self._group, self._point
+    def target(self) -> Target:
+        """Return what is called; raise if the group cannot be used."""
+        group = self._group
         group.check_usable()
-        if self.usable is None and self._hooks:
-            self.check_answers()  # a group in this one may have changed
-            registered = group._registered  # pyright: ignore[reportPrivateUsage]
-            hooks = sorted((registered[key] for key in registered if key in self._hooks), key=lambda one: one.registration.order)
-            self.usable = make_target(each, hooks, group._grace_secs, group._background.bind)  # pyright: ignore[reportPrivateUsage]
+        self.check_answers()  # a group in this one may have changed
+        hooks = [one for one in group._registered.values() if one in self._hooks]  # pyright: ignore[reportPrivateUsage]
+        self.usable = make_target(self._point, hooks, group._grace_secs, group._background.bind)  # pyright: ignore[reportPrivateUsage]
         return self.usable
 
-    def _bound_function(self) -> Callable[..., Any]:
-        if self._function is None:
-            made = _coroutine_method if self._point.is_async else _plain_method
-            self._function = functools.wraps(self._own)(made(self, self._point, self._own))
-        return self._function
 
+def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that calls the hooks, or, while none implements the method, `own` of the class itself."""
+    call_own = own if each.is_async else as_coroutine_function(own)
 
-def _coroutine_method(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
     async def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
         target = method.usable
-        if target is None and (target := method.target()) is None:
-            return await own(self, *args, **keywords)
+        if target is None:
+            target = method.target()
         quick = target.quick
         if quick is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
-            given, named = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
-            if target.is_one_call and each.how == "none":
-                await call_groups(target.groups, given, named)
+            if not target.groups and not target.wrappers:
+                return await call_own(self, *args, **keywords)
+            if keywords:
+                args, keywords = positional_first(each.positional, args, keywords)
+            if each.how == "none" and not target.wrappers:
+                await call_groups(target.groups, args, keywords)
                 return None
-            return await call_wrapped(target, functools.partial(answer, target, functools.partial(own, self)), given, named)
+            return await wrapped(target, functools.partial(answer, target, functools.partial(call_own, self)))(args, keywords)
         answers: dict[Any, Any] | None = None
         calls = iter(quick.methods)
         while True:
@@ -501,22 +468,14 @@ def _coroutine_method(method: _Method, each: Point, own: Callable[..., Any]) -> 
                         answers = {**(answers or {}), call: result}
                 break
             except BaseException as error:
-                place = quick.size - operator.length_hint(calls) - 1
-                failed_in_turn(quick.hooks[place], quick.names[place], error)
+                place = len(quick.methods) - operator.length_hint(calls) - 1
+                failed_in_turn(quick.hooks[place], quick.calls[place].name, error)
         return None if answers is None else only_answer(each, [*map(answers.get, quick.methods)])
 
-    return call_method
+    def call_plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
+        return result_now(call_method(self, *args, **keywords))
 
-
-def _plain_method(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
-    def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
-        target = method.target()
-        if target is None:
-            return own(self, *args, **keywords)
-        given, named = positional_first(each.positional, args, keywords)
-        return answer_plain(target, functools.partial(own, self), given, named)
-
-    return call_method
+    return call_method if each.is_async else call_plain_method
 
 
 class _FunctionHook:
@@ -527,12 +486,7 @@ class _FunctionHook:
             raise InvalidHookError(f"on got {fn!r}; give a function")
         self.fn = fn
         self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
-
-        @functools.wraps(fn)
-        async def call(*args: Any, **keywords: Any) -> Any:
-            return fn(*args, **keywords)
-
-        setattr(self, each.name, call if each.is_async and not is_coroutine_function(fn) else fn)
+        setattr(self, each.name, as_coroutine_function(fn) if each.is_async and not is_coroutine_function(fn) else fn)
 
     def __repr__(self) -> str:
         return f"<hook {self.__aiohooks_name__}>"
@@ -558,14 +512,6 @@ def _composite_class(kind: type[Any], group: HookGroup[Any]) -> type[Any]:
 def _group_of(hook: object) -> HookGroup[Any] | None:
     """Return the group for which a hook stands."""
     return getattr(type(hook), _GROUP, None)
-
-
-def _no_group(hook: object) -> object:
-    """Return what is given as a hook; raise if it is a group."""
-    group = hook.hook if isinstance(hook, HookRegistration) else hook
-    if isinstance(group, HookGroup):
-        raise InvalidHookError(f"{group!r} is a group; give its `hooks`, and enter it yourself")
-    return hook
 
 
 def _instance_of(made: type[Any]) -> Any:

@@ -81,7 +81,7 @@ def configure(
     given: dict[str, Any] = {
         name: one for name, one in zip(HookRegistration._fields[1:], values, strict=True) if one is not _UNSET
     }
-    registration = check_registration(known._replace(**given))
+    registration = registration_of(known._replace(**given))
     if max_pending is not _UNSET and background is _UNSET and not known.background:
         raise InvalidHookError(
             f"max_pending of {type(known.hook).__name__} is {max_pending}, but its calls are not queued; give background=True too"
@@ -104,28 +104,24 @@ def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistratio
 
 
 def registration_of(hook: object) -> HookRegistration:
-    """Return the checked registration of a hook, which may be one already."""
-    if isinstance(hook, HookRegistration):
-        return check_registration(hook)
+    """Return the registration of a hook, which may be one already; raise unless its attributes are valid."""
     if isinstance(hook, type):
         raise InvalidHookError(f"the class {hook.__name__} is given as a hook; give an object of it: {hook.__name__}(...)")
     if isinstance(hook, Hook):
-        return check_registration(HookRegistration(hook, hook.order, hook.timeout, hook.on_error))
-    return HookRegistration(hook)
-
-
-def check_registration(registration: HookRegistration) -> HookRegistration:
-    """Raise unless the attributes of a registration are valid; return it."""
-    hook, order, timeout, on_error, background, max_pending, disable_after = registration
-    if isinstance(hook, HookRegistration):
-        raise InvalidHookError(f"{registration!r} is a registration of a registration; give the hook")
-    name = type(hook).__name__
-    check_int(order, f"order of {name}", None, expected="a whole number, lower ones come first")
-    check_secs(timeout, f"timeout of {name}", optional=True, positive=True)
-    check_choice(on_error, f"on_error of {name}", "raise", "log")
-    check_instance(background, bool, f"background of {name}")
-    check_int(max_pending, f"max_pending of {name}", 1)
-    check_int(disable_after, f"disable_after of {name}", 1, optional=True)
-    if disable_after is not None and on_error != "log":
-        raise InvalidHookError(f'disable_after of {name} is {disable_after}, but its errors are raised; give on_error="log" too')
-    return registration
+        hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
+    elif not isinstance(hook, HookRegistration):
+        return HookRegistration(hook)
+    if isinstance(hook.hook, HookRegistration):
+        raise InvalidHookError(f"{hook!r} is a registration of a registration; give the hook")
+    name = type(hook.hook).__name__
+    check_int(hook.order, f"order of {name}", None, expected="a whole number, lower ones come first")
+    check_secs(hook.timeout, f"timeout of {name}", optional=True, positive=True)
+    check_choice(hook.on_error, f"on_error of {name}", "raise", "log")
+    check_instance(hook.background, bool, f"background of {name}")
+    check_int(hook.max_pending, f"max_pending of {name}", 1)
+    check_int(hook.disable_after, f"disable_after of {name}", 1, optional=True)
+    if hook.disable_after is not None and hook.on_error != "log":
+        raise InvalidHookError(
+            f'disable_after of {name} is {hook.disable_after}, but its errors are raised; give on_error="log" too'
+        )
+    return hook

@@ -9,7 +9,7 @@ import sys
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -36,7 +36,7 @@ def point(how: How) -> Callable[[F], F]:
     Raises:
         InvalidArgumentError: `how` is something else.
     """
-    check_choice(how, "the argument of @point", "first", "chain", "wrap")
+    check_choice(how, "the argument of @point", *typing.get_args(How))
 
     def mark(method: F) -> F:
         setattr(method, _MARK, how)
@@ -101,12 +101,12 @@ class Lifecycle:
         self._hint = hint
         default = results if isinstance(results, str) else None
         if default is not None:
-            check_choice(default, "results", "first", "chain", "wrap")
+            check_choice(default, "results", *typing.get_args(How))
         else:
             check_mapping(results, "results")
         by_name: Mapping[str, How] = results if isinstance(results, Mapping) else {}
         for name, how in by_name.items():
-            check_choice(how, f"results[{name!r}]", "first", "chain", "wrap")
+            check_choice(how, f"results[{name!r}]", *typing.get_args(How))
         self.members: dict[str, Any] = {}
         """What the class and its bases have."""
         for base in reversed(origin.__mro__):
@@ -114,10 +114,15 @@ class Lifecycle:
         self.points: dict[str, Point] = {}
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
+        points = _points.setdefault(origin, {})
         for name in sorted(name for name in self.members if not name.startswith("_")):
             member = self.members[name]
             if inspect.isfunction(member):
-                self.points[name] = self._point(name, member, by_name.get(name), default)
+                key = name, by_name.get(name), default, generators
+                known = points.get(key)
+                if known is None or known[0]() is not member:
+                    known = points[key] = ref(member), _point(origin, name, member, by_name.get(name), default)
+                self.points[name] = known[1]
             elif not callable(member) and not isinstance(member, (classmethod, staticmethod)):
                 self.attributes[name] = member
         for name in by_name:
@@ -127,14 +132,6 @@ class Lifecycle:
                 )
         if not self.points:
             raise InvalidHookError(f"{origin.__name__} has no public methods, so hooks cannot implement any")
-
-    def _point(self, name: str, method: Any, given: How | None, default: How | None) -> Point:
-        key = name, given, default, self._generators
-        points = _points.setdefault(self.kind, {})
-        known = points.get(key)
-        if known is None or known[0]() is not method:
-            known = points[key] = ref(method), _point(self.kind, name, method, given, default)
-        return known[1]
 
     def has_member(self, hook: object) -> bool:
         """Return whether `hook` is an object of the class."""
@@ -166,10 +163,10 @@ class Lifecycle:
         for each in points:
             method = getattr(hook, each.name)
             function = method.__func__ if isinstance(method, types.MethodType) else None
-            if function is None or function not in each.fitting:
+            if function not in each.fitting:
                 self._check_method(hook_name(hook), method, each)
-            if inspect.isfunction(function):
-                each.fitting.add(function)
+                if inspect.isfunction(function):
+                    each.fitting.add(function)
         if "__call__" in self.members and callable(hook) and self.overrides(hook, "__call__"):
             raise InvalidHookError(
                 f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group cannot call them"
@@ -219,32 +216,34 @@ class Lifecycle:
                         )
 
 
-def registered_hooks(lifecycle: Lifecycle, hooks: Iterable[object]) -> tuple[RegisteredHook, ...]:
-    """Check hooks and registrations and name them: by their class, numbered where there are several.
+def registered_hooks(
+    hooks: Iterable[object], numbers: Counter[str] | None = None, known: Container[int] = ()
+) -> tuple[RegisteredHook, ...]:
+    """Check registrations and name the hooks: by their class, numbered where there are several.
+
+    Args:
+        hooks: hooks and registrations.
+        numbers: how many hooks have had each name before; counts these.
+        known: the ids of hooks that there are already.
 
     Raises:
-        InvalidHookError: one is a class, is listed twice, or does not fit the lifecycle.
+        InvalidHookError: one is a class, or is listed twice.
     """
     registrations: dict[int, HookRegistration] = {}
     for one in hooks:
         registration = registration_of(one)
-        if id(registration.hook) in registrations:
-            raise listed_twice(registration.hook)
-        lifecycle.check(registration.hook)
+        if id(registration.hook) in registrations or id(registration.hook) in known:
+            raise InvalidHookError(f"hooks has {registration.hook!r} twice; make two objects of it if both are meant")
         registrations[id(registration.hook)] = registration
     count = Counter(hook_name(one.hook) for one in registrations.values())
-    numbers: Counter[str] = Counter()
+    numbers = Counter() if numbers is None else numbers
     registered: list[RegisteredHook] = []
     for one in registrations.values():
         name = hook_name(one.hook)
         numbers[name] += 1
-        registered.append(RegisteredHook(name if count[name] == 1 else f"{name}#{numbers[name]}", one))
+        is_one = count[name] == numbers[name] == 1
+        registered.append(RegisteredHook(name if is_one else f"{name}#{numbers[name]}", one))
     return tuple(registered)
-
-
-def listed_twice(hook: object) -> InvalidHookError:
-    """Return the error for a hook that a group or session has already."""
-    return InvalidHookError(f"hooks has {hook!r} twice; make two objects of it if both are meant")
 
 
 def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
@@ -276,21 +275,22 @@ def hook_name(hook: object) -> str:
 def _point(kind: type[Any], name: str, method: Any, given: How | None, default: How | None) -> Point:
     parameters = list(inspect.signature(method).parameters.values())[1:]
     is_async = inspect.iscoroutinefunction(method)
+    lacks: dict[How, str] = {}
+    if not parameters:
+        lacks["chain"] = "it has no argument whose place an answer could take"
+    if not parameters or not is_async:
+        lacks["wrap"] = "only a coroutine method can whose last argument calls the next"
     annotation = _evaluated(method.__annotations__.get("return", Any), method)
     how: Any = given or getattr(method, _MARK, None)
     if how is None:
         if annotation in (None, type(None), "None"):
             how = "none"
-        elif default is not None and (default == "first" or (parameters and (is_async or default == "chain"))):
+        elif default is not None and default not in lacks:
             how = default
         else:
             how = "any" if annotation in (Any, "Any") and not _takes_next(parameters) else "one"
-    if how == "wrap" and (not is_async or not parameters):
-        raise InvalidHookError(
-            f"{kind.__name__}.{name} cannot wrap: only a coroutine method can whose last argument calls the next"
-        )
-    if how == "chain" and not parameters:
-        raise InvalidHookError(f"{kind.__name__}.{name} cannot chain: it has no argument whose place an answer could take")
+    if how in lacks:
+        raise InvalidHookError(f"{kind.__name__}.{name} cannot {how}: {lacks[how]}")
     names = {parameter.kind: [one.name for one in parameters if one.kind is parameter.kind] for parameter in parameters}
     Kind = inspect.Parameter
     return Point(
@@ -324,12 +324,10 @@ def _takes_next(parameters: list[inspect.Parameter]) -> bool:
 
 
 def _is_hook(annotation: Any, kind: type[Any]) -> bool:
+    bases = kind.__mro__[:-1]
     if isinstance(annotation, str):
-        return annotation.split("[")[0].strip("'\" ") in {"Self", *(base.__name__ for base in kind.__mro__ if base is not object)}
-    annotation = typing.get_origin(annotation) or annotation
-    return str(annotation) == "typing.Self" or (
-        isinstance(annotation, type) and annotation is not object and issubclass(kind, annotation)
-    )
+        return annotation.split("[")[0].strip("'\" ") in {"Self", *(base.__name__ for base in bases)}
+    return str(annotation) == "typing.Self" or (typing.get_origin(annotation) or annotation) in bases
 
 
 def _instructions(code: types.CodeType) -> list[tuple[str, Any]]:
@@ -353,9 +351,6 @@ def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
 
 def _one_edit_apart(a: str, b: str) -> bool:
     """Return whether one letter more, less, changed or exchanged with its neighbour makes `a` of `b`."""
-    if len(a) < len(b):
-        a, b = b, a
-    at = next((number for number, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), len(b))
-    if len(a) > len(b):
-        return a[at + 1 :] == b[at:]
-    return a[at + 1 :] == b[at + 1 :] or (a[at : at + 2] == b[at : at + 2][::-1] and a[at + 2 :] == b[at + 2 :])
+    at = next((number for number, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+    a, b = a[at:], b[at:]
+    return a[1:] == b or a == b[1:] or a[1:] == b[1:] or a[1::-1] + a[2:] == b

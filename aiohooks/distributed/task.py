@@ -35,7 +35,7 @@ from aiohooks.errors import (
     add_note,
     safe_str,
 )
-from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import Coordinator, owner_of
 from aiohooks.session.program import run
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, may_handle
 from aiohooks.stores import StepStore, open_step_store
@@ -275,8 +275,9 @@ async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
     if not may_handle(signal.SIGTERM):
         return await running
     coord = Coordinator()
-    coord.label = label
-    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), coord, lambda error: None)
+    state = owner_of(coord).state
+    state.label = label
+    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), state)
     remove = stop.install()
     try:
         return await coord.until(running)

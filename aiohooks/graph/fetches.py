@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from aiohooks.graph.graph import GlobalStep, Graph, Node, Operation, Output, Pla
 Build = Callable[[Sequence[Any]], Any]
 """Builds the result of one request from the values of all leaves of a run."""
 
-Take = Callable[[Sequence[Any]], Sequence[Any]]
+Take = Callable[[Sequence[Any]], tuple[Any, ...]]
 """Selects some of the values."""
 
 LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
@@ -30,8 +31,10 @@ def taking(places: Sequence[int]) -> Take:
     """Return a function that takes the items at `places` out of a sequence."""
     if len(places) > 1:
         return operator.itemgetter(*places)
-    # `itemgetter` of one index would return the bare item: a slice gives a sequence, also of one or none.
-    return operator.itemgetter(slice(places[0], places[0] + 1 or None) if places else slice(0))
+    if not places:
+        return lambda values: ()
+    (place,) = places  # `itemgetter` of one would return the bare item
+    return lambda values: (values[place],)
 
 
 class Leaves:
@@ -56,74 +59,48 @@ class Leaves:
         Raises:
             FetchError: a part of it is neither a known node nor a container of fetches.
         """
-        if type(fetches) in LEAF_TYPES or isinstance(fetches, (str, Node)):
-            return _leaf(self.slot(fetches))
-        if isinstance(fetches, Mapping):
-            mapping: Mapping[Any, Any] = fetches  # pyright: ignore[reportUnknownVariableType]
-            return _mapping(mapping, {key: self.build(value) for key, value in mapping.items()})
-        if isinstance(fetches, tuple):
-            items: tuple[Any, ...] = fetches  # pyright: ignore[reportUnknownVariableType]
-            return _tuple(type(items), [self.build(item) for item in items])
+        cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
+        if cls in LEAF_TYPES or isinstance(fetches, (str, Node)):
+            return operator.itemgetter(self.slot(fetches))
         if isinstance(fetches, list):
             elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
-            return _list([self.build(item) for item in elements])
+            builds = [self.build(one) for one in elements]
+            return lambda values: [build(values) for build in builds]
+        if cls is dict:
+            by_key = {key: self.build(value) for key, value in fetches.items()}
+            return lambda values: {key: build(values) for key, build in by_key.items()}
+        # All others are made of a list or a dict of their parts.
+        if isinstance(fetches, tuple):
+            items: list[Any] = [*fetches]  # pyright: ignore[reportUnknownArgumentType]
+            return _of_class(cls, self.build(items), (lambda parts: cls(*parts)) if hasattr(cls, "_fields") else cls)
+        if isinstance(fetches, Mapping):
+            make = functools.partial(cls, fetches.default_factory) if isinstance(fetches, defaultdict) else cls
+            return _of_class(cls, self.build(dict(fetches)), make)  # pyright: ignore[reportUnknownArgumentType]
+        fields: Any = getattr(fetches, "__attrs_attrs__", None)
         if dataclasses.is_dataclass(fetches) and not isinstance(fetches, type):  # pyright: ignore[reportUnknownArgumentType]
-            fields = [field.name for field in dataclasses.fields(fetches)]
-            return _object(fetches, {name: self.build(getattr(fetches, name)) for name in fields})
-        attributes: Any = getattr(fetches, "__attrs_attrs__", None)
-        if attributes is not None:
-            return _object(fetches, {one.name: self.build(getattr(fetches, one.name)) for one in attributes})
+            fields = dataclasses.fields(fetches)
+        if fields is not None:
+            attributes = {field.name: getattr(fetches, field.name) for field in fields}
+            return _of_class(cls, self.build(attributes), functools.partial(_changed_copy, fetches))
         if fetches is None:
             raise FetchError("None cannot be fetched; leave it out")
-        return _leaf(self.slot(fetches))  # raises, naming the type
+        return operator.itemgetter(self.slot(fetches))  # raises, naming the type
 
 
-def _leaf(slot: int) -> Build:
-    return operator.itemgetter(slot)
+def _changed_copy(one: Any, attributes: dict[str, Any]) -> Any:
+    result = copy.copy(one)
+    for name, value in attributes.items():
+        object.__setattr__(result, name, value)  # also where the class is frozen
+    return result
 
 
-def _list(parts: list[Build]) -> Build:
-    return lambda values: [part(values) for part in parts]
-
-
-def _tuple(cls: type[tuple[Any, ...]], parts: list[Build]) -> Build:
-    if cls is tuple:
-        return lambda values: tuple([part(values) for part in parts])
-    if hasattr(cls, "_fields"):
-        return _of_class(cls, lambda values: cls(*(part(values) for part in parts)))
-    return _of_class(cls, lambda values: cls(part(values) for part in parts))
-
-
-def _mapping(like: Mapping[Any, Any], parts: dict[Any, Build]) -> Build:
-    cls: Any = type(like)
-
-    def build(values: Sequence[Any]) -> Any:
-        items = {key: part(values) for key, part in parts.items()}
-        if cls is dict:
-            return items
-        return cls(like.default_factory, items) if isinstance(like, defaultdict) else cls(items)
-
-    return _of_class(cls, build)
-
-
-def _object(like: object, parts: dict[str, Build]) -> Build:
-    def build(values: Sequence[Any]) -> Any:
-        result = copy.copy(like)
-        for name, part in parts.items():
-            object.__setattr__(result, name, part(values))  # also where the class is frozen
-        return result
-
-    return _of_class(type(like), build)
-
-
-def _of_class(cls: type, build: Build) -> Build:
-    """Return `build`, with an error that names the class if an object of it cannot be made of the values."""
+def _of_class(cls: type, build: Build, make: Callable[[Any], Any]) -> Build:
+    """Return what makes an object of the parts that `build` returns; the error names the class if it cannot be made."""
 
     def build_object(values: Sequence[Any]) -> Any:
+        parts = build(values)
         try:
-            return build(values)
-        except FetchError:  # of an inner part
-            raise
+            return make(parts)
         except Exception as error:
             raise FetchError(
                 f"the fetches have a {cls.__name__}, and none can be made of their values: {error!r}; fetch a tuple, list or dict"
@@ -138,30 +115,24 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
     Raises:
         FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a node is fed twice.
     """
-    feeds: dict[Node, Any] = {}
-    if feed_dict is None:
-        return feeds
-    if not isinstance(feed_dict, Mapping):
+    if feed_dict is not None and not isinstance(feed_dict, Mapping):
         raise FetchError(
             f"feed_dict is {feed_dict!r}; give a mapping from nodes or names to values (in session.steps, a step function "
             "of one parameter takes the value itself)"
         )
-    for key, value in feed_dict.items():
-        _feed(graph, feeds, key, value)
+    feeds: dict[Node, Any] = {}
+    pairs: list[tuple[Any, Any]] = [*feed_dict.items()] if feed_dict else []
+    for key, value in pairs:  # those of a tuple are added at the end
+        if isinstance(key, tuple):
+            keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
+            if not isinstance(value, (tuple, list)) or len(value) != len(keys):  # pyright: ignore[reportUnknownArgumentType]
+                raise FetchError(f"feed {keys!r} needs a tuple of {len(keys)} values; got {value!r}")
+            pairs += zip(keys, value, strict=True)  # pyright: ignore[reportUnknownArgumentType]
+            continue
+        node = graph.node(key)
+        if node in feeds:
+            raise FetchError(f"{node.name!r} is fed twice in one feed_dict, by name and by node; leave one out")
+        if isinstance(value, Node):
+            raise FetchError(f"{node.name!r} is fed with {value!r}; feed a value, or make the node an input of the operation")
+        feeds[node] = value
     return feeds
-
-
-def _feed(graph: Graph, feeds: dict[Node, Any], key: Any, value: Any) -> None:
-    if isinstance(key, tuple):
-        keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(value, (tuple, list)) or len(value) != len(keys):  # pyright: ignore[reportUnknownArgumentType]
-            raise FetchError(f"feed {keys!r} needs a tuple of {len(keys)} values; got {value!r}")
-        for one, part in zip(keys, value, strict=True):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            _feed(graph, feeds, one, part)
-        return
-    node = graph.node(key)
-    if node in feeds:
-        raise FetchError(f"{node.name!r} is fed twice in one feed_dict, by name and by node; leave one out")
-    if isinstance(value, Node):
-        raise FetchError(f"{node.name!r} is fed with {value!r}; feed a value, or make the node an input of the operation")
-    feeds[node] = value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.run_scope import RunScope, current_scope
@@ -26,63 +27,60 @@ class _Missing:
 MISSING = _Missing()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """A part of a graph that can be fetched and fed; compared by identity, found by name."""
 
-    __slots__ = ("graph", "name")
-
-    def __init__(self, graph: Graph, name: str) -> None:
-        self.graph: Graph = graph
-        self.name: str = name
+    graph: Graph
+    name: str
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Placeholder(Node):
     """A value that is fed to each run, or its default. Created by `Graph.placeholder`."""
 
-    __slots__ = ("default",)
-
-    def __init__(self, graph: Graph, name: str, default: Any) -> None:
-        super().__init__(graph, name)
-        self.default: Any = default
+    default: Any
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Variable(Node):
     """A value that is kept between runs, in the `Variables` of a session. `initial` may be a function without arguments.
 
     Created by `Graph.variable`.
     """
 
-    __slots__ = ("initial",)
-
-    def __init__(self, graph: Graph, name: str, initial: Any) -> None:
-        super().__init__(graph, name)
-        self.initial: Any = initial
+    initial: Any
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class GlobalStep(Node):
     """The global step: fetched, it is the step at which the run started."""
 
-    __slots__ = ()
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class Output(Node):
-    """One value of the mapping that an operation returns, by its key."""
+    """One value of the mapping that a step function returns, by its key: the name."""
 
-    __slots__ = ("key", "operation")
-
-    def __init__(self, operation: Operation, key: str) -> None:
-        super().__init__(operation.graph, key)
-        self.operation: Operation = operation
-        self.key: str = key
+    operation: Operation
 
 
 VariableKey: TypeAlias = str | Variable | None
 """A variable or its name; None for none."""
 InputKeys: TypeAlias = Sequence[str | Node] | None
 """The inputs of an operation, nodes or names; None for those with the names of its parameters."""
+
+
+class OperationOptions(TypedDict, total=False):
+    """The options of `Graph.operation`, which are explained there."""
+
+    inputs: InputKeys
+    updates: VariableKey
+    adds_to: VariableKey
+    thread: bool
+    name: str | None
 
 
 class Operation(Node):
@@ -102,7 +100,7 @@ class Operation(Node):
         name: str,
         fn: Callable[..., Any],
         *,
-        inputs: InputKeys = None,
+        inputs: InputKeys,
         updates: VariableKey,
         adds_to: VariableKey,
         thread: bool,
@@ -110,12 +108,11 @@ class Operation(Node):
     ) -> None:
         super().__init__(graph, name)
         self.fn: Callable[..., Any] = fn
-        self.inputs: tuple[str, ...]
-        self.optional: frozenset[str]
-        self.keyword_only: frozenset[str]
-        self.inputs, self.optional, self.keyword_only = (
-            _parameters(fn, name) if inputs is None else (_given_inputs(graph, fn, inputs, name), frozenset(), frozenset())
-        )
+        parameters = _parameters(fn, name) if inputs is None else ()
+        names = (one.name for one in parameters) if inputs is None else _given_inputs(graph, fn, inputs, name)
+        self.inputs: tuple[str, ...] = tuple(names)
+        self.optional: frozenset[str] = frozenset(one.name for one in parameters if one.default is not one.empty)
+        self.keyword_only: frozenset[str] = frozenset(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
         self.is_async: bool = is_coroutine_function(fn)
         self.updates: str | None = _variable_name(graph, updates, f"updates of operation {name!r}")
         self.adds_to: str | None = _variable_name(graph, adds_to, f"adds_to of operation {name!r}")
@@ -151,13 +148,12 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Node] = {}
-        self._finalized = False
-        self._sessions = 0
+        self._holds = 0
         self.global_step: GlobalStep = GlobalStep(self, "global_step")
         """The node of the global step; it can be fetched, and operations can have it as a parameter."""
-        self._nodes["global_step"] = self.global_step
-        self._step: Operation | None = None
+        self._nodes: dict[str, Node] = {"global_step": self.global_step}
+        self.step_operation: Operation | None = None
+        """The operation of a graph that was made from a step function."""
         self._outputs: dict[str, Output] = {}
 
     def placeholder(self, name: str, *, default: Any = MISSING) -> Placeholder:
@@ -186,15 +182,7 @@ class Graph:
     @overload
     def operation(self, fn: Callable[..., Any], /) -> Operation: ...
     @overload
-    def operation(
-        self,
-        *,
-        inputs: InputKeys = None,
-        updates: VariableKey = None,
-        adds_to: VariableKey = None,
-        thread: bool = False,
-        name: str | None = None,
-    ) -> Callable[[Callable[..., Any]], Operation]: ...
+    def operation(self, **options: Unpack[OperationOptions]) -> Callable[[Callable[..., Any]], Operation]: ...
     def operation(
         self,
         fn: Any = None,
@@ -228,16 +216,7 @@ class Graph:
     @overload
     def train_op(self, fn: Callable[..., Any], /) -> Operation: ...
     @overload
-    def train_op(
-        self,
-        *,
-        inputs: InputKeys = None,
-        updates: VariableKey = None,
-        adds_to: VariableKey = None,
-        thread: bool = False,
-        name: str | None = None,
-        steps: int = 1,
-    ) -> Callable[[Callable[..., Any]], Operation]: ...
+    def train_op(self, *, steps: int = 1, **options: Unpack[OperationOptions]) -> Callable[[Callable[..., Any]], Operation]: ...
     def train_op(
         self,
         fn: Any = None,
@@ -297,8 +276,8 @@ class Graph:
             node = self._nodes.get(key)
             if node is not None:
                 return node
-            if self._step is not None:
-                return self._outputs.setdefault(key, Output(self._step, key))
+            if self.step_operation is not None:
+                return self._outputs.setdefault(key, Output(self, key, self.step_operation))
             raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
         if isinstance(key, Node):
             if key.graph is self:
@@ -317,11 +296,6 @@ class Graph:
         return tuple(node for node in self._nodes.values() if isinstance(node, Variable))
 
     @property
-    def step_operation(self) -> Operation | None:
-        """The operation of a graph that was made from a step function, else None."""
-        return self._step
-
-    @property
     def trains(self) -> bool:
         """Whether some operation advances the global step."""
         return any(isinstance(node, Operation) and node.steps for node in self._nodes.values())
@@ -329,19 +303,19 @@ class Graph:
     @property
     def finalized(self) -> bool:
         """Whether nothing can be added: `finalize` was called, or a session is open."""
-        return self._finalized or self._sessions > 0
+        return self._holds > 0
 
     def finalize(self) -> None:
         """Refuse all later additions."""
-        self._finalized = True
+        self._holds += 1
 
     def hold(self) -> None:
         """Internal: count one more open session."""
-        self._sessions += 1
+        self._holds += 1
 
     def release(self) -> None:
         """Internal: count one open session less; after the last one, nodes can be added again."""
-        self._sessions -= 1
+        self._holds -= 1
 
     def as_default(self) -> contextlib.AbstractContextManager[Graph]:
         """Make this the default graph of the block, in this context."""
@@ -349,7 +323,7 @@ class Graph:
 
     def make_default(self) -> None:
         """Internal: make this the default graph of the current context, which no other code shares."""
-        _default.set(_Default(self, current_scope.get()))
+        _default.set((self, current_scope.get()))
 
     def __repr__(self) -> str:
         return f"<Graph {', '.join(self._nodes)}{' finalized' if self.finalized else ''}>"
@@ -362,22 +336,16 @@ class _AsDefault(contextlib.AbstractContextManager[Graph]):
         self._graph = graph
 
     def __enter__(self) -> Graph:
-        self._token = _default.set(_Default(self._graph, current_scope.get()))
+        self._token = _default.set((self._graph, current_scope.get()))
         return self._graph
 
     def __exit__(self, *_: object) -> None:
         _default.reset(self._token)
 
 
-class _Default(NamedTuple):
-    """A graph that was made the default one, and the run in which that was done."""
-
-    graph: Graph
-    scope: RunScope | None
-
-
 _N = TypeVar("_N", bound=Node)
-_default: contextvars.ContextVar[_Default | None] = contextvars.ContextVar("aiohooks_default_graph", default=None)
+_default: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar("aiohooks_default_graph", default=None)
+"""The graph that was made the default one, and the run in which that was done."""
 
 
 def get_default_graph() -> Graph:
@@ -389,30 +357,41 @@ def get_default_graph() -> Graph:
 
     A session changes nothing for its own block: use `with session.graph.as_default()` there.
     """
-    default, scope = _default.get(), current_scope.get()
-    while scope is not None:
+    default, since = _default.get() or (None, None)
+    for scope in _outwards(current_scope.get()):
         # A run has no default graph of its own to set: its session is known anyway.
         graph = getattr(scope.session, "graph", None)
         if isinstance(graph, Graph):
-            return default.graph if default is not None and _began_in(default.scope, scope) else graph
-        scope = scope.outer
+            return default if default is not None and scope in _outwards(since) else graph
     if default is None:
-        default = _Default(Graph(), None)
-        _default.set(default)
-    return default.graph
+        default = Graph()
+        _default.set((default, None))
+    return default
 
 
-def _began_in(scope: RunScope | None, outer: RunScope) -> bool:
-    """Return whether a run is `outer` or was begun inside it."""
-    while scope is not None and scope is not outer:
+def _outwards(scope: RunScope | None) -> Iterator[RunScope]:
+    """Yield a run and those that it is nested in."""
+    while scope is not None:
+        yield scope
         scope = scope.outer
-    return scope is outer
 
 
-class ThreadStep:
-    """A blocking step: made by `in_thread`. Awaiting a call of it calls the function in a worker thread."""
+class in_thread:  # named as what it does, like `functools.partial`
+    """A step that calls the blocking function `fn` in a worker thread: `AsyncMonitoredSession(in_thread(train_step))`.
+
+    The event loop stays free while it computes. A thread cannot be interrupted: a cancellation of the run waits until the
+    function has returned, for at most the session's `stop_grace_period_secs`, and nothing of the run is kept.
+    """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
+        """Check the function.
+
+        Args:
+            fn: a function whose parameters are fed by name and whose result is fetched, as those of a step that is `async def`.
+
+        Raises:
+            InvalidArgumentError: `fn` is not callable, or is a coroutine function.
+        """
         check_callable(fn, "the step")
         if is_coroutine_function(fn):
             raise InvalidArgumentError(f"{fn!r} is a coroutine function, which cannot run in a thread; leave out in_thread")
@@ -425,25 +404,10 @@ class ThreadStep:
         return f"in_thread({self.fn!r})"
 
 
-def in_thread(fn: Callable[..., Any]) -> ThreadStep:
-    """Return a step that calls the blocking function `fn` in a worker thread: `AsyncMonitoredSession(in_thread(train_step))`.
-
-    The event loop stays free while it computes. A thread cannot be interrupted: a cancellation of the run waits until the
-    function has returned, for at most the session's `stop_grace_period_secs`, and nothing of the run is kept.
-
-    Args:
-        fn: a function whose parameters are fed by name and whose result is fetched, as those of a step that is `async def`.
-
-    Raises:
-        InvalidArgumentError: `fn` is not callable, or is a coroutine function.
-    """
-    return ThreadStep(fn)
-
-
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
     """Return a graph of one train operation, `fn`: its parameters are placeholders, other names are keys of its result."""
-    thread = isinstance(fn, ThreadStep)
-    if isinstance(fn, ThreadStep):
+    thread = isinstance(fn, in_thread)
+    if isinstance(fn, in_thread):
         fn = fn.fn
     elif inspect.isasyncgenfunction(fn):
         raise InvalidArgumentError(
@@ -455,18 +419,16 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
         )
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
-    operation = Operation(graph, name, fn, updates=None, adds_to=None, thread=thread, steps=1)
-    for parameter in operation.inputs:
-        default = inspect.signature(fn).parameters[parameter].default
-        if parameter != "global_step":
-            graph.placeholder(parameter, default=MISSING if default is inspect.Parameter.empty else default)
-    graph._step = graph._add(operation)  # pyright: ignore[reportPrivateUsage]
+    for parameter in _parameters(fn, name):
+        if parameter.name != "global_step":
+            graph.placeholder(parameter.name, default=MISSING if parameter.default is parameter.empty else parameter.default)
+    graph.step_operation = graph.train_op(thread=thread, name=name)(fn)
     return graph
 
 
-def _parameters(fn: Callable[..., Any], name: str) -> tuple[tuple[str, ...], frozenset[str], frozenset[str]]:
+def _parameters(fn: Callable[..., Any], name: str) -> Sequence[inspect.Parameter]:
     try:
-        parameters = inspect.signature(fn).parameters.values()
+        parameters = (*inspect.signature(fn).parameters.values(),)
     except (TypeError, ValueError) as error:
         raise GraphError(f"operation {name!r}: the parameters of {fn!r} cannot be read; wrap it in a function") from error
     for parameter in parameters:
@@ -475,14 +437,10 @@ def _parameters(fn: Callable[..., Any], name: str) -> tuple[tuple[str, ...], fro
                 f"operation {name!r}: parameter {parameter} has no name to find an input by; "
                 "give each input a named parameter, or list them: inputs=[...]"
             )
-    return (
-        tuple(parameter.name for parameter in parameters),
-        frozenset(parameter.name for parameter in parameters if parameter.default is not parameter.empty),
-        frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY),
-    )
+    return parameters
 
 
-def _given_inputs(graph: Graph, fn: Callable[..., Any], inputs: object, name: str) -> tuple[str, ...]:
+def _given_inputs(graph: Graph, fn: Callable[..., Any], inputs: object, name: str) -> list[str]:
     """Return the names of the inputs that were given to an operation."""
     if isinstance(inputs, (str, Node)) or not isinstance(inputs, Sequence):
         raise GraphError(f"inputs of operation {name!r} is {inputs!r}; give a list of nodes or names")
@@ -500,4 +458,4 @@ def _given_inputs(graph: Graph, fn: Callable[..., Any], inputs: object, name: st
         pass
     except TypeError as error:
         raise GraphError(f"operation {name!r}: {fn!r} does not take the inputs ({', '.join(names)}): {error}") from None
-    return tuple(names)
+    return names

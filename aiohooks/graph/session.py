@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
+import operator
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.contexts import changes, copy_back
-from aiohooks._aio.observers import Kind, Observer, observed_call, observing
+from aiohooks._aio.observers import Observer, observed_call, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
@@ -26,11 +28,10 @@ from aiohooks.errors import (
     UpdateConflictError,
     WrongLoopError,
     did_you_mean,
-    hook_cancelled_error,
 )
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, Graph, Node, Operation, Output
-from aiohooks.graph.plan import Plan, PlannedOperation, make_plan
+from aiohooks.graph.plan import Plan, PlannedOperation
 from aiohooks.graph.variables import Variables
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
@@ -76,8 +77,7 @@ class Session:
         check_instance(graph, Graph, "graph")
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)
-        if grace_secs is not None:
-            check_secs(grace_secs, "grace_secs")
+        check_secs(grace_secs, "grace_secs", optional=True)
         self.graph: Graph = graph
         """The graph that is run."""
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
@@ -93,9 +93,9 @@ class Session:
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
         self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
         """Internal: return the hooks that are saved in checkpoints; set by the monitored session."""
-        self.state_of: Callable[[Stateful], Any] = _own_state
+        self.state_of: Callable[[Stateful], Any] = operator.methodcaller("state_dict")
         """Internal: return the state of a tracked object; set by the monitored session, which may read it ahead."""
-        self.drain_hooks: Callable[[], Awaitable[None]] = _nothing_to_drain
+        self.drain_hooks: Callable[[], Awaitable[None]] | None = None
         """Internal: wait for the background calls of these hooks; set by the monitored session."""
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
@@ -153,7 +153,7 @@ class Session:
                     "this session belongs to another event loop; make one in each loop, and share a step store by URL"
                 )
             self._loop = loop
-        return await self._run(None, fetches, feed_dict, raw=True)
+        return await self._run(None, fetches, feed_dict)
 
     async def _run(
         self,
@@ -163,111 +163,96 @@ class Session:
         options: object = None,
         run_metadata: object = None,
         build: Build | None = None,
-        raw: bool = False,
-        attempt: int = 1,
     ) -> Any:
-        """Make a run, as part of what has `waits`; `build` makes the result of the values of a tuple of leaves."""
-        if self._closed:
-            self._check_open()
+        """Make a run: by itself, or as part of what has `waits`; `build` makes the result of the values of a tuple of leaves."""
+        self._check_open()
         # The plan for a tuple of leaves (what the monitored session asks for) or a single one is looked up directly.
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         plan = None
         if kind is tuple or kind in LEAF_TYPES:
             try:
-                plan = self._plans.get((fetches, () if feed_dict is None else tuple(feed_dict), raw))
+                plan = self._plans.get((fetches, () if feed_dict is None else tuple(feed_dict), waits is None))
             except TypeError:  # something unhashable inside
                 plan = None
         if plan is None:
-            plan, own_build, feed_dict = self._plan(fetches, feed_dict, raw)
+            plan, own_build, feed_dict = self._plan(fetches, feed_dict, waits is None)
             build = build or own_build
-        store = self.global_step
         values = plan.template.copy()
+        slot = 0
         if feed_dict:
-            for slot, key in plan.fed:
+            for key in feed_dict:
                 value = values[slot] = feed_dict[key]
+                slot += 1  # `enumerate` costs more than the rest of the loop
                 if isinstance(value, Node):
-                    canonical_feeds(self.graph, {key: value})  # raises
-        for slot, name in plan.variables:
-            values[slot] = self.variables.read(name)
-        for slot in plan.step_slots:
-            values[slot] = store.latest.step
+                    canonical_feeds(self.graph, feed_dict)  # raises
         operations: Sequence[PlannedOperation] = plan.operations
         scope = current_scope.get() if waits is None else waits.scope
         if scope is not None and scope.observers:
-            operations = [_observed(one, scope.observers) if one.slot in plan.own else one for one in operations]
-        calls: OperationCalls | None = None
-        slot = 0
-        try:
-            for slot, call, is_async, may_wait, name, _ in operations:
-                if may_wait:
-                    calls = OperationCalls(self, operations, values, waits)
-                    calls.start_ready()
-                    break
-                result = call(values)
-                if is_async:
-                    result = await result
-                elif type(result) is types.CoroutineType:
-                    _refuse_coroutine(name, result)
-                values[slot] = result
-        except BaseException as error:
-            calls = calls or OperationCalls(self, operations, values, waits)
-            calls.failed(slot, error)
-        if calls is not None:
-            await calls.wait()
-        # Made before the commit: what cannot be made must change nothing.
-        fetched = plan.take_fetched(values)
-        made = build(fetched) if build is not None else tuple(fetched) if kind is tuple else fetched[0]
-        if plan.changes_variables or not store.inline:
+            operations = [_observed(one, scope.observers) for one in operations]
+        store = self.global_step
+        attempts_left = _MOST_ATTEMPTS
+        while attempts_left:
+            attempts_left -= 1
+            for slot, name in plan.variables:
+                values[slot] = self.variables.read(name)
+            for slot in plan.step_slots:
+                values[slot] = store.latest.step
+            calls: OperationCalls | None = None
+            try:
+                for one in operations:
+                    slot = one.slot
+                    if one.may_wait:
+                        calls = OperationCalls(self, operations, values, waits)
+                        calls.start_ready()
+                        break
+                    result = one.call(values)
+                    if one.is_async:
+                        result = await result
+                    elif type(result) is types.CoroutineType:
+                        _refuse_coroutine(one.name, result)
+                    values[slot] = result
+            except BaseException as error:
+                calls = calls or OperationCalls(self, operations, values, waits)
+                calls.failed(slot, error)
+            if calls is not None:
+                await calls.wait()
+            # Made before the commit: what cannot be made must change nothing.
+            fetched = plan.take_fetched(values)
+            made = build(fetched) if build is not None else fetched if kind is tuple else fetched[0]
+            if not plan.changes and (store.inline or not plan.steps):
+                self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
+                return made
             commit = self._commit(plan, values)
             if waits is not None and not store.inline:
                 commit = Wait[bool]("commit of the variables and the global step", waits=waits).result_of(commit)
-            if not await commit:
-                self._check_repeat(plan, attempt)
-                return await self._run(waits, fetches, feed_dict, options, run_metadata, build, raw, attempt + 1)
-        elif plan.steps:
-            self.committed_step = store.advance_nowait(plan.steps)
-        else:
-            self.committed_step = store.latest.step
-        return made
+            if await commit:
+                return made
+            self._check_open()  # after a recovery, another session has the variables
+            values[plan.number_fed :] = plan.template[plan.number_fed :]
+        names = ", ".join(repr(name) for _, name in plan.replaced)
+        raise UpdateConflictError(
+            f"this run replaces {names} (updates=), and in each of its {_MOST_ATTEMPTS} attempts another one had done so since "
+            "it began; add to a variable with adds_to=, or let the runs take turns"
+        )
 
     def _check_open(self) -> None:
         if self._closed:
             raise SessionClosedError("this session is closed; use the session that the latest after_create_session got")
 
-    def _check_repeat(self, plan: Plan, attempt: int) -> None:
-        """Raise if a run is not repeated after this attempt, in which it was overtaken."""
-        self._check_open()  # after a recovery, another session has the variables
-        if attempt == _MOST_ATTEMPTS:
-            names = ", ".join(repr(name) for _, name in plan.replaced)
-            raise UpdateConflictError(
-                f"this run replaces {names} (updates=), and in each of its {attempt} attempts another one had done so since it "
-                "began; add to a variable with adds_to=, or let the runs take turns"
-            )
-
-    def _plan(self, fetches: Any, feed_dict: Mapping[Any, Any] | None, raw: bool) -> tuple[Plan, Build | None, Mapping[Any, Any]]:
+    def _plan(self, fetches: Any, feed_dict: Mapping[Any, Any] | None, raw: bool) -> tuple[Plan, Build, Mapping[Node, Any]]:
         """Return the plan of a run, new or known, the function that shapes the result, and the feeds by node."""
         leaves = Leaves(self.graph)
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
         nodes, fed = leaves.nodes, tuple(feeds)
-        step = self.graph.step_operation
-        if step is None:
-            if not nodes and not raw:
-                known = [name for name, node in self.graph.nodes.items() if isinstance(node, Operation)]
-                raise FetchError(f"neither the caller nor a hook fetches anything, so nothing would run; operations are: {known}")
-        elif self._may_skip(step, nodes, fed, raw):
-            step = None
         plan = self._plans.get((nodes, fed, raw))
         if plan is None:
-            plan = make_plan(self.graph, nodes, {node: node for node in fed}, self.grace_secs, step)
+            plan = Plan(self.graph, nodes, fed, self.grace_secs, self._step_to_run(nodes, fed, raw))
             self._keep_plan((nodes, fed, raw), plan)
-        keys = tuple(feed_dict) if feed_dict else ()
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         flat = kind is tuple and len(fetches) == len(nodes) and LEAF_TYPES.issuperset(map(type, fetches))
-        if (flat or kind in LEAF_TYPES) and len(keys) == len(fed):
-            by_key = {node: key for node, key in zip(fed, keys, strict=True) if not isinstance(key, tuple)}
-            if len(by_key) == len(keys):
-                self._keep_plan((fetches, keys, raw), make_plan(self.graph, nodes, by_key, self.grace_secs, step))
+        if (flat or kind in LEAF_TYPES) and not any(isinstance(key, tuple) for key in feed_dict or ()):
+            self._keep_plan((fetches, tuple(feed_dict or ()), raw), plan)
         return plan, build, feeds
 
     def _keep_plan(self, key: tuple[Any, tuple[Any, ...], bool], plan: Plan) -> None:
@@ -275,12 +260,18 @@ class Session:
             self._plans.clear()
         self._plans[key] = plan
 
-    def _may_skip(self, step: Operation, nodes: tuple[Node, ...], fed: tuple[Node, ...], raw: bool) -> bool:
-        """Return whether a run may leave out the step function.
+    def _step_to_run(self, nodes: tuple[Node, ...], fed: tuple[Node, ...], raw: bool) -> Operation | None:
+        """Return the operation of a step function, if this is its graph and the run does not leave it out.
 
         Raises:
-            FetchError: something is fed that is neither a parameter nor fetched, so it is probably misspelt.
+            FetchError: nothing would run; or what is fed is neither a parameter nor fetched, so it is probably misspelt.
         """
+        step = self.graph.step_operation
+        if step is None:
+            if not nodes and not raw:
+                known = [name for name, node in self.graph.nodes.items() if isinstance(node, Operation)]
+                raise FetchError(f"neither the caller nor a hook fetches anything, so nothing would run; operations are: {known}")
+            return None
         results = [node for node in fed if isinstance(node, Output)]
         for node in results:
             if node not in nodes:
@@ -290,32 +281,30 @@ class Session:
                     name=node.name,
                 )
         # A hook may read the global step with a raw run.
-        return bool(results) or (raw and {self.graph.global_step}.issuperset(nodes))
+        return None if results or (raw and {self.graph.global_step}.issuperset(nodes)) else step
 
     async def _commit(self, plan: Plan, values: list[Any]) -> bool:
         """Commit the changes of a run; return False, and change nothing, if a variable was replaced since the run read it."""
-        store = self.global_step
+        store, variables = self.global_step, self.variables
         for slot, name in plan.replaced:
-            if self.variables.read(name) is not values[slot]:  # values are not changed in place: another one is another object
+            if variables.read(name) is not values[slot]:  # values are not changed in place: another one is another object
                 return False
-        new = self.variables.prepare(plan.updates, plan.additions, values)
-        if not plan.steps:
-            self.variables.put(new)
-            self.committed_step = store.latest.step
-        elif store.inline:
-            self.committed_step = store.advance_nowait(plan.steps)  # first, as it can be refused; nothing is awaited before `put`
-            self.variables.put(new)
-        else:
-            # Before the step: a waiter for it, in any process, must find the variables of that step.
-            old = {name: self.variables.read(name) for name in new}
-            self.variables.put(new)
-            advance = store.advance(plan.steps)
-            try:
-                self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
-            except Exception:
-                # The step was refused: undo this run. Values that another session has committed since then stay.
-                self.variables.put({name: old[name] for name in new if self.variables.read(name) is new[name]})
-                raise
+        new = variables.prepare(plan.changes, values)
+        if store.inline or not plan.steps:
+            # First, as it can be refused; nothing is awaited before `put`.
+            self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
+            variables.put(new)
+            return True
+        # Before the step: a waiter for it, in any process, must find the variables of that step.
+        old = {name: variables.read(name) for name in new}
+        variables.put(new)
+        advance = store.advance(plan.steps)
+        try:
+            self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
+        except Exception:
+            # The step was refused: undo this run. Values that another session has committed since then stay.
+            variables.put({name: old[name] for name in new if variables.read(name) is new[name]})
+            raise
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -356,49 +345,34 @@ def gathered_run(session: Session) -> GatheredRun:
         return session._run  # pyright: ignore[reportPrivateUsage]
 
     async def run(
-        waits: RunWaits | None, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any, build: Build | None = None
+        waits: RunWaits, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any, build: Build | None = None
     ) -> Any:
         further = {} if options is None else {"options": options, "run_metadata": run_metadata}
-        coro = session.run(fetches, feed_dict=feed_dict, **further)
-        values = await (coro if waits is None else Wait[Any]("run of the session", waits=waits).result_of(coro))
+        wait = Wait[Any]("run of the session", waits=waits)
+        values = await wait.result_of(session.run(fetches, feed_dict=feed_dict, **further))
         return values if build is None else build(values)
 
     return run
 
 
-def _own_state(one: Stateful) -> Any:
-    """Return the state that an object itself gives: a session that is used alone reads nothing ahead."""
-    return one.state_dict()
-
-
-async def _nothing_to_drain() -> None:
-    """Wait for no hook: a session that is used alone has none."""
-
-
-def _refuse_coroutine(name: str, result: Any) -> Any:
-    if type(result) is types.CoroutineType:
-        result.close()
-        raise GraphError(f"operation {name!r} is a plain function that returned a coroutine; write it as `async def`")
-    return result
+def _refuse_coroutine(name: str, coro: Any) -> NoReturn:
+    coro.close()
+    raise GraphError(f"operation {name!r} is a plain function that returned a coroutine; write it as `async def`")
 
 
 def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> PlannedOperation:
-    """Return the operation with `observers` that are notified of its call."""
-    how = observed_call if operation.is_async else _observed_function
-    return operation._replace(call=functools.partial(how, operation.call, "operation", operation.name, observers))
+    """Return an operation of the graph with `observers` that are notified of its call."""
+    if not operation.of_graph:
+        return operation
+    if operation.is_async:
+        call = functools.partial(observed_call, operation.call, "operation", operation.name, observers)
+        return dataclasses.replace(operation, call=call)
 
+    def observed(values: list[Any]) -> Any:
+        with observing(observers, "operation", operation.name):
+            return operation.call(values)
 
-def _observed_function(
-    call: Callable[[list[Any]], Any], kind: Kind, what: str, observers: Sequence[Observer], values: Any
-) -> Any:
-    with observing(observers, kind, what):
-        return call(values)
-
-
-def _call_now(operation: PlannedOperation, values: list[Any]) -> Any:
-    """Call an operation that cannot wait, where nothing can be awaited."""
-    result = operation.call(values)
-    return result_now(result) if operation.is_async else _refuse_coroutine(operation.name, result)
+    return dataclasses.replace(operation, call=observed)
 
 
 class OperationCalls(Overlap):
@@ -407,7 +381,7 @@ class OperationCalls(Overlap):
     Each starts when the results that it needs are there, in a context with what the operations that it needs have set.
     """
 
-    __slots__ = ("_caller", "_made", "_operations", "_session", "_setters", "_unstarted")
+    __slots__ = ("_caller", "_made", "_operations", "_session", "_setters")
 
     def __init__(
         self, session: Session, operations: Sequence[PlannedOperation], values: list[Any], waits: RunWaits | None
@@ -415,7 +389,6 @@ class OperationCalls(Overlap):
         super().__init__(values, session.grace_secs, waits)
         self._session = session
         self._operations = operations
-        self._unstarted = {one.slot: one for one in operations if values[one.slot] is MISSING}
         self._caller = copy_context()
         self._made: dict[int, tuple[Context, Context]] = {}
         self._setters: dict[int, set[int]] = {}  # those of the operations before each that have set something
@@ -423,18 +396,23 @@ class OperationCalls(Overlap):
     def start_ready(self) -> None:
         """Start the operations that have all they need, in order of the plan."""
         values = self.results
-        for slot, one in [*self._unstarted.items()]:
+        for one in self._operations:
+            slot = one.slot
             if self.failing:
                 return
-            if slot not in self._unstarted or any(values[needed] is MISSING for needed in one.inputs):
+            if slot in self._made or values[slot] is not MISSING or any(values[needed] is MISSING for needed in one.inputs):
                 continue
-            del self._unstarted[slot]
             context = self._context(one)
             if one.may_wait:
                 self.start(slot, one.call, (values,), NO_KEYWORDS, one.name, context=context)
                 continue
             try:
-                values[slot] = context.run(_call_now, one, values)
+                result = context.run(one.call, values)
+                if one.is_async:
+                    result = context.run(result_now, result)
+                elif type(result) is types.CoroutineType:
+                    _refuse_coroutine(one.name, result)
+                values[slot] = result
             except BaseException as error:
                 self.failed(slot, error)
 
@@ -463,6 +441,3 @@ class OperationCalls(Overlap):
     def describe(self, number: int) -> str:
         name = next(one.name for one in self._operations if one.slot == number)
         return f"operation {name!r} at step {self._session.global_step.latest.step + 1}"
-
-    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        return hook_cancelled_error(self.describe(number), cause)

@@ -57,7 +57,9 @@ class Variables:
             if timer is not None:
                 timer.cancel()
         if not self._ready:
-            raise self._timeout_error(timeout)
+            raise SessionNotReadyError(
+                f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"
+            )
 
     def snapshot(self) -> dict[str, Any]:
         """Return the current values by name; a later commit does not change the result."""
@@ -130,26 +132,19 @@ class Variables:
         """Internal: return one value."""
         return self._values[name]
 
-    def prepare(
-        self, updates: Iterable[tuple[str, int]], additions: Iterable[tuple[str, int]], results: Sequence[Any]
-    ) -> dict[str, Any]:
-        """Internal: return the new values of a run, given which of its results change which variables.
+    def prepare(self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]) -> dict[str, Any]:
+        """Internal: return the new values of a run; `changes` says which result changes which variable, and whether it is added.
 
         An addition that fails raises here, before anything is changed.
         """
-        values = {name: results[place] for name, place in updates}
-        for name, place in additions:
-            values[name] = values.get(name, self._values[name]) + results[place]
+        values: dict[str, Any] = {}
+        for name, place, adds in changes:
+            values[name] = values.get(name, self._values[name]) + results[place] if adds else results[place]
         return values
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Internal: set the values that `prepare` returned; there must be no await between the two calls."""
         self._values.update(values)
-
-    def _timeout_error(self, timeout: float | None) -> SessionNotReadyError:
-        return SessionNotReadyError(
-            f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"
-        )
 
     def _failed_error(self) -> PublisherFailedError:
         error = PublisherFailedError(f"the session that should have initialised the variables failed: {self._failure!r}")

@@ -277,7 +277,8 @@ class CheckpointSaverHook(SessionRunHook):
         """Take the state and start to write it, or write it in the foreground. There must be no other write."""
         for listener in self._listeners:
             await listener.before_save(session, session.global_step.latest.step)
-        await session.drain_hooks()
+        if session.drain_hooks is not None:
+            await session.drain_hooks()
         # State and step without an await between: other sessions may change shared variables while a listener is awaited.
         state = session.state_dict()
         self._epoch, step = session.global_step.latest

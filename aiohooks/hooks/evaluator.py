@@ -36,7 +36,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.fetches import Leaves, canonical_feeds
-from aiohooks.graph.plan import make_plan
+from aiohooks.graph.plan import Plan
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -83,8 +83,8 @@ class Evaluation:
         feeds.setdefault(graph.global_step, self.step)
         leaves = Leaves(graph)
         leaves.build(fetches)
-        plan = make_plan(graph, leaves.nodes, {node: node for node in feeds}, 0.0)
-        if plan.changes_variables or plan.steps:
+        plan = Plan(graph, leaves.nodes, feeds, self.session.grace_secs)
+        if plan.changes or plan.steps:
             raise FetchError(f"evaluating {fetches!r} would train; fetch what changes no variable and does not advance the step")
         return await self.session.run(fetches, feed_dict=feeds)
 

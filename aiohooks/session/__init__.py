@@ -5,7 +5,8 @@
 
     status          the status of a session: its current calls and tasks
     producers       the tasks that a wait depends on
-    coordinator     Coordinator: background tasks, the stop, the drain before it and the first error
+    _state          SessionState: the phase, the run, the tasks, and what is requested; all parts share it
+    coordinator     Coordinator: background tasks, the stop, the drain before it and the first error; the public view of the state
     hook            SessionRunHook, and the arguments and results of its methods
     creators        the sources of a session; Scaffold, and how raw sessions are created and restored
     _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the results split

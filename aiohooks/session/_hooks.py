@@ -10,6 +10,7 @@ import asyncio
 import copy
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -29,6 +30,7 @@ from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, I
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.session import Session
+from aiohooks.session._state import SessionState
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunHook, SessionRunValues
 
@@ -44,8 +46,8 @@ new_args: Callable[[tuple[Any, ...]], SessionRunArgs] = partial(_new_tuple, Sess
 _new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(_new_tuple, SessionRunValues)
 
 
-_users: weakref.WeakValueDictionary[int, HookSet] = weakref.WeakValueDictionary()
-"""Which session each hook was used in last, by its id: a hook need not be hashable, and its session keeps it alive."""
+_users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
+"""Which session of a process each hook was used in last, by its id: it need not be hashable, and its session keeps it alive."""
 
 
 class HookSet:
@@ -58,7 +60,9 @@ class HookSet:
             InvalidHookError: one is not a hook, is listed twice, or has a plain function where a coroutine is needed.
         """
         self.grace_secs: float = grace_secs
-        self.registered: tuple[RegisteredHook, ...] = registered_hooks(LIFECYCLE, _hooks(hooks))
+        self.registered: tuple[RegisteredHook, ...] = registered_hooks(_hooks(hooks))
+        for one in self.registered:
+            LIFECYCLE.check(one.hook)
         self.observers: list[Observer] = []
         """Notified of what happens outside of the runs of the session."""
         self.background: BackgroundCalls = BackgroundCalls(grace_secs, graph.make_default, self.observers)
@@ -69,40 +73,31 @@ class HookSet:
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
         self._keep_contexts()
-        # Where, among the requests of before_run, each hook of after_run finds its own; -1 if it has no before_run.
-        asking = [one for group in self.before_run for one in group.hooks]
-        request_of = [
-            [next((place for place, asked in enumerate(asking) if asked is one), -1) for one in group.hooks]
-            for group in self.after_run
-        ]
-        self.merger: Merger = Merger(graph, [name for group in self.before_run for name in group.names], request_of)
+        self.merger: Merger = Merger(graph, self.before_run, self.after_run)
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-        self._holder: tuple[int, str] | None = None  # the process and the session for which the hooks are held
+        self._session: SessionState
         self.waits: RunWaits | None = None
         """The latest call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
         self.own: OwnContext = OwnContext()
         """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
 
-    def hold(self, label: str) -> Callable[[], None]:
-        """Keep the hooks from being used in another session while this one, `label`, is open; return what releases them.
+    def hold(self, session: SessionState) -> None:
+        """Keep the hooks from being used in another session until this one is closed.
 
         Raises:
             InvalidHookError: one of them is used in an open session, whose state it keeps.
         """
-        for registered in self.registered:
-            user = _users.get(id(registered.hook))
-            if user is not None and user._holder is not None and user._holder[0] == os.getpid():
+        keys = {(os.getpid(), id(registered.hook)): registered.hook for registered in self.registered}
+        for key, hook in keys.items():
+            user = _users.get(key)
+            if user is not None and user._session.phase != "closed":
                 raise InvalidHookError(
-                    f"{registered.hook!r} is used in {user._holder[1]}, which is open; a hook keeps the state of one "
+                    f"{hook!r} is used in {user._session.label}, which is open; a hook keeps the state of one "
                     "session: make another object, or use it when that session has ended"
                 )
-        self._holder = os.getpid(), label
-        _users.update({id(registered.hook): self for registered in self.registered})
-        return self._release
-
-    def _release(self) -> None:
-        self._holder = None
+        self._session = session
+        _users.update(dict.fromkeys(keys, self))
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names.
@@ -124,8 +119,7 @@ class HookSet:
 
     async def drain_stateful(self) -> None:
         """Wait for the background calls of the hooks that are kept in checkpoints."""
-        stateful = self.stateful().values()
-        await self.background.drain([one for one in self.registered if any(one.hook is hook for hook in stateful)])
+        await self.background.drain([one for one in self.registered if is_stateful(one.hook)])
 
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one; each counts as begun from the moment it is started."""
@@ -157,26 +151,21 @@ class HookSet:
 
     async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
         """Call `close` of the begun hooks, once and in reverse order, also after one that fails; append their errors."""
-        ended: asyncio.CancelledError | None = None
         try:
             errors += await self.background.end(self.grace_secs)
-        except asyncio.CancelledError as error:  # as below: the hooks are closed all the same
-            ended = error
-        while self.begun:
-            registered = self.begun.pop()
-            # Unlike the other methods, this one always has a time limit.
-            limit = max(self.grace_secs, 1e-9)
-            try:
-                await self._call_one("close", registered, exc, limit=limit)
-            except asyncio.CancelledError as error:
-                # The closing itself was cancelled: at the end of the grace period, or by a third party. The others continue.
-                cancelled = HookCancelledError(f"{registered.name}.close was cancelled before it was done")
-                cancelled.__cause__ = error
-                errors.append(cancelled)
-            except BaseException as error:
-                errors.append(error)
-        if ended is not None:
-            raise ended
+        finally:  # a cancellation is raised when the hooks are closed
+            while self.begun:
+                registered = self.begun.pop()
+                try:
+                    # Unlike the other methods, this one always has a time limit.
+                    await self._call_one("close", registered, exc, limit=max(self.grace_secs, 1e-9))
+                except asyncio.CancelledError as error:
+                    # The closing itself was cancelled: at the end of the grace period, or by a third party. The others continue.
+                    cancelled = HookCancelledError(f"{registered.name}.close was cancelled before it was done")
+                    cancelled.__cause__ = error
+                    errors.append(cancelled)
+                except BaseException as error:
+                    errors.append(error)
 
     async def _call_one(self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None) -> None:
         if LIFECYCLE.overrides(registered.hook, method):
@@ -196,10 +185,9 @@ class HookSet:
     def _keep_contexts(self) -> None:
         """Give hooks one context for both methods of a run, where one of these may wait: a token of the first is valid then."""
         groups = (*self.before_run, *self.after_run)
-        calls = [(one, may_wait) for group in groups for one, may_wait in zip(group.hooks, group.waits, strict=True)]
-        asking = {one for group in self.before_run for one in group.hooks}
-        both = {one for group in self.after_run for one in group.hooks if one in asking and not one.registration.background}
-        keeping = both.intersection(one for one, may_wait in calls if may_wait)
+        calls = [(one, call.may_wait) for group in groups for one, call in zip(group.hooks, group.calls, strict=True)]
+        twice = {one for one, count in Counter(one for one, _ in calls).items() if count == 2}
+        keeping = {one for one, may_wait in calls if may_wait and one in twice and not one.registration.background}
         for group in groups:
             if not keeping.isdisjoint(group.hooks):
                 group.keeps_context = tuple(one in keeping for one in group.hooks)
@@ -211,25 +199,24 @@ class HookSet:
 class MergedFetches(NamedTuple):
     """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of their values.
 
-    Requests for the same leaf share a part; `owners` has the name of the first hook of each. `takes` has a function for each
-    order group of `after_run`, which takes the parts of its hooks out of all parts; behind these is the part of a hook without
-    a request.
+    Requests for the same leaf share a part; with each is the name of the first hook. `takes` has a function for each order
+    group of `after_run`, which takes the parts of its hooks out of all parts; behind these is the part of a hook without a
+    request.
     """
 
     nodes: tuple[Node, ...]
     for_caller: Build
-    builds: tuple[Build, ...]
-    owners: tuple[str, ...]
+    for_hooks: tuple[tuple[Build, str], ...]
     takes: tuple[Take, ...]
 
     def build(self, values: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Return the caller's part of the values, and those of the hooks."""
         parts: list[Any] = []
         try:
-            for build in self.builds:
-                parts.append(build(values))  # noqa: PERF401 - their number says whose could not be made
+            for build, _ in self.for_hooks:
+                parts.append(build(values))
         except FetchError as error:
-            add_note(error, f"fetched by {self.owners[len(parts)]}")
+            add_note(error, f"fetched by {self.for_hooks[len(parts)][1]}")
             raise
         return self.for_caller(values), parts
 
@@ -237,13 +224,16 @@ class MergedFetches(NamedTuple):
 class Merger:
     """Merges requests over one graph; fetches without structure are merged once and looked up from then on."""
 
-    def __init__(self, graph: Graph, names: Sequence[str], request_of: Sequence[Sequence[int]]) -> None:
-        """`names` are those of the requests; `request_of` has the number of each hook's own, for each group of `after_run`."""
+    def __init__(self, graph: Graph, before_run: Sequence[OrderGroup], after_run: Sequence[OrderGroup]) -> None:
+        """Take the graph, and the groups of the hooks that ask and of those that get values."""
         self._graph = graph
-        self._request_of = request_of
-        self._nothing: list[Sequence[SessionRunValues]] = [(_NOTHING,) * len(places) for places in request_of]
-        self._names = names
+        self._names = [call.name for group in before_run for call in group.calls]
+        places = {one: place for place, one in enumerate(one for group in before_run for one in group.hooks)}
+        self._request_of = [[places.get(one, -1) for one in group.hooks] for group in after_run]
+        """Where, among the requests, each hook of `after_run` finds its own; -1 if it has no `before_run`."""
+        self._nothing: list[Sequence[SessionRunValues]] = [(_NOTHING,) * len(group.hooks) for group in after_run]
         self._known: dict[tuple[Any, ...], MergedFetches] = {}
+        """By the requests where these have fetches only, and by the fetches."""
 
     def merge(
         self, request: SessionRunArgs, asked: Sequence[SessionRunArgs | None]
@@ -268,8 +258,10 @@ class Merger:
                 known = None
             if known is not None:
                 return new_args((known.nodes, request[1], request[2])), known
-        wanted, feed_dict, options = [request[0]], request[1], request[2]
-        fetches_only = True
+        feed_dict, options = request[1], request[2]
+        feeds: list[tuple[str, Mapping[Any, Any]]] = []
+        further: list[tuple[str, Mapping[str, Any]]] = []
+        wanted = [request[0]]
         for one, name in zip(asked, self._names):  # noqa: B905 - of one length
             if one is None:
                 wanted.append(None)
@@ -277,16 +269,23 @@ class Merger:
             if not isinstance(one, SessionRunArgs):
                 raise InvalidHookError(f"{name} returned {one!r}; return SessionRunArgs(fetches, feed_dict) or None")
             wanted.append(one[0])
-            if one[1] is not None or one[2] is not None:
-                fetches_only = False
-        fetches = self._merge_fetches(wanted)
-        if not fetches_only:
-            requests = [(name, one) for name, one in zip(self._names, asked, strict=True) if one is not None]
-            if any(one[1] is not None for _, one in requests):
-                feed_dict = _merge_feeds(self._graph, [(name, one[1]) for name, one in [*requests, ("the caller", request)]])
-            options = _merge_options([("the caller", options), *[(name, one[2]) for name, one in requests]])
-        elif _LEAF_OR_NOTHING.issuperset(map(type, wanted)):
-            self._known[key] = fetches
+            if one.feed_dict is not None:
+                feeds.append((name, one.feed_dict))
+            if one.options is not None:
+                further.append((name, one.options))
+        # Names, nodes and None only: everything else may compare equal and yet have another shape.
+        is_flat = _LEAF_OR_NOTHING.issuperset(map(type, wanted))
+        fetches = self._known.get(tuple(wanted)) if is_flat else None
+        if fetches is None:
+            fetches = self._merge_fetches(wanted)
+        if feeds:
+            feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
+        if further:
+            options = _merge_options([("the caller", options), *further])
+        if is_flat:
+            if len(self._known) >= _MOST_MERGES:
+                self._known.clear()
+            self._known[tuple(wanted) if feeds or further else key] = fetches
         return new_args((fetches.nodes, feed_dict, options)), fetches
 
     def name_owners(self, error: FetchError, asked: Sequence[SessionRunArgs | None]) -> None:
@@ -318,24 +317,11 @@ class Merger:
         return [take(answers) for take in merged.takes]
 
     def _merge_fetches(self, wanted: Sequence[Any]) -> MergedFetches:
-        # Names, nodes and None only: everything else may compare equal and yet have another shape.
-        if not _LEAF_OR_NOTHING.issuperset(map(type, wanted)):
-            return self._new_fetches(wanted)
-        key = tuple(wanted)
-        merged = self._known.get(key)
-        if merged is None:
-            if len(self._known) >= _MOST_MERGES:
-                self._known.clear()
-            merged = self._known[key] = self._new_fetches(wanted)
-        return merged
-
-    def _new_fetches(self, wanted: Sequence[Any]) -> MergedFetches:
         leaves = Leaves(self._graph)
         caller = leaves.build(wanted[0])
-        parts: list[Build] = []
-        owners: list[str] = []
-        part_of: list[int] = []
-        shared: dict[Any, int] = {}
+        parts: list[tuple[Build, str]] = []
+        part_of: list[int] = []  # for each request
+        shared: dict[Node, int] = {}  # the part of a leaf
         for fetches, name in zip(wanted[1:], self._names, strict=True):
             if fetches is None:
                 part_of.append(-1)
@@ -347,18 +333,17 @@ class Merger:
                 raise
             part = len(parts)
             if type(fetches) in LEAF_TYPES:
-                part = shared.setdefault(leaves.slot(fetches), part)
+                part = shared.setdefault(self._graph.node(fetches), part)
             if part == len(parts):
-                parts.append(build)
-                owners.append(name)
+                parts.append((build, name))
             part_of.append(part)
         part_of.append(-1)
         takes = [taking([part_of[place] for place in places]) for places in self._request_of]
-        return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(owners), tuple(takes))
+        return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(takes))
 
 
-def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any] | None:
-    """Merge the feeds of the hooks and the caller, given with their names; return None if there are none.
+def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any]:
+    """Merge the feeds of the hooks and the caller, given with their names.
 
     Raises:
         FeedConflictError: a node is fed by two of them; the message lists every conflict.
@@ -371,31 +356,27 @@ def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] |
         except FetchError as error:
             add_note(error, f"fed by {owner}")
             raise
-        for node, value in feeds.items():
-            merged[node] = value
+        merged.update(feeds)
+        for node in feeds:
             owners.setdefault(node, []).append(owner)
     conflicts = [f"{node.name!r} by {' and '.join(names)}" for node, names in owners.items() if len(names) > 1]
     if conflicts:
         raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them")
-    return merged or None
+    return merged
 
 
-def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Any] | None:
+def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Any]:
     """Merge run options into a new dict: the larger number, either flag, sequences joined, otherwise the later value.
 
     These are TensorFlow's rules for `RunOptions`, applied to options of any name. The requests are given with the names of
-    their owners. Return None if there are no options.
+    their owners.
     """
     merged: dict[str, Any] = {}
-    given = False
     for owner, options in requests:
-        if options is None:
-            continue
-        given = True
         check_mapping(options, f"options of {owner}")
-        for key, value in options.items():
+        for key, value in (options or {}).items():
             merged[key] = _merged_option(merged[key], value) if key in merged else copy.copy(value)
-    return merged if given else None
+    return merged
 
 
 def _merged_option(old: Any, new: Any) -> Any:

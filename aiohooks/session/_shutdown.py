@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 from aiohooks._aio.cancel import shielded, shielded_task
 from aiohooks._aio.long_waits import LongWaitLog
@@ -12,11 +14,10 @@ from aiohooks._aio.run_scope import begin_run, current_run, current_scope
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
-from aiohooks.session.coordinator import Coordinator, end_tasks
+from aiohooks.session._state import end_tasks
 from aiohooks.session.creators import ChiefSessionCreator
 from aiohooks.session.recovery import SessionSupervisor
 from aiohooks.session.status import CLOSING
-from aiohooks.stores.publishers import Publisher
 
 _logger = logging.getLogger("aiohooks")
 _FLUSH_SECS = 5.0
@@ -26,22 +27,15 @@ _FLUSH_SECS = 5.0
 class Shutdown:
     """Ends one session, once: others that close it meanwhile wait until that is complete."""
 
-    def __init__(self, supervisor: SessionSupervisor, hooks: HookSet, run_lock: RunLock, grace_secs: float) -> None:
+    def __init__(self, supervisor: SessionSupervisor, hooks: HookSet, run_lock: RunLock) -> None:
         self._supervisor = supervisor
+        self._state = supervisor.state
         self._hooks = hooks
         self._run_lock = run_lock
-        self._grace_secs = grace_secs
-        self._callbacks: list[Callable[[], None]] = []
+        self._grace_secs = supervisor.grace_secs
         self._complete = asyncio.Event()
-        self.publisher: Publisher | None = None
-        """The session's registration as a publisher of steps, which is closed with the session."""
-
-    def add_callback(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at the very end; the last one added comes first."""
-        self._callbacks.append(callback)
-
-    def swallows(self, error: BaseException | None) -> bool:
-        return error is not None and is_clean_end(error)
+        self.callbacks: contextlib.ExitStack = contextlib.ExitStack()
+        """What is called at the very end."""
 
     async def end(self, error: BaseException | None) -> bool:
         """End the session after `error`, or none, left its block; return whether the error is swallowed.
@@ -49,19 +43,19 @@ class Shutdown:
         Raises:
             BaseException: the error of a background task, or of `end` or `close` of a hook, unless `error` is reported already.
         """
-        swallow = self.swallows(error)
+        swallow = swallows(error)
         if error is None:
-            self._supervisor.root.record_end()
+            self._state.record_end()
         elif swallow:
             why = f"the block was left by {safe_repr(error)}"
-            self._supervisor.root.record_end(why)
-            _logger.info("%s: %s, which is a clean end", self._label, why)
+            self._state.record_end(why)
+            _logger.info("%s: %s, which is a clean end", self._state.label, why)
         outcome = await self._complete_after(self._end, None if swallow else error)
         if outcome is None:
             return swallow
         if outcome is error:
             return False
-        self._supervisor.name_session(outcome)
+        self._state.name_session(outcome)
         raise_unchanged(outcome)
 
     async def end_opening(self, error: BaseException) -> None:
@@ -71,9 +65,9 @@ class Shutdown:
             BaseException: `error`, unless one of the closing wins over it.
         """
         if is_clean_end(error):
-            self._supervisor.root.record_end()
+            self._state.record_end()
         outcome = await self._complete_after(self._close, error) or error
-        self._supervisor.name_session(outcome)
+        self._state.name_session(outcome)
         raise_unchanged(outcome)
 
     async def wait(self, error: BaseException | None) -> bool:
@@ -82,9 +76,10 @@ class Shutdown:
         Raises:
             CancelledError: the caller was cancelled. It is raised when the session has ended, or after the grace period.
         """
-        swallow = self.swallows(error)
+        swallow = swallows(error)
         try:
-            await shielded(self._complete.wait(), grace_secs=self._grace_secs, what=f"the wait for the end of {self._label}")
+            what = f"the wait for the end of {self._state.label}"
+            await shielded(self._complete.wait(), grace_secs=self._grace_secs, what=what)
         except asyncio.CancelledError as cancelled:
             self._keep(None if swallow else error, cancelled)
             raise
@@ -94,53 +89,50 @@ class Shutdown:
         self, end: Callable[[BaseException | None], Awaitable[BaseException | None]], error: BaseException | None
     ) -> BaseException | None:
         """Await `end(error)`: the session is closing meanwhile, and closed afterwards, whatever happens."""
-        lock, outer, before, own = self._run_lock, current_run(), current_scope.get(), self._hooks.own.state()
-        lock.set_state("closing")
-        scope = begin_run(lock, None if outer is None else outer.publisher)  # a hook that closes the session would deadlock
+        outer, before, own = current_run(), current_scope.get(), self._hooks.own.state()
+        self._state.set_phase("closing")
+        # A hook that closes the session would deadlock.
+        scope = begin_run(self._state, None if outer is None else outer.publisher)
         try:
             return await end(error)
         finally:
             scope.active = False
             current_scope.set(before)
             self._hooks.own.copy_back(own)  # `close` is called in another task
-            lock.set_state("closed")
+            self._state.set_phase("closed")
+            self._state.entered_by = None
             self._complete.set()
 
     async def _end(self, error: BaseException | None) -> BaseException | None:
         """Wait for the last run, call `end` of the hooks after a clean end, and close; return the error of the session."""
+        state = self._state
+        failures: list[BaseException] = []
         try:
             with self._log_long_wait():
                 await self._run_lock.close(error is not None, self._grace_secs)
+                error = self._background_failure(error)
+                if error is None and state.session is not None and state.recovery_error is None:
+                    await self._hooks.end(state.session, failures)
+                    error = _single(failures, "end")
         except BaseException as raised:
             self._keep(error, raised)
-            return await self._close(raised)
-        error = self._background_failure(error)
-        session = self._supervisor.session
-        if error is None and session is not None and self._supervisor.recovery_error is None:
-            failures: list[BaseException] = []
-            try:
-                with self._log_long_wait():
-                    await self._hooks.end(session, failures)
-                error = _single(failures, "end")
-            except BaseException as raised:
-                error = raised
-                self._report(failures, after=error)
+            self._report(failures, after=raised)
+            error = raised
         return await self._close(error)
 
     def _background_failure(self, primary: BaseException | None) -> BaseException | None:
         """Return the failure of a background task that has reached no caller yet; a primary error gets it as a note."""
-        for coord in self._coordinators:
-            if coord.raised or not coord.errors or coord.errors[0] is primary:
+        what = f"{self._state.label}: a background task failed"
+        for owner in self._state.owners:
+            if owner.raised or not owner.errors or owner.errors[0] is primary:
                 continue
-            coord.raised = True
-            failure = coord.errors[0]
+            owner.raised = True
+            failure = owner.errors[0]
             if primary is not None:
                 add_note(primary, f"a background task had failed: {safe_repr(failure)}")
-                _logger.error("%s: a background task failed", self._label, exc_info=failure)
-            elif self._supervisor.recovers(failure):
-                _logger.warning(
-                    "%s: a background task failed, from which the next run would have recovered", self._label, exc_info=failure
-                )
+                _logger.error("%s", what, exc_info=failure)
+            elif self._state.recovers(failure):
+                _logger.warning("%s, from which the next run would have recovered", what, exc_info=failure)
             else:
                 primary = failure
         return primary
@@ -156,57 +148,47 @@ class Shutdown:
             CancelledError: the caller was cancelled meanwhile; everything is closed all the same.
         """
         errors: list[BaseException] = []
-        try:
+        with self.callbacks:
             while True:
                 try:
                     closing = await shielded_task(
                         self._close_parts(primary, errors),
                         grace_secs=self._grace_secs,
-                        what=f"the end of {self._label}",
+                        what=f"the end of {self._state.label}",
                         on_cancel=self._cancel_tasks,
                     )
                     if not closing.cancelled():  # else a third party has done that: the rest is closed all the same
                         closing.result()
                         break
                 except asyncio.CancelledError as cancelled:
-                    fatal = _fatal(errors)
-                    self._keep(primary, fatal or cancelled)
-                    self._report([error for error in errors if error is not fatal], after=fatal or cancelled)
+                    outcome = self._choose(primary, errors, cancelled)
                     errors.clear()
-                    if fatal is not None:
-                        return fatal
-                    raise
-        finally:
-            while self._callbacks:
-                self._callbacks.pop()()
-        outcome = primary
-        if primary is None or not _is_fatal(primary):
-            outcome = _fatal(errors) or primary
-        if outcome is None:
-            return _single(errors, "close")
-        if primary is not None and outcome is not primary:
-            self._keep(primary, outcome)
-        self._report([error for error in errors if error is not outcome], after=outcome)
-        return outcome
+                    if outcome is cancelled:
+                        raise
+                    return outcome
+        return self._choose(primary, errors)
 
     async def _close_parts(self, primary: BaseException | None, errors: list[BaseException]) -> None:
         """Do what has not been done yet: after a cancellation in the middle this is called again."""
-        supervisor = self._supervisor
-        error = primary or supervisor.recovery_error  # the block may have caught the latter
+        supervisor, state = self._supervisor, self._state
+        error = primary or state.recovery_error  # the block may have caught the latter
         failure = None if error is None else _why(error)
-        publisher, self.publisher = self.publisher, None
-        if publisher is not None:
-            _collect(errors, lambda: publisher.close(error))
+        publisher, state.publisher = state.publisher, None
+        try:
+            if publisher is not None:
+                publisher.close(error)
+        except Exception as raised:
+            errors.append(raised)
         if error is not None and isinstance(supervisor.creator, ChiefSessionCreator):
             supervisor.creator.fail_waiters(error)
-        for coord in self._coordinators:
-            coord.close(failure)
+        for owner in state.owners:
+            owner.close(failure)
         cancelled: asyncio.CancelledError | None = None
 
-        async def complete(part: Awaitable[object], what: str | None = None) -> None:
+        async def complete(part: Awaitable[object], log: AbstractContextManager[None] | None = None) -> None:
             nonlocal cancelled
             try:
-                with self._log_long_wait(what):
+                with log or contextlib.nullcontext():
                     await part
             except asyncio.CancelledError as raised:
                 cancelled = raised
@@ -215,40 +197,29 @@ class Shutdown:
 
         why = failure or f"the session has ended, and its grace period of {self._grace_secs} s is over"
         secs = self._grace_secs if error is None else 0
-        try:
-            await end_tasks(self._coordinators, secs, self._grace_secs, why, f"{self._label}, closing")
-        except asyncio.CancelledError as raised:
-            cancelled = raised
+        await complete(end_tasks(state.owners, secs, self._grace_secs, why, f"{state.label}, closing"))
         background = self._background_failure(primary)
         if background is not None and background is not primary:
             errors.append(background)
-        for coord in self._coordinators:
-            coord.disown("the session has ended")
-        session, supervisor.session = supervisor.session, None
+        for owner in state.owners:
+            owner.disown("the session has ended")
+        session, state.session = state.session, None
         if session is not None:
-            await complete(session.aclose(), "the raw session")
-        await complete(self._hooks.close(error or background, errors))
+            await complete(session.aclose(), self._log_long_wait("the raw session"))
+        await complete(self._hooks.close(error or background, errors), self._log_long_wait())
         if isinstance(supervisor.creator, ChiefSessionCreator):
-            await complete(supervisor.creator.aclose(grace_secs=self._grace_secs), "its creator")
+            await complete(supervisor.creator.aclose(grace_secs=self._grace_secs), self._log_long_wait("its creator"))
         if supervisor.store is not None:
-            await complete(supervisor.store.flush(_FLUSH_SECS), "its step store")
+            await complete(supervisor.store.flush(_FLUSH_SECS), self._log_long_wait("its step store"))
         if self._complete.is_set():  # it took longer than the grace period after a cancellation
             for late in errors:
-                _logger.error("%s: closing failed, after the session had ended", self._label, exc_info=late)
+                _logger.error("%s: closing failed, after the session had ended", state.label, exc_info=late)
         if cancelled is not None:
             raise cancelled
 
-    @property
-    def _coordinators(self) -> tuple[Coordinator, ...]:
-        return tuple(dict.fromkeys([self._supervisor.coord, self._supervisor.root]))
-
-    @property
-    def _label(self) -> str:
-        return self._supervisor.root.label
-
     def _cancel_tasks(self) -> None:
-        for coord in self._coordinators:
-            coord.cancel_tasks("the session was cancelled while it was closed")
+        for owner in self._state.owners:
+            owner.cancel_tasks("the session was cancelled while it was closed")
 
     def _log_long_wait(self, what: str | None = None) -> LongWaitLog:
         """Return what logs that closing waits for `what`, or if None, for the current calls of hooks."""
@@ -263,27 +234,44 @@ class Shutdown:
                     calls[hook] = f"{pending} background calls of {hook.name}"
             return calls
 
-        return LongWaitLog(f"{self._label}, closing", waits_for)
+        return LongWaitLog(f"{self._state.label}, closing", waits_for)
+
+    # -- which error is raised
+
+    def _choose(
+        self, primary: BaseException | None, errors: list[BaseException], cancelled: asyncio.CancelledError | None = None
+    ) -> BaseException | None:
+        """Return the error that is raised in the end; note the others on it, and log them."""
+        outcome = cancelled or primary
+        if outcome is None or not _is_fatal(outcome):
+            outcome = next((error for error in errors if _is_fatal(error)), outcome)
+        if outcome is None:
+            return _single(errors, "close")
+        self._keep(primary, outcome)
+        self._report([error for error in errors if error is not outcome], after=outcome)
+        return outcome
 
     def _keep(self, error: BaseException | None, raised: BaseException) -> None:
         """Log an error instead of which another one is raised, and make it the context of that."""
-        if error is None:
+        if error is None or error is raised:
             return
-        if isinstance(error, asyncio.CancelledError):  # by which it is known again where this session is nested
-            if raised.__context__ is None and raised is not error:
-                set_context(raised, error)
-            return
-        _logger.error("%s: %s, and then %s", self._label, _why(error), safe_repr(raised), exc_info=error)
+        if not isinstance(error, asyncio.CancelledError):  # by which it is known again where this session is nested
+            _logger.error("%s: %s, and then %s", self._state.label, _why(error), safe_repr(raised), exc_info=error)
         if raised.__context__ is None:
             set_context(raised, error)
-        elif raised.__context__ is not error:
+        elif raised.__context__ is not error and not isinstance(error, asyncio.CancelledError):
             add_note(raised, f"before that, {_why(error)}")
 
     def _report(self, errors: list[BaseException], after: BaseException) -> None:
         """Note errors on the one that is raised instead, and log them."""
         for error in errors:
             add_note(after, f"and then: {safe_repr(error)}")
-            _logger.error("%s: closing failed after %s", self._label, safe_repr(after), exc_info=error)
+            _logger.error("%s: closing failed after %s", self._state.label, safe_repr(after), exc_info=error)
+
+
+def swallows(error: BaseException | None) -> bool:
+    """Return whether a block that `error` has left ends without it."""
+    return error is not None and is_clean_end(error)
 
 
 def _why(error: BaseException) -> str:
@@ -292,19 +280,8 @@ def _why(error: BaseException) -> str:
 
 
 def _is_fatal(error: BaseException) -> bool:
+    """Return whether an error ends the program."""
     return isinstance(error, (KeyboardInterrupt, SystemExit))
-
-
-def _fatal(errors: list[BaseException]) -> BaseException | None:
-    """Return the first error that ends the program."""
-    return next((error for error in errors if _is_fatal(error)), None)
-
-
-def _collect(errors: list[BaseException], call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as error:
-        errors.append(error)
 
 
 def _single(errors: list[BaseException], phase: str) -> BaseException | None:

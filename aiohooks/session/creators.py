@@ -44,24 +44,24 @@ async def set_step(store: StepStore, step: int) -> None:
 async def restore_session(session: Session, restored: Restored) -> None:
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows later.
 
-    A step store that is behind is raised, which wakes its waiters; one that is ahead is reset, in a new epoch, and so is one of
-    several processes that is behind.
+    The step store is set by `set_step`.
 
     Raises:
         CheckpointMismatchError: the checkpoint has other variables or tracked objects.
     """
-    what = f"checkpoint {restored.checkpoint.path}"
-    state = restored.state
-    variables, tracked, hooks = (_state_part(state, name, what) for name in ("variables", "tracked", "hooks"))
-    wanted = {variable.name for variable in session.graph.variables}
-    _check_names(what, "variable", wanted, variables)
+    what, step = f"checkpoint {restored.checkpoint.path}", restored.checkpoint.step
+    variables, tracked, hooks = (_state_part(restored.state, name, what) for name in ("variables", "tracked", "hooks"))
+    own = {variable.name: session.variables.read(variable.name) for variable in session.graph.variables}
+    _check_names(what, "variable", own, variables)
     _check_names(what, "tracked object", session.tracked, tracked)
-    own = session.variables.snapshot()
-    for name in sorted(wanted):
-        _check_shape(what, name, own[name], variables[name])
-    step = restored.checkpoint.step
+    for name in sorted(own):
+        shapes = getattr(own[name], "shape", None), getattr(variables[name], "shape", None)
+        if shapes[0] is not None and shapes[0] != shapes[1]:  # a step written for one would fail later, or broadcast
+            raise CheckpointMismatchError(
+                f"{what} has variable {name!r} with shape {shapes[1]}; here it has shape {shapes[0]}. Was the model changed?"
+            )
     await set_step(session.global_step, step)
-    session.variables.assign({name: variables[name] for name in wanted})
+    session.variables.assign({name: variables[name] for name in own})
     session.committed_step = step
     for name, one in session.tracked.items():
         _load_state(one, tracked[name], f"{what}: loading the state of the tracked object {name!r}")
@@ -81,9 +81,8 @@ def restore_hooks(session: Session) -> None:
             _load_state(hook, states[name], f"{what}: loading the state of the hook {name}")
         else:
             _logger.warning("%s has no state of the hook %s, which starts anew", what, name)
-    for name in states:
-        if name not in hooks:
-            _logger.info("%s has the state of a hook %s, which is not in this session", what, name)
+    for name in sorted(states.keys() - hooks.keys()):
+        _logger.info("%s has the state of a hook %s, which is not in this session", what, name)
 
 
 def _load_state(one: Stateful, state: Any, what: str) -> None:
@@ -101,7 +100,7 @@ def _state_part(state: Mapping[str, Any], name: str, what: str) -> Mapping[str, 
     return cast("Mapping[str, Any]", part)
 
 
-def _check_names(what: str, kind: str, wanted: Any, saved: Mapping[str, Any]) -> None:
+def _check_names(what: str, kind: str, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     missing = [name for name in wanted if name not in saved]
     if missing:
         known = "; ".join(f"{name!r}: {did_you_mean(name, saved)}" for name in missing)
@@ -113,15 +112,6 @@ def _check_names(what: str, kind: str, wanted: Any, saved: Mapping[str, Any]) ->
         raise CheckpointMismatchError(
             f"{what} has the {kind} {', '.join(map(repr, unknown))}, which would be lost: there is none of that name now. "
             "Use the graph and scaffold it was saved from, or start in another directory"
-        )
-
-
-def _check_shape(what: str, name: str, own: Any, saved: Any) -> None:
-    """Refuse another shape: a step written for one shape would fail later with another, or broadcast."""
-    shapes = getattr(own, "shape", None), getattr(saved, "shape", None)
-    if shapes[0] is not None and shapes[0] != shapes[1]:
-        raise CheckpointMismatchError(
-            f"{what} has variable {name!r} with shape {shapes[1]}; here it has shape {shapes[0]}. Was the model changed?"
         )
 
 
@@ -207,35 +197,57 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-def _check_arguments(scaffold: object, global_step: object, variables: object, session_factory: object) -> None:
-    check_callable(session_factory, "session_factory")
-    if is_coroutine_function(session_factory):
-        raise InvalidArgumentError(
-            f"session_factory is {session_factory!r}, a coroutine function; give a subclass of Session or a plain function, and "
-            "await in the functions of a Scaffold"
-        )
-    check_instance(scaffold, Scaffold, "scaffold", optional=True)
-    check_instance(global_step, StepStore, "global_step", optional=True)
-    check_instance(variables, Variables, "variables", optional=True)
+class _Creator:
+    """What creators of both kinds have."""
 
-
-async def _make_session(factory: Callable[..., Session], graph: Graph, global_step: StepStore, variables: Variables) -> Session:
-    """Call a `session_factory`; refuse what it returns, unless it is a session of these parts."""
-    session: object = factory(graph, global_step=global_step, variables=variables)
-    if not isinstance(session, Session):
-        raise InvalidArgumentError(
-            f"session_factory={factory!r} returned {session!r}; return a Session, or give a subclass of it"
-        )
-    for name, part in {"graph": graph, "global_step": global_step, "variables": variables}.items():
-        if getattr(session, name) is not part:
-            await session.aclose()
+    def __init__(
+        self,
+        graph: Graph | Callable[..., Awaitable[Any]],
+        scaffold: Scaffold | None,
+        global_step: StepStore | None,
+        variables: Variables | None,
+        session_factory: Callable[..., Session],
+    ) -> None:
+        check_callable(session_factory, "session_factory")
+        if is_coroutine_function(session_factory):
             raise InvalidArgumentError(
-                f"session_factory={factory!r} returned a session with another {name} than it was given; pass it to Session"
+                f"session_factory is {session_factory!r}, a coroutine function; give a subclass of Session or a plain function, "
+                "and await in the functions of a Scaffold"
             )
-    return session
+        check_instance(scaffold, Scaffold, "scaffold", optional=True)
+        check_instance(global_step, StepStore, "global_step", optional=True)
+        check_instance(variables, Variables, "variables", optional=True)
+        self.graph: Graph = graph_of(graph)
+        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
+        self._scaffold = Scaffold() if scaffold is None else scaffold
+        self._variables = Variables() if variables is None else variables
+        self._session_factory = session_factory
+
+    async def _new_session(self, what: str, initialise: Callable[[Session], Awaitable[None]] | None = None) -> Session:
+        """Make a session, let it be initialised, and check that it is ready after `what`; close it again if that fails."""
+        factory = self._session_factory
+        made: object = factory(self.graph, global_step=self.global_step, variables=self._variables)
+        if not isinstance(made, Session):
+            raise InvalidArgumentError(
+                f"session_factory={factory!r} returned {made!r}; return a Session, or give a subclass of it"
+            )
+        try:
+            for name, part in {"graph": self.graph, "global_step": self.global_step, "variables": self._variables}.items():
+                if getattr(made, name) is not part:
+                    raise InvalidArgumentError(
+                        f"session_factory={factory!r} returned a session with another {name} than it was given; "
+                        "pass it to Session"
+                    )
+            if initialise is not None:
+                await initialise(made)
+            await self._scaffold.local_init(made, what)
+        except BaseException:
+            await made.aclose()
+            raise
+        return made
 
 
-class ChiefSessionCreator:
+class ChiefSessionCreator(_Creator):
     """Creates sessions that initialise or restore the variables, unless they are initialised already.
 
     With a checkpoint directory, the first session is restored from the newest intact checkpoint, as is the session that
@@ -269,12 +281,7 @@ class ChiefSessionCreator:
             session_factory: a subclass of `Session`, or a plain function that returns a session, called once for each:
                 `session_factory(graph, global_step=..., variables=...)`.
         """
-        _check_arguments(scaffold, global_step, variables, session_factory)
-        self.graph: Graph = graph_of(graph)
-        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
-        self._scaffold = Scaffold() if scaffold is None else scaffold
-        self._variables = Variables() if variables is None else variables
-        self._session_factory = session_factory
+        super().__init__(graph, scaffold, global_step, variables, session_factory)
         self._saver: checkpoint.Saver | None
         if checkpoint_dir is None or isinstance(checkpoint_dir, checkpoint.Saver):
             self._saver = checkpoint_dir
@@ -303,23 +310,22 @@ class ChiefSessionCreator:
             self._lead = lead
         await self.global_step.value()  # so that the latest position is known
         first = await variables.claim()
-        session: Session | None = None
-        try:
-            session = await _make_session(self._session_factory, self.graph, self.global_step, variables)
+
+        async def initialise(session: Session) -> None:
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
-            if session.saver is not None and (first or self._created):
-                restored = await session.saver.restore()
+            if self._saver is not None and (first or self._created):
+                restored = await self._saver.restore()
                 if restored is not None:
                     await restore_session(session, restored)
             if first and session.restored is None and self._scaffold.init_fn is not None:
                 await self._scaffold.init_fn(session)
-            await self._scaffold.local_init(session, "initialisation")
+
+        try:
+            session = await self._new_session("initialisation", initialise)
         except BaseException:
             if first:
                 variables.discard()
-            if session is not None:
-                await session.aclose()
             raise
         if first:
             variables.mark_ready()
@@ -335,10 +341,8 @@ class ChiefSessionCreator:
         """
         lead, self._lead = self._lead, None
         try:
-            if self._saver is not None and self._own_saver:
-                await self._saver.aclose(grace_secs=grace_secs)
-            elif self._saver is not None:
-                await self._saver.flush_mirror(grace_secs)
+            if self._saver is not None:
+                await (self._saver.aclose(grace_secs=grace_secs) if self._own_saver else self._saver.flush_mirror(grace_secs))
         finally:
             if lead is not None:
                 await lead.__aexit__(None, None, None)
@@ -348,7 +352,7 @@ class ChiefSessionCreator:
         self._variables.fail(error)
 
 
-class WorkerSessionCreator:
+class WorkerSessionCreator(_Creator):
     """Creates sessions that wait until a chief has initialised the shared variables.
 
     A worker in another process than the chief has its own variables and a step store for several processes: it waits until the
@@ -370,20 +374,15 @@ class WorkerSessionCreator:
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several processes.
         """
-        _check_arguments(scaffold, global_step, variables, session_factory)
+        super().__init__(graph, scaffold, global_step, variables, session_factory)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in another process, "
                 "a step store for several processes as global_step"
             )
         check_secs(max_wait_secs, "max_wait_secs", optional=True)
-        self.graph: Graph = graph_of(graph)
-        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
-        self._scaffold = Scaffold() if scaffold is None else scaffold
         self._shares_variables = variables is not None
-        self._variables = Variables() if variables is None else variables
         self._max_wait_secs = max_wait_secs
-        self._session_factory = session_factory
 
     async def create_session(self) -> Session:
         """Wait until the variables are ready, and create a session.
@@ -395,24 +394,15 @@ class WorkerSessionCreator:
             NotReadyError: the scaffold says that something is missing in the end.
             InvalidArgumentError: the `session_factory` returned something else than a session of this graph, store and variables.
         """
-        variables = self._variables
         if self._shares_variables:
-            await variables.wait_ready(self._max_wait_secs)
-            missing = variables.missing(variable.name for variable in self.graph.variables)
+            await self._variables.wait_ready(self._max_wait_secs)
+            missing = self._variables.missing(variable.name for variable in self.graph.variables)
             if missing:
                 raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
         else:
             await self.global_step.wait_initialised(self._max_wait_secs)
         await self.global_step.value()  # so that the latest position is known
-        session: Session | None = None
-        try:
-            session = await _make_session(self._session_factory, self.graph, self.global_step, variables)
-            await self._scaffold.local_init(session, "the chief's initialisation")
-        except BaseException:
-            if session is not None:
-                await session.aclose()
-            raise
-        return session
+        return await self._new_session("the chief's initialisation")
 
 
 Source = Graph | SessionCreator | Callable[..., Awaitable[Any]]

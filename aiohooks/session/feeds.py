@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import wake
@@ -17,9 +17,9 @@ from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import StopRequestedError, raise_unchanged
 
 if TYPE_CHECKING:
+    from aiohooks.session._state import SessionState
     from aiohooks.session.recovery import SessionSupervisor
 
-T = TypeVar("T")
 _END: Any = object()
 
 
@@ -48,8 +48,8 @@ class FeedsAhead(Waiting):
         self._thread = thread
         self._supervisor = supervisor
         self._taken: deque[_Taken] = deque()
-        self._used: Any = None
-        """The state behind the elements that were asked for."""
+        self.used_state: Any = None
+        """The state of the feeds behind the element that was asked for last."""
         self._last: _Taken | None = None
         """The element that was asked for last, and the state before it."""
         self._failure: Exception | None = None
@@ -58,8 +58,10 @@ class FeedsAhead(Waiting):
         self._taking = False
         """Whether a thread takes an element."""
         self._reader: asyncio.Task[None] | None = None
-        self._readers_wait: asyncio.Future[None] | None = None
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._asking = 0
+        """How many wait for the next element."""
+        self._waiters: list[asyncio.Future[None]] = []
+        """Of the reader, which waits for room, and of those who wait for elements; each looks again after a change."""
 
     @property
     def unused(self) -> list[Any]:
@@ -81,17 +83,20 @@ class FeedsAhead(Waiting):
 
     async def wait_ready(self) -> None:
         """Wait until `take` has an answer, which another task may get first. No element is lost with this wait."""
-        while not self.is_ready:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
+        if self.is_ready:
+            return
+        self._asking += 1
+        self._notify_change()
+        try:
+            while not self.is_ready:
                 if self._reader is None and not self._restoring:
-                    self._start_reading()
-                self._wake_reader()
-                await waiter
-            finally:
-                self._waiters.remove(waiter)
-                self._wake_reader()
+                    self.used_state = self._state()
+                    if self not in self._supervisor.feeds:
+                        self._supervisor.feeds.append(self)
+                    self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
+                await self._wait_for_change()
+        finally:
+            self._asking -= 1
 
     def take(self) -> Any:
         """Return the next element.
@@ -108,8 +113,8 @@ class FeedsAhead(Waiting):
                 self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
         element, state = self._taken.popleft()
-        self._last, self._used = _Taken(element, self._used), state
-        self._wake_reader()
+        self._last, self.used_state = _Taken(element, self.used_state), state
+        self._notify_change()
         return element
 
     def put_back(self) -> None:
@@ -120,17 +125,12 @@ class FeedsAhead(Waiting):
         if self._reader is None and self._stateful is not None:
             self._stateful.load_state_dict(before)
         else:
-            self._taken.appendleft(_Taken(element, self._used))
-        self._used = before
+            self._taken.appendleft(_Taken(element, self.used_state))
+        self.used_state = before
 
     def knows_state_of(self, one: object) -> bool:
         """Return whether `one` are these feeds, and their own state may be ahead of `used_state`."""
         return one is self._feeds and self._reader is not None
-
-    @property
-    def used_state(self) -> Any:
-        """The state of the feeds behind the element that was asked for last."""
-        return self._used
 
     async def stop_reading(self) -> None:
         """Stop reading feeds whose state is about to be restored; they are read anew from there, after `continue_reading`."""
@@ -147,29 +147,23 @@ class FeedsAhead(Waiting):
         self._restoring = False
         if any(one is self._feeds for one in restored):
             self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
-        self._wake_waiters()
+        self._notify_change()
 
     # -- the task
 
-    def _start_reading(self) -> None:
-        self._used = self._state()
-        if self not in self._supervisor.feeds:
-            self._supervisor.feeds.append(self)
-        self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
-
     async def _read(self) -> None:
-        drained = False
+        used = False
         try:
-            await self._until(self._take_all())
-            while self._taken:
-                await self._until(self._wait())
-            drained = True
+            # A stop ends it, but no failure from which the session recovers.
+            state = self._supervisor.state
+            await state.whole.until(FeedWait(state, lambda: None), self._take_all())
+            used = True
         except StopRequestedError:
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
-            if not drained and self._stateful is not None:
-                self._stateful.load_state_dict(self._used)
+            if not used and self._stateful is not None:
+                self._stateful.load_state_dict(self.used_state)
                 self._taken.clear()
 
     async def _take_all(self) -> None:
@@ -179,19 +173,21 @@ class FeedsAhead(Waiting):
             while await self._take_next(iterator):
                 pass
         except Exception as error:
-            if self._supervisor.root.should_stop():
+            if self._supervisor.state.whole.should_stop():
                 raise
             self._failure = error
         finally:
             await self._close(iterator)
         self._ended = True
-        self._wake_waiters()
+        self._notify_change()
+        while self._taken:  # their states are known until they are used
+            await self._wait_for_change()
 
     async def _take_next(self, iterator: Any) -> bool:
         """Take the next element when there is room for it; return whether there was one."""
-        while len(self._taken) >= max(self._ahead, bool(self._waiters)):
-            await self._wait()
-        if self._supervisor.root.drain_reason is not None:
+        while len(self._taken) >= max(self._ahead, bool(self._asking)):
+            await self._wait_for_change()
+        if self._supervisor.state.drain_reason is not None:
             return False
         taken: list[_Taken] = []
 
@@ -203,7 +199,7 @@ class FeedsAhead(Waiting):
                 self._taking = False
 
         try:
-            observers = self._supervisor.root.observers if self._ahead or self._thread else ()
+            observers = self._supervisor.state.observers if self._ahead or self._thread else ()
             with observing(observers, "prefetch", "take a feed"):
                 if isinstance(self._feeds, AsyncIterable):
                     taken.append(_Taken(await anext(iterator, _END), self._state()))
@@ -212,10 +208,9 @@ class FeedsAhead(Waiting):
                 else:
                     take()
         finally:  # a thread ends with its element, also after a cancel
-            found = [one for one in taken if one.element is not _END]
-            self._taken.extend(found)
-            self._wake_waiters()
-        return bool(found)
+            self._taken.extend(one for one in taken if one.element is not _END)
+            self._notify_change()
+        return taken[0].element is not _END
 
     async def _close(self, iterator: Any) -> None:
         """Close what was made for this loop, and generators; a thread that has hung still uses its iterator."""
@@ -230,35 +225,29 @@ class FeedsAhead(Waiting):
     def _state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
-    async def _wait(self) -> None:
-        self._readers_wait = asyncio.get_running_loop().create_future()
-        await self._readers_wait
+    async def _wait_for_change(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
-    def _wake_reader(self) -> None:
-        if self._readers_wait is not None:
-            wake(self._readers_wait)
-
-    def _wake_waiters(self) -> None:
-        for waiter in self._waiters:
+    def _notify_change(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
             wake(waiter)
-
-    async def _until(self, wait: Awaitable[T]) -> T:
-        """Await something that a stop ends, but no failure from which the session recovers."""
-        return await self._supervisor.root.until_in(FeedWait(self._supervisor, lambda: None), wait)
 
 
 class FeedWait(Wait[Any]):
     """A wait for feeds: a failure from which the session recovers does not end it, but is passed to `on_recoverable`."""
 
-    __slots__ = ("_on_recoverable", "_supervisor")
+    __slots__ = ("_on_recoverable", "_state")
 
-    def __init__(self, supervisor: SessionSupervisor, on_recoverable: Callable[[], None]) -> None:
+    def __init__(self, state: SessionState, on_recoverable: Callable[[], None]) -> None:
         super().__init__("next feed")
-        self._supervisor = supervisor
+        self._state = state
         self._on_recoverable = on_recoverable
 
     def end(self, cause: BaseException) -> None:
-        if self._supervisor.recovers(cause):
+        if self._state.recovers(cause):
             self._on_recoverable()
         else:
             super().end(cause)

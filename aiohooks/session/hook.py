@@ -15,7 +15,6 @@ The life of a hook, as its session calls it:
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +23,6 @@ from aiohooks.dispatch.hook import Hook
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
-
-
-_making_metrics = threading.Lock()  # a hook in a thread (`BlockingHook`) may ask for them at the same time as another
 
 
 class SessionRunArgs(NamedTuple):
@@ -70,7 +66,6 @@ class SessionRunContext:
     """
 
     _requested = False
-    _metrics: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -93,11 +88,9 @@ class SessionRunContext:
 
         Hooks with a higher `order` see what those with a lower one added, and `after_run` sees what `before_run` added.
         """
-        if self._metrics is None:
-            with _making_metrics:
-                if self._metrics is None:
-                    self._metrics = {}
-        return self._metrics
+        # Atomic: a hook in a thread (`BlockingHook`) may ask for them at the same time as another.
+        metrics: dict[str, Any] = vars(self).setdefault("_metrics", {})
+        return metrics
 
     @property
     def stop_requested(self) -> bool:

@@ -18,7 +18,8 @@ from typing import Any, Self, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import monotonic_now, quick_now
-from aiohooks._aio.overlap import RunWaits, Wait
+from aiohooks._aio.overlap import Wait
+from aiohooks._aio.run_scope import RunScope
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
@@ -28,8 +29,9 @@ from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, RunLock
-from aiohooks.session._shutdown import Shutdown
-from aiohooks.session.coordinator import Coordinator, close_unawaited
+from aiohooks.session._shutdown import Shutdown, swallows
+from aiohooks.session._state import close_unawaited
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.producers import Producer
@@ -98,14 +100,15 @@ class AsyncMonitoredSession:
         self._graph = creator.graph
         self._hooks = HookSet(hooks, self._graph, stop_grace_period_secs)
         self._supervisor = SessionSupervisor(creator, self._hooks, recovery, stop_grace_period_secs)
-        self._run_lock = RunLock(self._supervisor, yield_secs)
-        self._shutdown = Shutdown(self._supervisor, self._hooks, self._run_lock, stop_grace_period_secs)
+        self._state = state = self._supervisor.state
+        self._root = self._supervisor.root
+        self._run_lock = RunLock(state, self._root, yield_secs)
+        self._shutdown = Shutdown(self._supervisor, self._hooks, self._run_lock)
         signals = policy_of(handle_signals)
-        self._signals = None if signals is None else StopOnSignal(signals, self._supervisor.root, self._run_lock.interrupt)
-        self._name = self._supervisor.name = name
+        self._signals = None if signals is None else StopOnSignal(signals, state)
+        state.name = name
         # Made of parts, so that the coordinator does not keep the session itself alive.
-        self._status = partial(session_status, self._run_lock, self._supervisor, self._hooks, name)
-        self._supervisor.root.get_status = self._status
+        state.get_status = self._status = partial(session_status, state, self._supervisor, self._run_lock.turns, self._hooks)
 
     # -- running
 
@@ -134,32 +137,31 @@ class AsyncMonitoredSession:
         when a stop or a cancellation arrives there.
         """
         lock = self._run_lock
-        if lock.now() > lock.turn_due:
-            await lock.give_turn()
-        scope = await lock.wait() if lock.turns.taken else lock.acquire()
+        scope = await lock.wait() if lock.turns.taken or lock.now() > lock.turn_due else lock.acquire()
         try:
             request, attempt = new_args((fetches, feed_dict, options)), 1
             while True:
                 try:
-                    return await self._run_once(lock.waits, request, attempt)
+                    return await self._run_once(scope, request, attempt)
                 except BaseException as error:
-                    committed = await self._supervisor.recover(error, lock)  # raises: give up
+                    committed = await self._supervisor.recover(error)  # raises: give up
                     if committed is not None:
                         return committed.result
                 attempt += 1
         finally:
             lock.release(scope)
 
-    async def _run_once(self, waits: RunWaits, request: SessionRunArgs, attempt: int) -> Any:
-        """Make one attempt of a run, which `waits` can end: hooks and operations that may wait overlap."""
-        supervisor, hooks, options = self._supervisor, self._hooks, request[2]
-        if supervisor.coord.errors:
-            raise supervisor.coord.errors[0]
+    async def _run_once(self, scope: RunScope, request: SessionRunArgs, attempt: int) -> Any:
+        """Make one attempt of a run, which the state's `waits` can end: hooks and operations that may wait overlap."""
+        state, supervisor, hooks, options = self._state, self._supervisor, self._hooks, request[2]
+        waits = state.waits
+        if state.current.errors:
+            raise state.current.errors[0]
         if options is not None:
             check_mapping(options, "options")
-        session = supervisor.session
+        session = state.session
         if session is None:
-            session = await supervisor.missing_session(waits)
+            session = await supervisor.new_session(waits)
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
@@ -172,20 +174,18 @@ class AsyncMonitoredSession:
             except FetchError as error:
                 hooks.merger.name_owners(error, asked)
                 raise
-            if waits.scope is not None:
-                waits.scope.committed = True
+            scope.committed = True
             result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
             answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
             try:
-                await call_groups(hooks.after_run, (context,), seconds=answers, step=context.global_step, waits=waits)
-            except BaseException as error:
-                supervisor.note_commit(session, result, error)
+                await call_groups(hooks.after_run, (context,), seconds=iter(answers), step=context.global_step, waits=waits)
+            except BaseException:
+                supervisor.note_commit(session, result)
                 raise
         else:
             result = await supervisor.run(waits, *request, None if options is None else {})
-            if waits.scope is not None:
-                waits.scope.committed = True
+            scope.committed = True
         if supervisor.history.total:
             supervisor.history.completed(step)
         return result
@@ -199,33 +199,31 @@ class AsyncMonitoredSession:
         Returns:
             What `fn` returns. Raises like `run`.
         """
-        lock = self._run_lock
-        if lock.now() > lock.turn_due:
-            await lock.give_turn()
-        scope = await lock.wait() if lock.turns.taken else lock.acquire()
+        lock, supervisor, waits = self._run_lock, self._supervisor, self._state.waits
+        scope = await lock.wait()
 
         async def run_attempt(request: SessionRunArgs, attempt: int) -> Any:
             try:
-                return await self._run_once(lock.waits, request, attempt)
+                return await self._run_once(scope, request, attempt)
             except BaseException as error:
                 scope.end_attempt(error)
                 raise
             finally:
                 scope.end_attempt()
-                lock.waits.end_attempt()
-                self._supervisor.forget_commit()  # the function is repeated as a whole
+                waits.end_attempt()
+                supervisor.committed = None  # the function is repeated as a whole
 
         try:
-            attempt = 1
+            attempt = 0
             while True:
-                try:
-                    if self._supervisor.coord.errors:
-                        raise self._supervisor.coord.errors[0]
-                    step_context = StepContext(self._supervisor, lock, run_attempt, attempt)
-                    return await Wait[T]("a step function", waits=lock.waits).result_of(step_context.call(fn))
-                except BaseException as error:
-                    await self._supervisor.recover(error, lock)
                 attempt += 1
+                try:
+                    if self._state.current.errors:
+                        raise self._state.current.errors[0]
+                    step_context = StepContext(supervisor, lock, run_attempt, attempt)
+                    return await Wait[T]("a step function", waits=waits).result_of(step_context.call(fn))
+                except BaseException as error:
+                    await supervisor.recover(error)
         finally:
             lock.release(scope)
 
@@ -260,7 +258,7 @@ class AsyncMonitoredSession:
             InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer without a queue. In an
                 async generator, wait with `session.until(queue.get(), producer=...)`.
         """
-        if self._run_lock.loop is None:
+        if self._state.phase == "new":
             self._run_lock.check_entered()
         return Steps(self, self._supervisor, self._run_lock, fetches, feeds, producer, prefetch=prefetch, thread=thread)
 
@@ -273,41 +271,41 @@ class AsyncMonitoredSession:
             InvalidHookError: a hook is used in another session, which is open.
             BaseException: the error of a hook or of the creation, also one that would end the block cleanly.
         """
-        lock, supervisor, shutdown = self._run_lock, self._supervisor, self._shutdown
-        if lock.state != "new":
-            raise SessionClosedError(f"this session is {lock.state}: it is entered once; make a new one")
-        supervisor.root.label = f"session {self._name or current_task().get_name()!r}"
-        lock.loop, lock.thread = supervisor.root.bind(), get_ident()
-        shutdown.add_callback(self._hooks.hold(supervisor.root.label))
-        lock.set_state("opening")
-        supervisor.root.on_failure = lock.background_failed
-        supervisor.root.on_pause = lock.watch_loop
-        lock.waits.now, lock.now = quick_now(), monotonic_now()
+        state, lock, supervisor, callbacks = self._state, self._run_lock, self._supervisor, self._shutdown.callbacks
+        if state.phase != "new":
+            raise SessionClosedError(f"this session is {state.phase}: it is entered once; make a new one")
+        state.label = f"session {state.name or current_task().get_name()!r}"
+        state.whole.bind()
+        self._hooks.hold(state)
+        state.entered_by = current_task()
+        state.set_phase("opening")
+        lock.thread, lock.now, state.waits.now = get_ident(), monotonic_now(), quick_now()
         try:
             if self._signals is not None:
-                shutdown.add_callback(self._signals.install())
+                callbacks.callback(self._signals.install())
             with self._graph.as_default():
                 await self._hooks.begin()
                 self._graph.hold()
-                shutdown.add_callback(self._graph.release)
+                callbacks.callback(self._graph.release)
                 store = getattr(supervisor.creator, "global_step", None)
                 if getattr(store, "inline", True) or not isinstance(supervisor.creator, WorkerSessionCreator):
                     self._register_publisher(store)  # a worker waiting for its chief in another process publishes nothing yet
                 await supervisor.create()
             self._register_publisher(supervisor.store)
         except BaseException as error:
-            await shutdown.end_opening(error)
-        lock.set_state("open")
+            await self._shutdown.end_opening(error)
+        state.set_phase("open")
         lock.watch_loop()
         return self
 
     def _register_publisher(self, store: StepStore | None) -> None:
         """Register as a publisher of steps: before the session is created, if its store is known, or right after it."""
-        if self._run_lock.publisher is None and isinstance(store, StepStore) and self._graph.trains:
-            name = self._name or current_task().get_name()
-            if self._name is None and not store.inline:
+        state = self._state
+        if state.publisher is None and isinstance(store, StepStore) and self._graph.trains:
+            name = state.name or current_task().get_name()
+            if state.name is None and not store.inline:
                 name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
-            self._run_lock.publisher = self._shutdown.publisher = store.publisher(name)
+            state.publisher = store.publisher(name)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -328,48 +326,43 @@ class AsyncMonitoredSession:
         await self._leave(None)
 
     async def _leave(self, error: BaseException | None) -> bool:
-        lock, shutdown = self._run_lock, self._shutdown
-        if lock.state == "closed":
-            return shutdown.swallows(error)
+        lock, phase = self._run_lock, self._state.phase
+        if phase == "closed":
+            return swallows(error)
         lock.check_entered()
-        if lock.state == "opening":
+        if phase == "opening":
             raise SessionClosedError("this session is still opening; raise an error in the hook to end it")
         lock.check_closer()
-        if lock.state == "closing":
-            return await shutdown.wait(error)
-        return await shutdown.end(error)
+        return await (self._shutdown.wait(error) if phase == "closing" else self._shutdown.end(error))
 
     # -- stopping
 
     def should_stop(self) -> bool:
         """Return whether the loop should end: a stop was requested, or the session is not open. Never waits, never raises."""
-        supervisor = self._supervisor
-        return supervisor.root.stopped or self._run_lock.state != "open" or supervisor.recovery_error is not None
+        state = self._state
+        return state.stopped or state.phase != "open" or state.recovery_error is not None
 
     def request_stop(self, reason: str | None = None) -> None:
         """Request a stop: recorded immediately, never lost, the first reason is kept; from any thread."""
-        self._supervisor.root.request_stop(reason)
+        self._root.request_stop(reason)
 
     def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
         """Request that what is under way is finished and nothing new is begun, and then a stop; from any thread.
 
         Loops over `steps` use the elements that were taken ahead, or are in their queue, and take no others; when all of them
-        have ended, a stop is requested. A loop of your own looks at `should_drain()`. See `Coordinator.request_drain`.
-
-        Args:
-            reason: a text, which is the reason of the stop as well.
-            secs: how long the drain may take; then a stop is requested.
+        have ended, or after `secs`, a stop is requested. A loop of your own looks at `should_drain()`. See
+        `Coordinator.request_drain`.
         """
-        self._supervisor.root.request_drain(reason, secs=secs)
+        self._root.request_drain(reason, secs=secs)
 
     def should_drain(self) -> bool:
         """Return whether nothing new is to be begun: a drain or a stop was requested, or the session is not open."""
-        return self._supervisor.root.should_drain() or self.should_stop()
+        return self._root.should_drain() or self.should_stop()
 
     @property
     def drain_reason(self) -> str | None:
         """Why the session drains, or drained before its stop; None if no drain was requested."""
-        return self._supervisor.root.drain_reason
+        return self._root.drain_reason
 
     def pause(self, reason: str | None = None) -> None:
         """Let no run begin until `resume`; a run in progress is finished. From any thread; see `Coordinator.pause`.
@@ -377,16 +370,16 @@ class AsyncMonitoredSession:
         The loop that runs the session waits in its next run; feeds that are taken ahead are taken up to their limit. Leases are
         renewed, checkpoints are written, and the hooks' own tasks continue.
         """
-        self._supervisor.root.pause(reason)
+        self._root.pause(reason)
 
     def resume(self) -> None:
         """End the pause, if there is one; from any thread."""
-        self._supervisor.root.resume()
+        self._root.resume()
 
     @property
     def pause_reason(self) -> str | None:
         """Why the session is paused; None if it is not."""
-        return self._supervisor.root.pause_reason
+        return self._root.pause_reason
 
     @property
     def stop_reason(self) -> str | None:
@@ -394,7 +387,7 @@ class AsyncMonitoredSession:
 
         None after a block that was left without an exception or a stop.
         """
-        return self._supervisor.root.stop_reason
+        return self._root.stop_reason
 
     @property
     def stop_signal(self) -> Signals | None:
@@ -406,16 +399,16 @@ class AsyncMonitoredSession:
     def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task of this session; it lives through recoveries. See `Coordinator.start_soon`."""
         self._run_lock.check_entered()
-        if self._run_lock.state == "closed":
+        if self._state.phase == "closed":
             raise SessionClosedError("this session is closed; start tasks while it is open")
-        return self._supervisor.root.start_soon(fn, *args, name=name)
+        return self._root.start_soon(fn, *args, name=name)
 
     async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False) -> T:
         """Await something; a stop, the failure of a background task, the end of its producer or a `drain` ends the wait too.
 
         See `Coordinator.until`.
         """
-        if self._run_lock.loop is None:
+        if self._state.phase == "new":
             close_unawaited(awaitable)
             self._run_lock.check_entered()
         return await self._run_lock.wait_between_runs(self._supervisor.coord.until(awaitable, producer=producer, drain=drain))
@@ -448,11 +441,11 @@ class AsyncMonitoredSession:
         return self._status()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._run_lock.state}, {self._hooks!r}>"
+        return f"<{type(self).__name__} {self._state.phase}, {self._hooks!r}>"
 
     def __del__(self) -> None:
-        lock = getattr(self, "_run_lock", None)
-        if lock is not None and lock.state in ("open", "opening"):
+        state = getattr(self, "_state", None)
+        if state is not None and state.phase in ("open", "opening"):
             warnings.warn(f"{self!r} was never closed; use `async with`", ResourceWarning, stacklevel=2, source=self)
 
 
@@ -485,4 +478,4 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
 
     def raw_session(self) -> Session | None:
         """The session without hooks; None when it is closed."""
-        return self._supervisor.session
+        return self._state.session

@@ -22,10 +22,9 @@ class EndOfProducers:
 
     def __init__(self, producers: Producers, wait: Wait[Any]) -> None:
         self._producers = producers
-        self._wait = wait
+        self._wait: Wait[Any] | None = wait
+        """None when it has ended."""
         self._left = {one for one in producers if not one.done()}
-        self._pass: asyncio.Handle | None = None
-        self._is_over = False
         for one in self._left:
             one.add_done_callback(self._ended)
         if not self._left:
@@ -37,10 +36,10 @@ class EndOfProducers:
             self._let_pass(_MOST_PASSES)
 
     def _let_pass(self, passes: int) -> None:
-        if self._is_over:  # the callback of a producer was due when the wait ended
+        if self._wait is None:  # this call, or the callback of a producer, was due when the wait ended
             return
         if passes:
-            self._pass = asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
+            asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
         else:
             Overlap.end(self._wait, self._error())  # also during a recovery
 
@@ -61,11 +60,9 @@ class EndOfProducers:
 
     def stop_watching(self) -> None:
         """The wait has ended."""
-        self._is_over = True
+        self._wait = None
         for one in self._left:
             one.remove_done_callback(self._ended)
-        if self._pass is not None:
-            self._pass.cancel()
 
 
 def is_end_of_producers(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
-from aiohooks.session.coordinator import Coordinator
+from aiohooks.session._state import SessionState
 
 _logger = logging.getLogger("aiohooks")
 
@@ -66,9 +66,8 @@ class SignalPolicy:
             one: Any = getattr(self, name)
             if one is not None and not (_can_be_handled(one) and self.handled.count(one) == 1):
                 raise InvalidArgumentError(f"{name} is {one!r}; give a signal of its own that can be handled: signal.SIGUSR1")
-        check_secs(self.step_secs, "step_secs", optional=True)
-        check_secs(self.grace_secs, "grace_secs", optional=True)
-        check_secs(self.drain_secs, "drain_secs", optional=True)
+        for name in ("step_secs", "grace_secs", "drain_secs"):
+            check_secs(getattr(self, name), name, optional=True)
 
     @property
     def handled(self) -> tuple[signal.Signals, ...]:
@@ -100,21 +99,16 @@ def may_handle(number: signal.Signals) -> bool:
 class StopOnSignal:
     """Drains or stops one session when a signal arrives."""
 
-    def __init__(self, policy: SignalPolicy, root: Coordinator, interrupt: Callable[[BaseException], None]) -> None:
-        """Take the session's coordinator and the function that interrupts its current run."""
+    def __init__(self, policy: SignalPolicy, state: SessionState) -> None:
+        """Take the state of the session that it stops."""
         self.policy: SignalPolicy = policy
-        self.task: asyncio.Task[Any] | None = None
+        self.state: SessionState = state
+        self.task: asyncio.Task[Any]
         """The task that entered the session; the second signal cancels it."""
         self.number: signal.Signals | None = None
         """The signal that is the reason of the stop or the drain, if it is one."""
-        self._root = root
-        self._interrupt = interrupt
-        self._timers: list[TimerHandle] = []
-
-    @property
-    def label(self) -> str:
-        """The session's name for messages."""
-        return self._root.label
+        self._drains: bool | None = None  # once it has begun to drain or, if false, to stop
+        self.timers: list[TimerHandle] = []
 
     def install(self) -> Callable[[], None]:
         """Install the signal handlers, and return the function that removes them."""
@@ -122,7 +116,7 @@ class StopOnSignal:
             _logger.warning(
                 "%s: handle_signals has no effect outside the main thread, the only one that gets signals; "
                 "leave it out, and call request_stop() of the session from there",
-                self.label,
+                self.state.label,
             )
             return lambda: None
         self.task = current_task()
@@ -131,62 +125,41 @@ class StopOnSignal:
         if handlers is None:
             handlers = _handlers_of_loops[loop] = _SignalHandlers(loop)
         handlers.add_session(self)
-
-        def remove() -> None:
-            handlers.remove_session(self)
-            for timer in self._timers:
-                timer.cancel()
-
-        return remove
-
-    def pause_or_resume(self, number: signal.Signals) -> None:
-        """Pause the session, or end its pause, if that is what the signal is for."""
-        if number == self.policy.pause:
-            self._root.pause(f"{number.name} received")
-        elif number == self.policy.resume:
-            self._root.resume()
+        return functools.partial(handlers.remove_session, self)
 
     @property
     def can_drain(self) -> bool:
         """Whether the first signal begins a drain."""
-        return self.policy.drain_secs is not None and not self._root.should_stop()
+        return self.policy.drain_secs is not None and not self.state.stopped
 
-    def record_drain(self, number: signal.Signals) -> None:
-        """Record the drain for the first signal, or the stop of a session that cannot drain; harmless in a signal handler."""
-        if not self.can_drain:
-            self.record_stop(number)
-            return
-        if self._root.drain_reason is None:
+    def record(self, number: signal.Signals, drain: bool) -> None:
+        """Record the drain, or a stop if the session cannot drain; harmless in a signal handler, and a second time."""
+        state, drains = self.state, drain and self.can_drain
+        known, record = (state.drain_reason, state.record_drain) if drains else (state.stop_reason, state.record_stop)
+        if known is None:
             self.number = number
-        self._root.record_drain(f"{number.name} received")
+        record(f"{number.name} received")
 
-    def drain(self, number: signal.Signals, on_drain_end: Callable[[], None], on_grace_end: Callable[[], None]) -> None:
-        """Drain the session, or stop it if it cannot drain; `on_drain_end` is called when the time for it is over."""
-        secs = self.policy.drain_secs
-        if secs is None or not self.can_drain:
-            self.request_stop(number, on_grace_end)
+    def begin(self, number: signal.Signals, drain: bool, handlers: _SignalHandlers) -> None:
+        """Begin the drain or the stop in the loop; `handlers` are called when the time for it is over."""
+        self.record(number, drain)
+        drain = drain and self.can_drain
+        if self._drains is drain:  # it was opened between the signal and this call
             return
-        self._root.begin_drain()
-        self._timers.append(current_clock().call_later(secs, on_drain_end))
+        self._drains = drain
+        policy = self.policy
+        if drain:
+            self.state.begin_drain()
+            self._start_timer(policy.drain_secs, handlers.end_drain_period)
+        else:
+            self.state.end_waits()
+            abandoned = StopRequestedError(f"{number.name} received, and the step took longer than {policy.step_secs} s more")
+            self._start_timer(policy.step_secs, lambda: self.state.end_run(abandoned))
+            self._start_timer(policy.grace_secs, handlers.end_grace_period)
 
-    def record_stop(self, number: signal.Signals) -> str:
-        """Record the stop for the first signal and return its reason; harmless in a signal handler, and a second time."""
-        reason = f"{number.name} received"
-        if self._root.stop_reason is None:
-            self.number = number
-        self._root.record_stop(reason)
-        return reason
-
-    def request_stop(self, number: signal.Signals, on_grace_end: Callable[[], None]) -> None:
-        """Stop the session; `on_grace_end` is called at the end of the grace period."""
-        reason = self.record_stop(number)
-        self._root.end_waits()
-        clock, policy = current_clock(), self.policy
-        if policy.step_secs is not None:
-            abandoned = StopRequestedError(f"{reason}, and the step took longer than {policy.step_secs} s more")
-            self._timers.append(clock.call_later(policy.step_secs, lambda: self._interrupt(abandoned)))
-        if policy.grace_secs is not None:
-            self._timers.append(clock.call_later(policy.grace_secs, on_grace_end))
+    def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:
+        if secs is not None:
+            self.timers.append(current_clock().call_later(secs, callback))
 
 
 class _SignalHandlers:
@@ -197,12 +170,10 @@ class _SignalHandlers:
         self._context = contextvars.copy_context()
         self._previous: dict[signal.Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
-        self._received: list[signal.Signals] = []
-        self._drained_by: signal.Signals | None = None
-        """The signal before those in `_received`, if it began a drain."""
-        self._recorded = False
-        """Whether a session has recorded the first signal."""
-        self._stopped = False
+        self._first: tuple[signal.Signals, bool] | None = None
+        """The signal that has begun a drain (true) or, after that or without it, a stop."""
+        self._second: signal.Signals | None = None
+        """The one after the stop."""
         self._cancelled_by: signal.Signals | None = None
         self._exit_code: int | None = None
         self._wakeup = _Wakeup(loop)
@@ -211,28 +182,23 @@ class _SignalHandlers:
     def add_session(self, session: StopOnSignal) -> None:
         for number in session.policy.handled:
             if number not in self._previous:
-                self._install(number, session.label)
+                self._install(number, session.state.label)
         self._sessions.append(session)
-        # A session that is opened while the others end because of a signal has missed it.
-        if self._stopped:
-            self._stop_session(session)
-        elif self._received:
-            session.record_stop(self._received[0])
-        elif self._drained_by is not None:
-            session.record_drain(self._drained_by)
-            self._drain_session(session, self._drained_by)
-        if self._cancelled_by is not None and session.task is not None:
+        if self._first is not None:  # it is opened while the others end because of a signal, which it has missed
+            session.begin(*self._first, self)
+        if self._cancelled_by is not None:
             self._loop.call_soon(session.task.cancel, f"{self._cancelled_by.name} received")
 
     def remove_session(self, session: StopOnSignal) -> None:
-        self._stop_sessions()  # for a signal whose callback has not run yet
-        if len(self._received) > 1:
-            self._cancel_sessions(self._received[1])
+        if self._second is not None:  # and its callback may not have run yet
+            self._cancel_sessions(self._second)
         self._sessions.remove(session)
-        if session.number is not None:  # it arrived between these two
+        for timer in session.timers:
+            timer.cancel()
+        if session.number is not None:
             _last_signals[self._loop] = session.number
         wanted = {number for other in self._sessions for number in other.policy.handled}
-        self._restore(number for number in tuple(self._previous) if number not in wanted)
+        self._restore(number for number in self._previous if number not in wanted)
         if not self._sessions:
             self._wakeup.close()
             del _handlers_of_loops[self._loop]
@@ -274,78 +240,67 @@ class _SignalHandlers:
         # computes is then the last to miss, and wake the loop.
         received = signal.Signals(number)
         try:
-            if self._sessions and not any(received in session.policy.signals for session in self._sessions):
-                self._loop.call_soon_threadsafe(self._pause_or_resume, received, context=self._context)
-            elif not self._received and self._drained_by is None and any(session.can_drain for session in self._sessions):
-                self._record_drain(received)
+            if not self._sessions:  # the last one has just been removed: it is for the previous handler
+                self._call_soon(signal.raise_signal, received)
+            elif not any(received in session.policy.signals for session in self._sessions):
+                self._call_soon(self._pause_or_resume, received)
             else:
-                self._record_stop(received)
+                self._advance(received)
         except RuntimeError:  # the loop was closed, and its sessions never were
             self._restore(self._previous)
             self._wakeup.close()
             _handlers_of_loops.pop(self._loop, None)
             signal.raise_signal(number)
 
-    def _record_drain(self, received: signal.Signals) -> None:
-        self._drained_by = received
-        for session in self._sessions:
-            session.record_drain(received)
-        self._loop.call_soon_threadsafe(self._drain_sessions, received, context=self._context)
+    def _call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
-    def _drain_sessions(self, received: signal.Signals) -> None:
-        for session in self._sessions:
-            self._drain_session(session, received)
-
-    def _drain_session(self, session: StopOnSignal, received: signal.Signals) -> None:
-        session.drain(received, functools.partial(self._end_drain_period, received), self._end_grace_period)
-
-    def _end_drain_period(self, received: signal.Signals) -> None:
-        if not self._received:
-            if labels := ", ".join(session.label for session in self._sessions if session.can_drain):
-                _logger.warning("the time for the drain after %s is over; stopping %s", received.name, labels)
-            self._record_stop(received)
-
-    def _record_stop(self, received: signal.Signals) -> None:
-        self._received.append(received)
-        if len(self._received) > 2:
-            _kill_process(received)
-        if len(self._received) == 1:
+    def _advance(self, received: signal.Signals) -> None:
+        """Record what the next signal is for: a drain if a session can, then a stop, a cancellation, the end of the process."""
+        first = self._first
+        if first is None or first[1]:
+            drain = first is None and any(session.can_drain for session in self._sessions)
+            self._first = received, drain
             for session in self._sessions:
-                session.record_stop(received)
-                self._recorded = True
-            self._loop.call_soon_threadsafe(self._stop_sessions, context=self._context)
+                session.record(received, drain)
+            self._call_soon(self._begin, received, drain)
+        elif self._second is None:
+            self._second = received
+            self._call_soon(self._cancel_sessions, received)
         else:
-            self._loop.call_soon_threadsafe(self._cancel_sessions, received, context=self._context)
+            _kill_process(received)
+
+    def _begin(self, received: signal.Signals, drain: bool) -> None:
+        for session in self._sessions:
+            session.begin(received, drain, self)
 
     def _pause_or_resume(self, received: signal.Signals) -> None:
         for session in self._sessions:
-            session.pause_or_resume(received)
+            if received == session.policy.pause:
+                session.state.pause(f"{received.name} received")
+            elif received == session.policy.resume:
+                session.state.resume()
 
-    def _stop_sessions(self) -> None:
-        if self._received and not self._stopped:
-            self._stopped = True
-            if not self._sessions and not self._recorded:  # it is for the previous handler: no session was left
-                signal.raise_signal(self._received[0])
-            for session in self._sessions:
-                self._stop_session(session)
+    def end_drain_period(self) -> None:
+        """Stop the sessions, if no signal has done that."""
+        if self._first is not None and self._first[1]:
+            if labels := ", ".join(session.state.label for session in self._sessions if session.can_drain):
+                _logger.warning("the time for the drain after %s is over; stopping %s", self._first[0].name, labels)
+            self._advance(self._first[0])
 
-    def _stop_session(self, session: StopOnSignal) -> None:
-        session.request_stop(self._received[0], self._end_grace_period)
-        if session.number is not None:
-            _last_signals[self._loop] = session.number
-
-    def _end_grace_period(self) -> None:
-        if self._cancelled_by is None and self._sessions:
-            labels = ", ".join(session.label for session in self._sessions)
-            _logger.warning("the grace period after %s is over; cancelling %s", self._received[0].name, labels)
-            self._cancel_sessions(self._received[0])
+    def end_grace_period(self) -> None:
+        """Cancel the sessions, if no signal has done that."""
+        if self._first is not None and self._cancelled_by is None and self._sessions:
+            labels = ", ".join(session.state.label for session in self._sessions)
+            _logger.warning("the grace period after %s is over; cancelling %s", self._first[0].name, labels)
+            self._cancel_sessions(self._first[0])
 
     def _cancel_sessions(self, number: signal.Signals) -> None:
         """Cancel the sessions, and let the previous handler of the signal decide what else ends."""
         if self._cancelled_by is not None:
             return
         self._cancelled_by = _last_signals[self._loop] = number
-        tasks = {session.task: session.task.cancelling() for session in self._sessions if session.task is not None}
+        tasks = {session.task: session.task.cancelling() for session in self._sessions}
         previous = self._previous.get(number, signal.getsignal(number))
         if previous == signal.SIG_DFL:
             self._exit_code = 128 + number
@@ -363,9 +318,8 @@ class _SignalHandlers:
         """Remove the handlers in a forked child, which must neither run them nor write into its parent's loop."""
         if _handlers_of_loops.get(self._loop) is self:
             del _handlers_of_loops[self._loop]
-            for number in self._previous:
-                if signal.getsignal(number) == self._handle:
-                    signal.signal(number, signal.SIG_DFL)
+            self._previous = dict.fromkeys(self._previous, signal.SIG_DFL)
+            self._restore(self._previous)
             signal.set_wakeup_fd(-1)
 
 
@@ -385,17 +339,12 @@ class _Wakeup:
         self._pair = reader, writer = socket.socketpair()
         for end in self._pair:
             end.setblocking(False)
-        loop.add_reader(reader, self._drain)
+        loop.add_reader(reader, reader.recv, 4096)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-
-    def _drain(self) -> None:
-        if self._pair is not None:
-            self._pair[0].recv(4096)
 
     def close(self) -> None:
         if self._pair is not None:
             reader, writer = self._pair
-            self._pair = None
             current = signal.set_wakeup_fd(-1)
             if current != writer.fileno():  # it was set by other code in the meantime
                 signal.set_wakeup_fd(current)

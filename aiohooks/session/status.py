@@ -17,7 +17,8 @@ from aiohooks.stores.base import StoreStatistics
 if TYPE_CHECKING:
     from aiohooks._aio.overlap import RunWaits
     from aiohooks.session._hooks import HookSet
-    from aiohooks.session._run_lock import RunLock
+    from aiohooks.session._run_lock import FifoLock
+    from aiohooks.session._state import SessionState
     from aiohooks.session.recovery import SessionSupervisor
 
 CLOSING = "closing the session"
@@ -104,25 +105,18 @@ class SessionStatus:
             first += f", at step {self.global_step}"
         if self.running:
             first += f", in run {self.runs}{_for_secs(self.run_secs)}"
-        lines = [first, *map(str, self.doing), *map(str, self.background)]
-        if self.queued:
-            lines.append(f"waiting for their turn to run: {self.queued}")
-        if self.steps is not None:
-            lines.append(_steps(self.steps))
-        if self.feeds_unused:
-            lines.append(f"elements of feeds taken ahead: {self.feeds_unused}")
-        if self.pause_reason is not None:
-            lines.append(f"paused: {self.pause_reason}")
-        if self.drain_reason is not None and self.stop_reason is None:
-            lines.append(f"draining: {self.drain_reason}")
-        if self.mirror is not None:
-            lines.append(str(self.mirror))
-        if self.stop_reason is not None:
-            lines.append(f"stop requested: {self.stop_reason}")
-        if self.recoveries:
-            lines.append(f"recovered: {self.recoveries} times")
-        if self.failure is not None:
-            lines.append(f"failed: {self.failure}")
+        further: tuple[object, ...] = (
+            self.queued and f"waiting for their turn to run: {self.queued}",
+            self.steps and _steps(self.steps),
+            self.feeds_unused and f"elements of feeds taken ahead: {self.feeds_unused}",
+            self.pause_reason and f"paused: {self.pause_reason}",
+            self.drain_reason and self.stop_reason is None and f"draining: {self.drain_reason}",
+            self.mirror,
+            self.stop_reason and f"stop requested: {self.stop_reason}",
+            self.recoveries and f"recovered: {self.recoveries} times",
+            self.failure and f"failed: {self.failure}",
+        )
+        lines = [first, *map(str, self.doing), *map(str, self.background), *(str(one) for one in further if one)]
         return "\n  ".join(lines)
 
 
@@ -138,48 +132,46 @@ def _steps(steps: StoreStatistics) -> str:
     return text
 
 
-def session_status(run_lock: RunLock, supervisor: SessionSupervisor, hooks: HookSet, name: str | None) -> SessionStatus:
+def session_status(state: SessionState, supervisor: SessionSupervisor, turns: FifoLock, hooks: HookSet) -> SessionStatus:
     """Return the status of the monitored session that has these parts; waits for nothing."""
-    failure = supervisor.recovery_error or next(iter([*supervisor.coord.errors, *supervisor.root.errors]), None)
-    waits = run_lock.waits
-    now = None if waits.now is None or run_lock.state == "closed" else waits.now()
-    saver = None if supervisor.session is None else supervisor.session.saver
-    coords = dict.fromkeys([supervisor.root, supervisor.coord])
+    failure = state.recovery_error or next(iter(state.failures()), None)
+    now = None if state.waits.now is None or state.phase == "closed" else state.waits.now()
+    saver = None if state.session is None else state.session.saver
     readers = [feeds.own_reader for feeds in supervisor.feeds]
+    tasks = [task for owner in reversed(state.owners) for task in owner.tasks if task not in readers]
     return SessionStatus(
-        state=run_lock.state,
+        state=state.phase,
         global_step=None if supervisor.store is None else supervisor.store.latest.step,
-        runs=run_lock.runs,
-        running=run_lock.runner is not None,
-        queued=run_lock.turns.waiting,
-        stop_reason=supervisor.root.stop_reason,
+        runs=state.runs,
+        running=state.runner is not None,
+        queued=turns.waiting,
+        stop_reason=state.stop_reason,
         recoveries=supervisor.history.total,
         failure=None if failure is None else safe_repr(failure),
-        name=name,
-        state_secs=_elapsed(run_lock.since, now),
-        run_secs=_elapsed(waits.began, now) if run_lock.runner is not None else None,
-        doing=() if now is None else tuple(_activities(run_lock, hooks, now)),
-        background=tuple(background_activities(task for coord in coords for task in coord.tasks if task not in readers)),
+        name=state.name,
+        state_secs=_elapsed(state.since, now),
+        run_secs=_elapsed(state.waits.began, now) if state.runner is not None else None,
+        doing=() if now is None else tuple(_activities(state, hooks, now)),
+        background=tuple(background_activities(tasks)),
         steps=None if supervisor.store is None else supervisor.store.statistics(),
         feeds_unused=sum(len(feeds.unused) for feeds in supervisor.feeds),
-        pause_reason=supervisor.root.pause_reason,
-        drain_reason=supervisor.root.drain_reason,
+        pause_reason=state.pause_reason,
+        drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
     )
 
 
-def _activities(run_lock: RunLock, hooks: HookSet, now: float) -> list[Activity]:
+def _activities(state: SessionState, hooks: HookSet, now: float) -> list[Activity]:
     """Return the most specific current activities: calls and operations; else the run, the block or the session itself."""
     if hooks.waits is not None and (calls := _calls(hooks.waits, now)):
         return calls
-    runner, owner = run_lock.runner, run_lock.owner
-    if runner is not None:
-        run = activity(f"run {run_lock.runs}", runner, _elapsed(run_lock.waits.began, now))
-        return _calls(run_lock.waits, now) or [run]
-    if owner is None:
+    if state.runner is not None:
+        run = activity(f"run {state.runs}", state.runner, _elapsed(state.waits.began, now))
+        return _calls(state.waits, now) or [run]
+    if state.entered_by is None:
         return []
-    what = {"opening": "creating the session", "open": "the session's block"}.get(run_lock.state, CLOSING)
-    return [activity(what, owner)]
+    what = {"opening": "creating the session", "open": "the session's block"}.get(state.phase, CLOSING)
+    return [activity(what, state.entered_by)]
 
 
 def _calls(waits: RunWaits, now: float) -> list[Activity]:

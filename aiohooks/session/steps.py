@@ -47,7 +47,7 @@ class StepContext:
     @property
     def session(self) -> Session:
         """The raw session, the new one after a recovery; runs through it call no hooks."""
-        session = self._supervisor.session
+        session = self._supervisor.state.session
         if session is None:
             raise SessionClosedError("the session is closed")
         return session
@@ -150,9 +150,7 @@ class Steps:
             raise InvalidArgumentError(f"feeds is {feeds!r}; give something to iterate over, sync or async, or an asyncio.Queue")
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        loop = Loop(self)
-        self._supervisor.loops.add(loop)
-        return loop
+        return Loop(self, self._supervisor)
 
     async def __anext__(self) -> Any:
         if self._own_loop is None:  # without an `async for`
@@ -167,27 +165,15 @@ class Steps:
         if self._session.should_stop():
             raise StopAsyncIteration
         feed = await self._next_feed()
-        if self._ahead is not None:
-            return await self._run_taken(self._ahead, feed)
-        return await self._session.run(self._fetches, feed)
-
-    def finish_drain(self, loop: Loop) -> None:
-        """Internal: request the stop behind a drain, as this loop has ended, if no other one has something under way."""
-        root, loops = self._supervisor.root, self._supervisor.loops
-        loops.discard(loop)
-        if root.drain_reason is not None and not loops:
-            root.request_stop(root.drain_reason)
-
-    async def _run_taken(self, ahead: FeedsAhead, feed: Any) -> Any:
-        """Make a run with an element that was taken ahead; if it changes nothing, the element is the next one again."""
-        waits = self._run_lock.waits
+        waits = self._supervisor.state.waits
         before = waits.scope
         try:
             return await self._session.run(self._fetches, feed)
         except BaseException:
             scope = waits.scope
-            if scope is None or scope is before or scope.runner != id(current_task()) or not scope.committed:
-                ahead.put_back()
+            committed = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed
+            if self._ahead is not None and not committed:
+                self._ahead.put_back()  # the run has changed nothing
             raise
 
     @property
@@ -213,54 +199,57 @@ class Steps:
 
     async def _wait_for_feed(self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
-        coord = self._supervisor.coord
-        with observing(coord.observers, "feed", "next feed"):
-            feed_wait = FeedWait(self._supervisor, self._start_recovery)
-            await self._run_lock.wait_between_runs(coord.until_in(feed_wait, wait, producers, drain=drain))
+        state = self._supervisor.state
+        with observing(state.observers, "feed", "next feed"):
+            feed_wait = FeedWait(state, self._start_recovery)
+            await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait, producers, drain=drain))
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""
-        if self._run_lock.state == "open":
+        if self._supervisor.state.phase == "open":
             self._supervisor.root.start_soon(self._session.run_step_fn, _do_nothing, name="recovery")
 
     async def _next_feed(self) -> Any:
-        if self._supervisor.root.drain_reason is not None and self._ahead is None and self._queue is None:
-            raise StopAsyncIteration  # nothing was taken that is not used
-        if self._ahead is not None or self._queue is not None:
-            supervisor = self._supervisor
-            if supervisor.coord.errors and supervisor.recovers(supervisor.coord.errors[0]):
-                await self._session.run_step_fn(_do_nothing)
+        state, feed = self._supervisor.state, None
+        if self._ahead is None and self._queue is None:
+            if state.drain_reason is not None:
+                raise StopAsyncIteration  # nothing was taken that is not used
+            if self._feeds is None:
+                return None
+            try:
+                with observing(state.observers, "feed", "next feed"):
+                    feed = next(self._feeds)
+            except StopIteration:
+                raise StopAsyncIteration from None
+        elif state.current.errors and state.recovers(state.current.errors[0]):
+            await self._session.run_step_fn(_do_nothing)
         if self._ahead is not None:
             while not self._ahead.is_ready:
                 await self._wait_for_feed(self._ahead.wait_ready())
             feed = self._ahead.take()
         elif self._queue is not None:
             feed = await self._wait_for_queue(self._queue)
-        elif self._feeds is not None:
-            try:
-                with observing(self._supervisor.root.observers, "feed", "next feed"):
-                    feed = next(self._feeds)
-            except StopIteration:
-                raise StopAsyncIteration from None
-        else:
-            return None
         return feed if self._parameter is None else {self._parameter: feed}
 
 
 class Loop(AsyncIterator[Any]):
     """One `async for` statement over steps, which alone refers to it: a loop that was left by `break` is gone."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, supervisor: SessionSupervisor) -> None:
         self._steps = steps
+        self._supervisor = supervisor
+        supervisor.loops.add(self)
 
     async def __anext__(self) -> Any:
         try:
             return await self._steps.next_values()
-        except StopAsyncIteration:
-            self._steps.finish_drain(self)
-            raise
-        except StopRequestedError:
-            self._steps.finish_drain(self)
+        except (StopAsyncIteration, StopRequestedError) as error:
+            root, loops = self._supervisor.root, self._supervisor.loops
+            loops.discard(self)
+            if root.drain_reason is not None and not loops:  # no other loop has something under way
+                root.request_stop(root.drain_reason)
+            if isinstance(error, StopAsyncIteration):
+                raise
             raise StopAsyncIteration from None
 
 

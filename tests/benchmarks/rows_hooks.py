@@ -237,7 +237,7 @@ def _both_phases(
 
     async def both() -> None:
         await call_groups(checked.before_run, (context,), step=1, waits=waits)
-        await call_groups(checked.after_run, (context,), seconds=[(values,) * len(hooks)], step=1, waits=waits)
+        await call_groups(checked.after_run, (context,), seconds=iter([(values,) * len(hooks)]), step=1, waits=waits)
         waits.reset()
 
     return both

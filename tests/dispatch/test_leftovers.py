@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 CALLS = 50
-Work = Callable[[], Awaitable[None]]
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("aiohooks"), "disabled", True)
 
 
-async def at_once() -> None:
+async def immediately() -> None:
     """Wait for nothing, behind an `await`."""
 
 
@@ -125,7 +125,7 @@ async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors
             await once()
 
 
-@pytest.mark.parametrize("work", [at_once, a_turn, a_future])
+@pytest.mark.parametrize("work", [immediately, a_turn, a_future])
 @pytest.mark.parametrize("options", [{}, {"timeout": 60.0}, {"on_error": "log"}, {"order": 1}], ids=str)
 @pytest.mark.parametrize("kind", ["nothing", "first", "chain", "wrap"])
 async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> None:
@@ -144,18 +144,18 @@ async def test_of_a_group_with_a_failure(kind: str, options: dict[str, Any]) -> 
     await repeat(lambda: getattr(composite, kind)(*arguments), collect=True, errors=(OSError, TimeoutError))
 
 
-@pytest.mark.parametrize("work", [at_once, a_turn, fails])
+@pytest.mark.parametrize("work", [immediately, a_turn, fails])
 async def test_of_a_background_hook(work: Work) -> None:
     """Calls that are made beside what follows, and fail or not."""
     async with ah.HookGroup(Kinds, [ah.configure(hook(work), background=True, on_error="log")]) as group:
         await repeat(lambda: group.hooks.nothing(1), collect=work is fails)
 
 
-@pytest.mark.parametrize("work", [at_once, a_turn, a_future, fails])
+@pytest.mark.parametrize("work", [immediately, a_turn, a_future, fails])
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
 async def test_of_a_run(phase: str, work: Work) -> None:
     """A run with two hooks that wait or not, or of which one fails and is logged."""
-    hooks = [
+    hooks: list[Any] = [
         ah.configure(PhaseHook(phase, lambda *_: work()), on_error="log"),
         PhaseHook(phase, lambda *_: a_turn() if work is fails else work()),
     ]
@@ -163,7 +163,7 @@ async def test_of_a_run(phase: str, work: Work) -> None:
         await repeat(lambda: session.run((), {"batch": 1}), collect=work is fails)
 
 
-@pytest.mark.parametrize("what", [at_once, a_turn, a_future, fails])
+@pytest.mark.parametrize("what", [immediately, a_turn, a_future, fails])
 async def test_of_other_waits_in_a_session(what: Work) -> None:
     """`until`, a step function, and a task of the session."""
     async with ah.AsyncMonitoredSession(double) as session:

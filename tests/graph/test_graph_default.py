@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.hooks import PhaseHook
+from tests.support.hooks import EveryPhaseHook, PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph
 
 PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 
 
-class GraphHook(PhaseHook):
+class GraphHook(EveryPhaseHook):
     """Records the default graph of each method, before and after it has suspended."""
 
     def __init__(self, *, suspend: bool = False) -> None:
         self.seen: dict[str, set[ah.Graph]] = {}
         self._suspend = suspend
 
-    async def _run(self, phase: str, *args: Any) -> None:
+    async def in_phase(self, phase: str, *args: Any) -> None:
         self.seen.setdefault(phase, set()).add(ah.get_default_graph())
         if self._suspend:
             await asyncio.sleep(0)

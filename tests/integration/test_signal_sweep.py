@@ -39,15 +39,13 @@ def test_signals_to_processes() -> None:
     assert (len(found.phases), found.phases["random moment"]) == (6, 5)
 
 
-def without_stop(session: Any, number: Any) -> str:
+def without_stop(session: Any, number: Any, drain: bool) -> None:
     """Does not stop the session."""
-    return ""
 
 
-def without_reason(session: Any, number: Any) -> str:
+def without_reason(session: Any, number: Any, drain: bool) -> None:
     """Stops the session without naming the signal."""
-    session._root.record_stop("stopped")
-    return ""
+    session.state.record_stop("stopped")
 
 
 def without_cancel(handlers: Any, number: Any) -> None:
@@ -62,8 +60,8 @@ def without_restore(handlers: Any, numbers: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "method", "fault", "finding"),
     [
-        (signals.StopOnSignal, "record_stop", without_stop, "stopped because: (None|step 4 reached)"),
-        (signals.StopOnSignal, "record_stop", without_reason, "stopped because: stopped"),
+        (signals.StopOnSignal, "record", without_stop, "stopped because: (None|step 4 reached)"),
+        (signals.StopOnSignal, "record", without_reason, "stopped because: stopped"),
         (signals._SignalHandlers, "_cancel_sessions", without_cancel, "ended with None"),
         (signals._SignalHandlers, "_restore", without_restore, "the handler of SIGINT is"),
         (signals._Wakeup, "close", lambda wakeup: None, "the wakeup fd is"),

@@ -6,14 +6,19 @@ import asyncio
 import math
 import re
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
+from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest
+from aiohooks.hooks.records import SummaryWriter
+from aiohooks.stores.local import LocalStepStore
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
+from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.sessions import counting_graph, double
 
 GRAPH = counting_graph()
@@ -54,7 +59,38 @@ def monitored(**options: Any) -> ah.AsyncMonitoredSession:
     return ah.AsyncMonitoredSession(double, **options)
 
 
+async def evaluate(evaluation: object) -> None:
+    """An evaluation."""
+
+
+def evaluator(**options: Any) -> ah.EvaluatorHook:
+    given: dict[str, Any] = {"eval_fn": evaluate, "every": ah.Every(steps=1), **options}
+    return ah.EvaluatorHook(**given)
+
+
+def saver_hook(**options: Any) -> ah.CheckpointSaverHook:
+    given: dict[str, Any] = {"checkpoint_dir": "run", "every": ah.Every(steps=1), **options}
+    return ah.CheckpointSaverHook(**given)
+
+
+def remote_store(**options: Any) -> FakeStepStore:
+    return FakeStepStore(FakeEngine(), **options)
+
+
 Case = tuple[Callable[..., Any], dict[str, Any], str, str]
+
+RECORDS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "nothing to write", ""),
+    ({"values": {"step": "loss"}}, "tag 'step'", "another name"),
+    ({"path": 3, "values": ["loss"]}, "path is 3", ""),
+    ({"values": ["loss"], "every": "often"}, "every is 'often'", ""),
+    ({"values": ["loss"], "max_queue": True}, "max_queue is True", ""),
+]
+SUMMARIES: list[tuple[dict[str, Any], str]] = [
+    ({"output_dir": ""}, "output_dir is ''"),
+    ({"max_queue": 0}, "max_queue is 0"),
+    ({"on_write_error": "ignore"}, "on_write_error is 'ignore'"),
+]
 
 # What is made, with which arguments, and what the message says: the offender, and the way out.
 VALUES: list[Case] = [
@@ -145,6 +181,17 @@ VALUES: list[Case] = [
     (ah.Every, {"at": (5, 5)}, "at of Every is (5, 5)", "rising order"),
     (ah.Every, {"at": (0,)}, "a step in at of Every is 0", "at least 1"),
     (ah.Every, {"steps": 1, "after": -1}, "after of Every is -1", "at least 0"),
+    (ah.Every, {"steps": 1, "after": True}, "after of Every is True", "at least 0"),
+    (ah.Every, {"steps": 1, "after": 0.5}, "after of Every is 0.5", "at least 0"),
+    (ah.Every, {"after": 5}, "is never due", "give steps=, secs= or at="),
+    (ah.Every, {"at": ()}, "is never due", "give steps=, secs= or at="),
+    (ah.Every, {"steps": "10"}, "steps of Every is '10'", "a whole number of steps"),
+    (ah.Every, {"secs": -0.5}, "secs of Every is -0.5", "give seconds, above 0"),
+    (ah.Every, {"secs": True}, "secs of Every is True", "give seconds, above 0"),
+    (ah.Every, {"at": (-5,)}, "at of Every is -5", "at least 1"),
+    (ah.Every, {"at": (True,)}, "at of Every is True", "at least 1"),
+    (ah.Every, {"at": (1.0,)}, "at of Every is 1.0", "at least 1"),
+    (ah.Every, {"at": (5, 3)}, "at of Every is (5, 3)", "rising order"),
     (ah.StopAtStepHook, {}, "one of num_steps or last_step must be given", ""),
     (ah.StopAtStepHook, {"num_steps": 1, "last_step": 2}, "only one of num_steps (1) or last_step (2)", ""),
     (ah.StopAtStepHook, {"num_steps": -1}, "num_steps is -1", "give a whole number, 0 or more"),
@@ -170,6 +217,133 @@ VALUES: list[Case] = [
     (ah.FeedFnHook, {"feed_fn": {"x": 1}}, "feed_fn is {'x': 1}", "give a function"),
     (ah.FinalOpsHook, {"final_ops": "loss", "feed_dict": 5}, "feed_dict is 5", "give a mapping"),
     (ah.BlockingHook, {"obj": Observer(), "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
+    (evaluator, {"eval_fn": 5}, "eval_fn is 5", "give a function"),
+    (evaluator, {"every": 5}, "every is 5", "give an Every"),
+    (evaluator, {"mode": "process"}, "mode is 'process'", 'give "inline" or "background"'),
+    (evaluator, {"timeout_secs": 0}, "timeout_secs is 0", "give seconds, above 0"),
+    (evaluator, {"max_pending": 0}, "max_pending is 0", "give a whole number, 1 or more"),
+    (evaluator, {"max_results": True}, "max_results is True", "give a whole number"),
+    (evaluator, {"snapshot": 5}, "snapshot is 5", "give a function"),
+    (evaluator, {"on_result": 5}, "on_result is 5", "give a function"),
+    (evaluator, {"on_result": [print, 5]}, "on_result is 5", "give a function"),
+    (ah.StopAtTimeHook, {}, "give one of them", ""),
+    (ah.StopAtTimeHook, {"secs": 1, "deadline": 1}, "give one of them", ""),
+    (ah.StopAtTimeHook, {"secs": -1}, "secs is -1", "give seconds"),
+    (ah.StopAtTimeHook, {"secs": 1, "margin_secs": NAN}, "margin_secs is nan", "give seconds"),
+    (ah.StopAtTimeHook, {"secs": 1, "wall_time": 5}, "wall_time is 5", "give a function"),
+    (ah.StopAtTimeHook, {"deadline": 1, "keep_elapsed": True}, "keep_elapsed is for secs=", ""),
+    (ah.StopAtTimeHook, {"deadline": math.inf}, "deadline is inf", "give a datetime"),
+    (ah.StopAtTimeHook, {"deadline": "noon"}, "deadline is 'noon'", "give a datetime"),
+    (ah.StopAtTimeHook, {"deadline": datetime(2030, 1, 1)}, "has no time zone", ""),
+    (ah.EarlyStoppingHook, {"monitor": "loss"}, "it would never stop", ""),
+    (ah.EarlyStoppingHook, {"monitor": "loss", "check_finite": True}, "use NanHook", ""),
+    (ah.EarlyStoppingHook, {"patience": 0}, "patience is 0", "give observations, 1 or more"),
+    (ah.EarlyStoppingHook, {"patience": 1.5}, "patience is 1.5", "give observations"),
+    (ah.EarlyStoppingHook, {"patience_steps": True}, "patience_steps is True", "give steps"),
+    (ah.EarlyStoppingHook, {"patience_secs": 0}, "patience_secs is 0", "give seconds, above 0"),
+    (ah.EarlyStoppingHook, {"patience": 1, "mode": "auto"}, "mode is 'auto'", 'give "min" or "max"'),
+    (ah.EarlyStoppingHook, {"patience": 1, "min_delta": -1}, "min_delta is -1", "give a finite number, 0 or more"),
+    (ah.EarlyStoppingHook, {"patience": 1, "min_delta": None}, "min_delta is None", "give a finite number"),
+    (ah.EarlyStoppingHook, {"patience": 1, "min_delta_mode": "percent"}, "min_delta_mode is 'percent'", 'give "abs" or "rel"'),
+    (ah.EarlyStoppingHook, {"stopping_threshold": NAN}, "stopping_threshold is nan", "give a finite number"),
+    (ah.EarlyStoppingHook, {"divergence_threshold": "high"}, "divergence_threshold is 'high'", "give a finite number"),
+    (ah.EarlyStoppingHook, {"patience": 1, "start_from_step": -1}, "start_from_step is -1", "give steps, 0 or more"),
+    (ah.EarlyStoppingHook, {"monitor": "loss", "patience": 1, "every": 100}, "every is 100", "give an Every"),
+    (ah.HistoryHook, {"values": []}, "values is empty", ""),
+    (ah.HistoryHook, {"values": 3}, "values is 3", ""),
+    (ah.HistoryHook, {"values": ["loss"], "max_length": 1}, "max_length is 1", ""),
+    (ah.HistoryHook, {"values": ["loss"], "on_full": "stop"}, "on_full is 'stop'", ""),
+    (ah.HistoryHook, {"values": ["loss"], "every": None}, "every is None", ""),
+    (ah.ProfilerHook, {"output_dir": "profiles", "every": None}, "every is None", ""),
+    (ah.ProfilerHook, {"output_dir": "profiles", "window_steps": 0}, "window_steps is 0", ""),
+    (ah.ProfilerHook, {"output_dir": "profiles", "max_captures": 1.5}, "max_captures is 1.5", ""),
+    (ah.ProfilerHook, {"output_dir": "profiles", "backend": "yappi"}, "backend is 'yappi'", '"cprofile"'),
+    (ah.ProfilerHook, {"output_dir": None}, "output_dir is None", ""),
+    (ah.ProgressHook, {"total": 0}, "total is 0", ""),
+    (ah.ProgressHook, {"total": 1.5}, "total is 1.5", ""),
+    (ah.ProgressHook, {"every": 10}, "every is 10", ""),
+    (ah.ProgressHook, {"display": "html"}, "display is 'html'", ""),
+    (ah.ProgressHook, {"refresh_secs": 0}, "refresh_secs is 0", ""),
+    (ah.ProgressHook, {"description": None}, "description is None", ""),
+    (ah.ProgressHook, {"values": "loss"}, "values is the str 'loss'", ""),
+    *(
+        (make, {"path": "run", **options}, says, way_out)
+        for make in (ah.CSVHook, ah.JSONLinesHook)
+        for options, says, way_out in RECORDS
+    ),
+    *(
+        (ah.CSVHook, {"path": "run", "values": ["loss"], "columns": columns}, f"columns is {columns!r}", "")
+        for columns in ("loss", [], ["loss", "loss"], ["time", "loss"], [1], 3)
+    ),
+    (ah.CSVHook, {"path": "run", "values": ["loss"], "columns": ["total"]}, "['loss']", "columns ['total'] has not"),
+    (ah.SummarySaverHook, {"output_dir": "runs"}, "nothing to write", ""),
+    (ah.SummarySaverHook, {"output_dir": "runs", "values": {}}, "values is empty", ""),
+    (ah.SummarySaverHook, {"output_dir": "runs", "values": "loss"}, "values is the str 'loss'", "['loss']"),
+    (ah.SummarySaverHook, {"output_dir": "runs", "values": {3: "loss"}}, "tag 3", ""),
+    (ah.SummarySaverHook, {"output_dir": "runs", "values": ["loss"], "every": 5}, "every is 5", ""),
+    (ah.SummarySaverHook, {"output_dir": "runs", "summary_fn": 3}, "summary_fn is 3", ""),
+    *(
+        (make, {"output_dir": "runs", **values, **options}, says, "")
+        for make, values in ((ah.SummarySaverHook, {"values": ["loss"]}), (SummaryWriter, {}))
+        for options, says in SUMMARIES
+    ),
+    (ah.HookTimingHook, {"warn_secs": 0}, "warn_secs is 0", ""),
+    (ah.HookTimingHook, {"every": 3}, "every is 3", ""),
+    (ah.TimelineHook, {"every": ah.Every(steps=2)}, "every is given, and path is None", "give the file to write"),
+    (ah.LambdaHook, {}, "no function was given", ""),
+    (ah.LambdaHook, {"end": 5}, "end is 5", "give a function"),
+    (ah.LambdaHook, {"end": print, "every": ah.Every(steps=1)}, "neither before_run nor after_run", ""),
+    (ah.LambdaHook, {"after_run": print, "every": 5}, "every is 5", "give an Every"),
+    (ah.LambdaHook, {"end": print, "fetches": "loss"}, "goes with after_run and without before_run", ""),
+    (ah.LambdaHook, {"after_run": print, "before_run": print, "fetches": "loss"}, "goes with after_run and without", ""),
+    (ah.WatchdogHook, {"step_secs": 0}, "step_secs is 0", ""),
+    (ah.WatchdogHook, {"step_secs": math.inf}, "step_secs is inf", ""),
+    (ah.WatchdogHook, {"step_secs": 1, "first_step_secs": -1}, "first_step_secs is -1", ""),
+    (ah.WatchdogHook, {"step_secs": 1, "save_secs": "1"}, "save_secs is '1'", ""),
+    (ah.WatchdogHook, {"step_secs": 1, "evaluation_secs": NAN}, "evaluation_secs is nan", ""),
+    (ah.WatchdogHook, {"step_secs": 1, "wait_secs": 0}, "wait_secs is 0", ""),
+    (ah.WatchdogHook, {"step_secs": 1, "blocked_secs": 0}, "blocked_secs is 0", ""),
+    (ah.WatchdogHook, {"step_secs": 1, "on_stall": "abort"}, "on_stall is 'abort'", ""),
+    (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": -1}, "max_lag -1", ""),
+    (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": None}, "max_lag None", ""),
+    (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": 1, "timeout": 0}, "timeout is 0", ""),
+    (ah.VersionGateHook, {"versions": 7, "max_lag": 1}, "give a StepStore", ""),
+    (saver_hook, {"every": 10}, "every is 10", ""),
+    (saver_hook, {"metrics": ["loss"]}, "metrics is ['loss']", ""),
+    (saver_hook, {"on_busy": "drop"}, "on_busy is 'drop'", 'give "wait" or "skip"'),
+    (saver_hook, {"on_save_error": "ignore"}, "on_save_error is 'ignore'", ""),
+    (saver_hook, {"on_save_error": 0}, "on_save_error is 0", ""),
+    (saver_hook, {"on_save_error": True}, "on_save_error is True", ""),
+    (saver_hook, {"listeners": [ah.CheckpointSaverListener]}, "a listener", ""),
+    (saver_hook, {"keep": 5}, "keep is 5", "give a policy of aiohooks.checkpoint"),
+    (saver_hook, {"min_free_bytes": -1}, "min_free_bytes is -1", ""),
+    (saver_hook, {"checkpoint_dir": 7}, "checkpoint_dir is 7", ""),
+    (saver_hook, {"checkpoint_dir": ""}, "checkpoint_dir is ''", ""),
+    (saver_hook, {"checkpoint_dir": "s3://bucket/run"}, "checkpoint_dir is 's3://bucket/run'", "the URL is for `mirror=`"),
+    (saver_hook, {"checkpoint_dir": "~/run"}, "checkpoint_dir is '~/run'", "give os.path.expanduser('~/run')"),
+    (ah.Saver, {"checkpoint_dir": ""}, "checkpoint_dir is ''", ""),
+    (ah.Saver, {"checkpoint_dir": 3}, "checkpoint_dir is 3", ""),
+    (ah.Saver, {"checkpoint_dir": "run", "keep": 5}, "keep is 5", ""),
+    (ah.Saver, {"checkpoint_dir": "run", "keep": None}, "keep is None", ""),
+    (ah.Saver, {"checkpoint_dir": "run", "min_free_bytes": -1}, "min_free_bytes is -1", ""),
+    (ah.Saver, {"checkpoint_dir": "run", "min_free_bytes": 1.5}, "min_free_bytes is 1.5", ""),
+    (KeepNewest, {"n": 0}, " is 0", "give "),
+    (KeepNewest, {"n": True}, " is True", "give "),
+    (KeepNewest, {"n": 1.5}, " is 1.5", "give "),
+    (KeepEvery, {"steps": -1}, " is -1", "give "),
+    (KeepEvery, {"steps": "5"}, " is '5'", "give "),
+    (KeepBest, {"k": 0, "metric": "loss"}, " is 0", "give "),
+    (KeepBest, {"k": 1, "metric": ""}, " is ''", "give "),
+    (KeepBest, {"k": 1, "metric": None}, " is None", "give "),
+    (KeepBest, {"k": 1, "metric": "loss", "mode": "least"}, " is 'least'", "give "),
+    (remote_store, {"on_lost": "ask"}, "on_lost is 'ask'", ""),
+    (remote_store, {"lease_secs": 0}, "lease_secs", ""),
+    (remote_store, {"join_grace_secs": -1}, "join_grace_secs", ""),
+    (remote_store, {"heartbeat": 0}, "heartbeat", ""),
+    (remote_store, {"connect_timeout": "x"}, "connect_timeout", ""),
+    (remote_store, {"max_outage_secs": -3}, "max_outage_secs", ""),
+    (remote_store, {"run": ""}, "run=", ""),
+    *((LocalStepStore, {"directory": bad}, "give the path of a directory", "") for bad in ("", 3, b"", "local:///run")),
     (FaultInjectionHook, {"faults": {("run", 1): OSError()}}, "('run', 1) is no call", "give a phase (begin,"),
     (FaultInjectionHook, {"faults": {("begin", 0): OSError()}}, "('begin', 0) is no call", "from 1 on"),
 ]  # fmt: skip

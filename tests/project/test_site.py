@@ -57,9 +57,9 @@ def test_the_attributes_of_a_session_are_described() -> None:
 
 def test_internal_attributes_have_no_entry() -> None:
     """An attribute whose docstring begins with "Internal:" is for other parts of the library, and is left out."""
-    assert "label" in internal_attributes(ah.Coordinator)
+    assert "inline" in internal_attributes(ah.StepStore)
     assert "stopped" not in internal_attributes(ah.Coordinator)
-    assert re.search(r"^   :exclude-members: .*\blabel\b", api_page("session"), flags=re.MULTILINE)
+    assert re.search(r"^   :exclude-members: .*\binline\b", api_page("stores"), flags=re.MULTILINE)
 
 
 def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.waiting import fail, forever, ticks
@@ -255,32 +256,28 @@ async def test_a_thread_may_stop_a_coordinator_before_its_first_use() -> None:
 async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait() -> None:
     """A stop that another thread requests while the first wait begins, at any point of it, ends that wait."""
 
-    class Coordinator(ah.Coordinator):
-        """Lets another thread request a stop before, or after, the coordinator knows its loop."""
+    def stopped(when: str) -> ah.Coordinator:
+        """Return one that another thread stops before, or after, the coordinator knows its loop."""
+        coord = ah.Coordinator()
+        owner: Any = owner_of(coord)
+        bind = owner.bind
 
-        when = "before"
-
-        def bind(self) -> asyncio.AbstractEventLoop:
-            if self.when == "before":
-                self.stop_from_thread()
-            loop = super().bind()
-            if self.when == "after":
-                self.stop_from_thread()
-            return loop
-
-        def stop_from_thread(self) -> None:
-            thread = threading.Thread(target=self.request_stop, args=("from the thread",))
+        def stop_from_thread() -> None:
+            thread = threading.Thread(target=coord.request_stop, args=("from the thread",))
             thread.start()
             thread.join()
 
+        def bind_and_stop() -> None:
+            for step in (stop_from_thread, bind) if when == "before" else (bind, stop_from_thread):
+                step()
+
+        owner.bind = bind_and_stop
+        return coord
+
     for when in ("before", "after"):
-        coord = Coordinator()
-        coord.when = when
-        assert await coord.wait_for_stop()
-        coord = Coordinator()
-        coord.when = when
+        assert await stopped(when).wait_for_stop()
         with refused(ah.StopRequestedError, "from the thread"):
-            await coord.until(forever())
+            await stopped(when).until(forever())
 
 
 async def test_a_coordinator_stays_in_its_loop() -> None:

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 import aiohooks as ah
+from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
 from tests.support.waiting import fail, forever, ticks
 
@@ -58,7 +59,7 @@ async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> No
 
     coord.start_soon(coord.until, wait())
     await ticks()
-    coord.cancel_tasks("the session closes")
+    owner_of(coord).cancel_tasks("the session closes")
     await cleaning.wait()
     coord.request_stop("enough")
     await coord.join()

@@ -16,7 +16,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, Loader, counting_graph
-from tests.support.waiting import forever, ticks, until_true
+from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -209,20 +209,24 @@ async def test_another_loop_over_the_same_steps_continues() -> None:
         assert [batch async for batch in steps] == [2, 3, 4, 5]
 
 
-async def test_a_wait_for_a_feed_ends_at_a_stop() -> None:
+@pytest.mark.parametrize("prefetch", [0, 1])
+async def test_a_wait_for_a_feed_ends_at_a_stop(prefetch: int) -> None:
     """The loop ends though the feeds never come, and the generator is closed."""
     closed: list[bool] = []
 
-    async def never() -> AsyncIterator[int]:
+    async def one() -> AsyncIterator[int]:
         try:
-            session.request_stop("enough")
+            yield 1
             await forever()
-            yield 0
         finally:
             closed.append(True)
 
     async with ah.AsyncMonitoredSession(same) as session:
-        assert [batch async for batch in session.steps("same", feeds=never(), prefetch=1)] == []
+        steps = session.steps("same", feeds=one(), prefetch=prefetch)
+        assert await anext(steps) == 1
+        ending = await parked(anext(steps, None))
+        session.request_stop("enough")
+        assert await ending is None
     assert closed == [True]
 
 

@@ -292,3 +292,22 @@ async def test_the_place_of_a_hook_makes_no_difference(first: bool) -> None:
         running.cancel()
         await asyncio.wait([running])
         assert running.cancelled()
+
+
+async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A caller of `until` is cancelled as an element comes: it is left in the queue, returned, or a warning has it."""
+    warned = 0
+    for passes in range(6):
+        async with ah.AsyncMonitoredSession(double) as session:
+            caplog.clear()
+            queue: asyncio.Queue[int] = asyncio.Queue()
+            waiting = asyncio.create_task(session.until(queue.get()))
+            await ticks(5)
+            queue.put_nowait(7)
+            await ticks(passes)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            said = "a wait was cancelled as its result came, which is lost: 7" in caplog.text
+            assert (queue.qsize(), said, waiting.cancelled()) in {(1, False, True), (0, True, True), (0, False, False)}
+            warned += said
+    assert warned

@@ -95,6 +95,24 @@ async def test_a_signal_is_recorded_immediately() -> None:
     assert session.stop_reason == "SIGUSR1 received"
 
 
+async def test_the_grace_period_of_a_session_that_cannot_drain() -> None:
+    """When it is over, it ends those that drain, too, as another signal would."""
+
+    async def main(**options: Any) -> None:
+        async with ah.AsyncMonitoredSession(same, handle_signals=policy(**options)):
+            await forever()
+
+    earlier = signal.signal(USER, lambda *_: None)  # without it, the cancellation would end the process too
+    with ManualClock() as clock:
+        sessions = [await parked(main()), await parked(main(drain_secs=None, grace_secs=5.0))]
+        send()
+        await ticks()
+        clock.advance(5)
+        await asyncio.wait(sessions)
+    signal.signal(USER, earlier)
+    assert all(session.cancelled() for session in sessions)
+
+
 async def drained_by_a_signal(session: ah.AsyncMonitoredSession) -> asyncio.Task[Any]:
     """Return a task that is in a step when the session drains."""
     running = await parked(session.run("waiting"))

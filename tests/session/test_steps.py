@@ -12,7 +12,6 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -53,32 +52,6 @@ async def test_steps_without_feeds_end_at_the_stop() -> None:
         assert [loss async for loss in session.steps("loss")] == [2, 2, 2, 2]
         assert [loss async for loss in session.steps("loss")] == []
     assert session.stop_reason == "step 4 reached the last step, 4"
-
-
-async def test_a_stop_ends_the_wait_for_the_next_feed() -> None:
-    """While `steps` waits for a feed a stop ends it; the async source is cancelled and can clean up."""
-    closed: list[str] = []
-
-    async def source() -> AsyncIterator[int]:
-        try:
-            yield 1
-            await asyncio.Event().wait()
-        finally:
-            closed.append("source")
-
-    hook = RecordingHook(fetches="loss")
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
-
-        async def loop() -> None:
-            async for _ in session.steps("loss", feeds=source()):
-                pass
-
-        looping = asyncio.create_task(loop())
-        await until_true(lambda: hook.results)
-        await ticks()
-        session.request_stop("enough")
-        await looping
-    assert (hook.results, closed) == ([2], ["source"])
 
 
 async def test_a_dead_producer_ends_the_wait_for_the_next_feed() -> None:

@@ -21,6 +21,7 @@ from aiohooks.errors import (
     StoreDamagedError,
     StoreUnavailableError,
 )
+from aiohooks.session.coordinator import owner_of
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores import Changes, StepStore
 
@@ -69,7 +70,7 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
 
 async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> T:
     """Await something; a stop or a failed background task also ends the wait. It is no activity of the session in a timeline."""
-    return await session.coord.until_in(Wait("a client's wait"), wait)
+    return await owner_of(session.coord).until(Wait("a client's wait"), wait)
 
 
 def reached_reply(store: StepStore, wanted: int) -> JsonReply | None:

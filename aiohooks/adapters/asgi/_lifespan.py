@@ -140,7 +140,11 @@ class SessionRunner:
         return self._ending
 
     async def _wait_ended(self, task: asyncio.Task[None]) -> None:
-        await self._coord.wait_stopped_or_done([task])
+        stop = asyncio.ensure_future(self._coord.wait_for_stop())
+        try:
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
         if await wait_done([task], self._grace_secs):
             return
         _logger.warning("%s is still active %s s after the stop; cancelling it", self._label, self._grace_secs)

@@ -17,7 +17,7 @@ _RANGE = "if type(start) is not int or start < 0 or start % kind.itemsize or sta
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
 _NEARLY = "if _one_edit_apart({}):"
-_DIFFERS = "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one != other), len(b))"
+_DIFFERS = "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one != other), min(len(a), len(b)))"
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -84,7 +84,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "LeaseWatch.observe",
         f"{_KNOWN.format(False)}  =>  {_KNOWN.format(True)}",
     ): "of a member that was not known before the rest is not looked at",
-    ("aiohooks/dispatch/calls.py", "OrderGroup.__init__", "self.number: int = 0  =>  self.number: int = 1"): "it is set later",
     (
         "aiohooks/version_gate/gate.py",
         "AdmissionQueue._wait_admitted",
@@ -92,8 +91,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a future that is done is not woken",
     (
         "aiohooks/session/signals.py",
-        "_Wakeup._drain",
-        "self._pair[0].recv(4096)  =>  self._pair[0].recv(4097)",
+        "_Wakeup.__init__",
+        "loop.add_reader(reader, reader.recv, 4096)  =>  loop.add_reader(reader, reader.recv, 4097)",
     ): "the rest is read by the next call",
     (
         "aiohooks/stores/_run_state.py",
@@ -114,7 +113,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/session/steps.py", "Steps.next_values", _TURN): "a turn is due some time after that, not at it",
     (
         "aiohooks/session/_hooks.py",
-        "Merger._merge_fetches",
+        "Merger.merge",
         "if len(self._known) >= _MOST_MERGES:  =>  if (len(self._known) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (
@@ -132,11 +131,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "aiohooks/dispatch/lifecycle.py",
         "Lifecycle._check_names",
         f"{_NEARLY.format('name, known')}  =>  {_NEARLY.format('known, name')}",
-    ): "a distance has no direction",
-    (
-        "aiohooks/dispatch/lifecycle.py",
-        "_one_edit_apart",
-        "if len(a) < len(b):  =>  if (len(a) <= len(b)):",
     ): "a distance has no direction",
     (
         "aiohooks/dispatch/lifecycle.py",
