@@ -221,7 +221,7 @@ async def call_groups(
                             answers.append(await method(*args))  # noqa: PERF401 - see `number` # pyright: ignore[reportCallIssue]
                     else:
                         for method, other in left:
-                            answers.append(await method(*args, other))
+                            answers.append(await method(args[0], other))
                     break
                 except BaseException as error:
                     number = len(answers) - before
