@@ -185,6 +185,41 @@ async def test_a_time_limit_and_the_grace_period() -> None:
     assert await limited(perhaps(True), None, "the wait") == 6
 
 
+async def test_the_time_of_a_call_begins_with_it() -> None:
+    """A loop that is busy before the task of a call has begun takes nothing of its time."""
+    with ManualClock() as clock:
+        began: list[float] = []
+
+        async def call() -> None:
+            began.append(clock.now())
+            await ticks()
+
+        overlap = Calls([None], 9)
+        overlap.start(0, call, (), {}, None, 1.0)
+        clock.advance(2)
+        with contextlib.suppress(TimeoutError) if began else contextlib.nullcontext():  # eager tasks have begun before
+            await overlap.wait()
+        assert began
+
+
+async def test_an_error_that_meets_a_cancel_is_not_reported_as_lost() -> None:
+    """A future that fails as its waiter is cancelled: its error was waited for."""
+    lost: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: lost.append(context))
+    future: asyncio.Future[None] = loop.create_future()
+    waiting = asyncio.create_task(Wait[None]("a future").result_of(future))
+    await ticks()
+    future.set_exception(OSError("lost"))
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    del future
+    gc.collect()
+    await ticks()
+    assert not lost
+
+
 async def test_a_run_is_ended_from_outside() -> None:
     """In what it awaits, or in what it awaits next; a result that is there counts, and a given task continues."""
     waits, error = RunWaits(), ValueError("outside")

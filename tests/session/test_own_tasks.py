@@ -13,10 +13,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores.memory import MemoryStepStore
-from aiohooks.testing import ManualClock
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double, recovery_policy
+from tests.support.sessions import NO_BACKOFF, double, recovery_policy
 from tests.support.waiting import elapse, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -78,7 +78,7 @@ async def test_a_cancel_in_the_cleanup_of_what_is_ended(what: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancels itself", "is cancelled"])
-@pytest.mark.parametrize("what", ["until", "a step function"])
+@pytest.mark.parametrize("what", ["until", "a step function", "feeds", "a recovery"])
 async def test_a_cancel_by_others_is_not_the_callers(what: str, how: str) -> None:
     """What a session awaits is cancelled, and its caller is not: that is an error that says so."""
 
@@ -90,9 +90,20 @@ async def test_a_cancel_by_others_is_not_the_callers(what: str, how: str) -> Non
             current.cancel()
         await forever()
 
-    async with ah.AsyncMonitoredSession(double) as session:
+    async def feeds() -> AsyncIterator[int]:
+        await work()
+        yield 1
+
+    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost"), ("after_create_session", 2): work})
+    async with ah.AsyncMonitoredSession(double, [lost] if what == "a recovery" else [], recovery=NO_BACKOFF) as session:
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "until": lambda: session.until(work()),
+            "a step function": lambda: session.run_step_fn(work),
+            "feeds": lambda: anext(session.steps("loss", feeds=feeds())),
+            "a recovery": lambda: session.run("loss", {"batch": 1}),
+        }
         with refused(ah.errors.HookCancelledError, "was cancelled, and not by its caller"):
-            await (session.until(work()) if what == "until" else session.run_step_fn(work))
+            await calls[what]()
 
 
 @pytest.mark.parametrize("where", ["hook", "step", "step function"])
